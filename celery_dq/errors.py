@@ -1,0 +1,48 @@
+"""Every error that celery-dq raises, under one base.
+
+An error names the option, key or value at fault, shows the value and says the
+remedy. All of them survive pickling, because Celery sends exceptions between
+processes: an error keeps its message in ``args`` and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class DQError(Exception):
+    """Base of everything that celery-dq raises."""
+
+
+class ConfigurationError(DQError, ValueError):
+    """An option is unknown, has the wrong type, or contradicts another one."""
+
+
+class ServerError(DQError):
+    """The server is too old or set up in a way that loses messages."""
+
+
+class InvalidMessage(DQError, ValueError):
+    """A message cannot be accepted: its tenant, priority, id or times are unusable."""
+
+
+class InvalidTenant(InvalidMessage):
+    """A tenant name is too long, empty where it must not be, or holds control characters."""
+
+
+class InvalidPriority(InvalidMessage):
+    """A priority is not a whole number from 0 to 9."""
+
+
+class InvalidQuota(DQError, ValueError):
+    """A quota is impossible: a rate, burst, weight or concurrency out of its range."""
+
+
+class CorruptRecord(DQError, ValueError):
+    """A stored record cannot be read; the message goes to the dead letters."""
+
+
+class ScriptError(DQError):
+    """A Lua script is missing, includes itself, or breaks its contract."""
+
+
+class LeaseLost(DQError):
+    """This process did not renew its lease in time; what it held was given to others."""
