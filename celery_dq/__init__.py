@@ -1,0 +1,60 @@
+"""Tenant queues, a broker that keeps its word, dedup and singleton consumers for Celery.
+
+Importing this package does nothing else: each public name is looked up in
+:data:`_HOMES` when it is first used, so that neither Celery nor a Redis client
+is loaded by a program that only wants an exception class.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from celery_dq.errors import (
+        ConfigurationError as ConfigurationError,
+        CorruptRecord as CorruptRecord,
+        DQError as DQError,
+        InvalidMessage as InvalidMessage,
+        InvalidPriority as InvalidPriority,
+        InvalidQuota as InvalidQuota,
+        InvalidTenant as InvalidTenant,
+        LeaseLost as LeaseLost,
+        ScriptError as ScriptError,
+        ServerError as ServerError,
+    )
+    from celery_dq.options import Quota as Quota
+
+__version__ = "0.1.0"
+
+# Public name -> the module it lives in. A tuple, because nothing here changes.
+_HOMES = (
+    ("setup", "celery_dq.wiring"),
+    ("Quota", "celery_dq.options"),
+    ("DQError", "celery_dq.errors"),
+    ("ConfigurationError", "celery_dq.errors"),
+    ("CorruptRecord", "celery_dq.errors"),
+    ("InvalidMessage", "celery_dq.errors"),
+    ("InvalidPriority", "celery_dq.errors"),
+    ("InvalidQuota", "celery_dq.errors"),
+    ("InvalidTenant", "celery_dq.errors"),
+    ("LeaseLost", "celery_dq.errors"),
+    ("ScriptError", "celery_dq.errors"),
+    ("ServerError", "celery_dq.errors"),
+)
+
+__all__ = ["__version__"]
+__all__ += [name for name, _ in _HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    for public, home in _HOMES:
+        if public == name:
+            from importlib import import_module
+
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,103 @@
+"""Durations and rates as people write them, in the microseconds that Redis counts.
+
+A *duration* is a ``timedelta``, a number of seconds, or a number with a unit
+(``"250ms"``, ``"15s"``, ``"5m"``, ``"2h"``, ``"7d"``). A *rate* is a number per
+second or a number per unit (``"50/s"``, ``"3000/m"``, ``"10/h"``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from fractions import Fraction
+
+from celery_dq.errors import ConfigurationError
+
+__all__ = ["format_duration", "interval_us", "parse_duration", "parse_rate"]
+
+SECOND_US = 1_000_000
+
+_UNIT_US = (
+    ("us", 1),
+    ("µs", 1),
+    ("ms", 1_000),
+    ("s", SECOND_US),
+    ("m", 60 * SECOND_US),
+    ("min", 60 * SECOND_US),
+    ("h", 3_600 * SECOND_US),
+    ("d", 86_400 * SECOND_US),
+)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d)\s*")
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(s|min|m|h|d)\s*")
+
+DURATION_FORMS = "a timedelta, a number of seconds, or a text such as '250ms', '15s', '5m', '2h', '7d'"
+RATE_FORMS = "a number per second, or a text such as '50/s', '3000/m', '10/h'"
+
+
+def parse_duration(value: object, *, option: str) -> int:
+    """`value` in whole microseconds, zero or more; half a microsecond is rounded to even.
+
+    `option` is the name to blame. Raises :exc:`~celery_dq.errors.ConfigurationError`
+    for another type, an unknown unit, a negative, infinite or undefined number.
+    """
+    exact: Fraction | None = None
+    if isinstance(value, timedelta):
+        exact = Fraction(value // timedelta(microseconds=1))
+    elif _is_number(value):
+        exact = Fraction(str(value)) * SECOND_US
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        exact = Fraction(match[1]) * dict(_UNIT_US)[match[2]]
+    if exact is None:
+        raise ConfigurationError(f"{option} = {value!r} is not a duration: give {DURATION_FORMS}")
+    if exact < 0:
+        raise ConfigurationError(f"{option} = {value!r} is negative: a duration is 0 or more")
+    return round(exact)
+
+
+def parse_rate(value: object, *, option: str) -> float:
+    """`value` as a number per second, above zero.
+
+    Raises :exc:`~celery_dq.errors.ConfigurationError` for anything else; zero is
+    refused because a tenant that may never run is *paused*, and says so.
+    """
+    rate: float | None = None
+    if _is_number(value):
+        rate = float(str(value))
+    elif isinstance(value, str) and (match := _RATE.fullmatch(value)):
+        rate = float(Fraction(match[1]) * SECOND_US / dict(_UNIT_US)[match[2]])
+    if rate is None:
+        raise ConfigurationError(f"{option} = {value!r} is not a rate: give {RATE_FORMS}")
+    if rate <= 0:
+        raise ConfigurationError(
+            f"{option} = {value!r} is not above zero: to let nothing run, set paused = True"
+        )
+    return rate
+
+
+def interval_us(rate: float) -> int:
+    """Microseconds between two messages at `rate` per second, rounded up so the rate is never exceeded.
+
+    A result that is whole but for the last bits of the floating point is taken as
+    whole: ten an hour is 360,000,000 µs, not one more.
+    """
+    exact = SECOND_US / rate
+    nearest = round(exact)
+    if nearest and math.isclose(exact, nearest, rel_tol=1e-12):
+        return nearest
+    return math.ceil(exact)
+
+
+def format_duration(us: int) -> str:
+    """`us` microseconds as a text that :func:`parse_duration` reads back, in the largest whole unit."""
+    for unit, size in (("d", 86_400 * SECOND_US), ("h", 3_600 * SECOND_US), ("m", 60 * SECOND_US)):
+        if us and us % size == 0:
+            return f"{us // size}{unit}"
+    if us % SECOND_US == 0:
+        return f"{us // SECOND_US}s"
+    return f"{us // 1_000}ms" if us % 1_000 == 0 else f"{us}us"
+
+
+def _is_number(value: object) -> bool:
+    """Whether `value` is a finite int or float; True and False are no numbers here."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
