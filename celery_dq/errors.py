@@ -46,3 +46,7 @@ class ScriptError(DQError):
 
 class LeaseLost(DQError):
     """This process did not renew its lease in time; what it held was given to others."""
+
+
+class TooFewReplicas(DQError, ConnectionError):
+    """A push is stored, but fewer replicas than asked for have confirmed it in time."""

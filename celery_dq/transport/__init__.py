@@ -1,0 +1,1 @@
+"""The brokers: kombu transports that keep their word."""

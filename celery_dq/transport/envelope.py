@@ -1,0 +1,140 @@
+"""The compact form in which a message's headers and properties are stored.
+
+A Celery message carries some thirty headers and properties, and in almost all
+messages most of them say nothing (``shadow=None``, ``retries=0`` …) or repeat
+what the record says anyway. Those are left out, and a bit mask remembers which
+ones, so that :func:`unpack` restores exactly what :func:`pack` was given: a key
+that was not there does not appear, and ``0`` never turns into ``False``.
+
+The body is no business of the envelope: it is stored raw beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kombu.utils.json import JSONEncoder
+from kombu.utils.json import loads as loads_with_types
+
+from celery_dq.errors import CorruptRecord
+
+#: (where, key, value that goes without saying). The order is part of the stored
+#: format: new rows go to the end, old ones stay.
+SILENT: tuple[tuple[str, str, Any], ...] = (
+    ("headers", "lang", "py"),
+    ("headers", "shadow", None),
+    ("headers", "eta", None),
+    ("headers", "expires", None),
+    ("headers", "group", None),
+    ("headers", "group_index", None),
+    ("headers", "retries", 0),
+    ("headers", "timelimit", [None, None]),
+    ("headers", "parent_id", None),
+    ("headers", "argsrepr", "()"),
+    ("headers", "kwargsrepr", "{}"),
+    ("headers", "ignore_result", False),
+    ("headers", "ignore_result", True),
+    ("headers", "replaced_task_nesting", 0),
+    ("headers", "stamped_headers", None),
+    ("headers", "stamps", {}),
+    ("properties", "delivery_mode", 2),
+    ("properties", "delivery_mode", 1),
+    ("properties", "reply_to", None),
+    ("properties", "priority", 0),
+)
+
+_HEADERS = tuple((1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "headers")
+_PROPERTIES = tuple(
+    (1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "properties"
+)
+#: ``root_id`` repeats the task id, and so does ``correlation_id``.
+_ROOT_IS_ID = 1 << len(SILENT)
+_CORRELATION_IS_ID = 1 << (len(SILENT) + 1)
+#: content type and encoding are JSON in UTF-8.
+_PLAIN_JSON = 1 << (len(SILENT) + 2)
+
+_dumps: Callable[[Any], str] = json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False, check_circular=False, default=JSONEncoder().default
+).encode
+
+
+def pack(
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    content_type: str | None,
+    content_encoding: str | None,
+) -> bytes:
+    """Return the stored form of a message without its body.
+
+    Arguments:
+        headers: the application headers; values as kombu's JSON can write them.
+        properties: the properties worth keeping (the caller has dropped those
+            that the transport makes anew at delivery).
+        content_type: of the body, such as ``application/json``.
+        content_encoding: of the body, such as ``utf-8`` or ``binary``.
+    """
+    left = dict(headers)
+    kept = dict(properties)
+    mask = _drop(left, _HEADERS) | _drop(kept, _PROPERTIES)
+    task_id = left.get("id")
+    if isinstance(task_id, str):
+        if left.get("root_id") == task_id:
+            del left["root_id"]
+            mask |= _ROOT_IS_ID
+        if kept.get("correlation_id") == task_id:
+            del kept["correlation_id"]
+            mask |= _CORRELATION_IS_ID
+    if content_type == "application/json" and content_encoding == "utf-8":
+        return _dumps([mask | _PLAIN_JSON, left, kept]).encode("utf-8", "surrogatepass")
+    return _dumps([mask, left, kept, content_type, content_encoding]).encode("utf-8", "surrogatepass")
+
+
+def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None, str | None]:
+    """Return headers, properties, content type and content encoding.
+
+    Raises:
+        CorruptRecord: the bytes are not an envelope that :func:`pack` made.
+    """
+    try:
+        text = envelope.decode("utf-8", "surrogatepass")
+        parts = loads_with_types(text) if '"__type__"' in text else json.loads(text)
+        mask, headers, properties = parts[0], parts[1], parts[2]
+        if mask & _PLAIN_JSON:
+            content_type: str | None = "application/json"
+            content_encoding: str | None = "utf-8"
+        else:
+            content_type, content_encoding = parts[3], parts[4]
+        _restore(headers, mask, _HEADERS)
+        _restore(properties, mask, _PROPERTIES)
+        if mask & _ROOT_IS_ID:
+            headers["root_id"] = headers["id"]
+        if mask & _CORRELATION_IS_ID:
+            properties["correlation_id"] = headers["id"]
+    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+        raise CorruptRecord(f"the envelope of a stored message cannot be read: {exc}") from exc
+    return headers, properties, content_type, content_encoding
+
+
+def _drop(values: dict[str, Any], rows: tuple[tuple[int, str, Any], ...]) -> int:
+    mask = 0
+    for bit, key, silent in rows:
+        if key in values and _same(values[key], silent):
+            del values[key]
+            mask |= bit
+    return mask
+
+
+def _restore(values: dict[str, Any], mask: int, rows: tuple[tuple[int, str, Any], ...]) -> None:
+    for bit, key, silent in rows:
+        if mask & bit:
+            # Fresh containers: a consumer may change what it was given.
+            values[key] = silent.copy() if isinstance(silent, (list, dict)) else silent
+
+
+def _same(value: Any, silent: Any) -> bool:
+    if isinstance(silent, list):
+        # Celery hands over a tuple or a list; JSON makes a list of either.
+        return isinstance(value, (list, tuple)) and list(value) == silent
+    return type(value) is type(silent) and bool(value == silent)

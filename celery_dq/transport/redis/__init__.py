@@ -1,0 +1,1 @@
+"""The tenant broker on Redis: ``dq-redis://``, ``dq-rediss://``, ``dq-sentinel://``."""

@@ -1,0 +1,481 @@
+"""The kombu channel of the tenant broker.
+
+What is not queueing comes from kombu's own Redis channel: connection parameters,
+TLS, Sentinel, credential providers, exchange tables, fanout by PUB/SUB. Queueing,
+acknowledgement and waiting are ours.
+
+Two kinds of queues exist. An ordinary one is a partition. A *transient* one
+(neither durable nor kept when its consumer goes) is a plain Redis list that
+expires; see :mod:`celery_dq.transport.redis.transient`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+import redis
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+
+from celery_dq.errors import CorruptRecord
+from celery_dq.hooks import WorkerGate
+from celery_dq.transport.redis.fitness import check_server
+from celery_dq.transport.redis.intake import Intake
+from celery_dq.transport.redis.ledger import Ledger
+from celery_dq.transport.redis.message import Message
+from celery_dq.transport.redis.partition import ClaimedEntry, Partition
+from celery_dq.transport.redis.process import Process
+from celery_dq.transport.redis.publisher import STAMPS, PublishBatch, Publisher
+from celery_dq.transport.redis.qos import QoS
+from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.transient import Transients
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.poller import Poller
+    from celery_dq.transport.redis.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two health checks of the PUB/SUB connection.
+HEALTH_CHECK_SECONDS = 25.0
+PURGE_CHUNK = 1000
+
+
+class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no types
+    """A channel whose queues hold tenants."""
+
+    QoS = QoS
+    supports_batch_publish = True
+    #: A hung server must not hang its clients (kombu waits for ever by default). Seconds.
+    socket_timeout = 15.0
+    socket_connect_timeout = 5.0
+    socket_keepalive = True
+    max_connections = 50
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.session: Session = args[0].session
+        self.process: Process = self.session.process
+        self.transients = Transients(self.session.list_prefix)
+        self._queues: dict[str, Queue] = {}
+        self._subscribed: set[str] = set()
+        self._broken = False
+        self._health_checked_at = self.process.clock.monotonic()
+        self._registered = False
+        super().__init__(*args, **kwargs)
+        options = self.session.options
+        self.intake = Intake(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
+        self.publisher = Publisher(lambda: self.pool, options, self.process.clock)
+        self._check_server()
+
+    def _check_server(self) -> None:
+        address = self.session.address
+        if address not in self.process.fit_servers:
+            check_server(self.client, self.session.options.allow_eviction)
+            self.process.fit_servers.add(address)
+
+    # -- what the others ask of a channel --------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the process holds."""
+        return self.process.ledger
+
+    @property
+    def gate(self) -> WorkerGate | None:
+        """The worker that this channel feeds; None in plain kombu."""
+        return self.session.gate
+
+    @property
+    def poller(self) -> Poller:
+        return self.session.poller
+
+    @property
+    def dead_letters_rejects(self) -> bool:
+        return self.session.options.dead_letter_failures
+
+    def running_tags(self) -> frozenset[str]:
+        gate = self.gate
+        return frozenset() if gate is None else gate.running_tags()
+
+    def queue(self, name: str) -> Queue:
+        """Return the queue called *name* with its partition."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = self.session.queue(name)
+        return queue
+
+    def partition(self, name: str) -> Partition:
+        """Return the partition of the queue called *name*."""
+        return self.queue(name).partition
+
+    def keeper_client(self) -> redis.Redis:
+        """Return a client of its own for the keeper's thread; it outlives this channel."""
+        client: redis.Redis = self.Client(connection_pool=self._get_pool())
+        return client
+
+    # -- declaring -------------------------------------------------------------
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
+        super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
+        if auto_delete and not durable:
+            if queue not in self._fanout_queues:
+                self.transients.declare(self.client, queue, self._get_queue_expire(kwargs))
+        else:
+            self.transients.declare_durable(queue)
+            self.client.sadd(self.session.registry_key, queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        if self.transients.declared_here(queue) or queue in self._fanout_queues:
+            return True
+        return bool(self.client.sismember(self.session.registry_key, queue)) or self.transients.holds(
+            self.client, queue
+        )
+
+    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
+        """Return the bindings of *exchange*: those in Redis, or, where they are gone, our own.
+
+        Kombu drops a message silently when the table was evicted or flushed.
+        """
+        table: list[tuple[str, ...]] = super().get_table(exchange)
+        if not table:
+            table = list(self.state.exchanges.get(exchange, {}).get("table", ()))
+        return table
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        """Delete *queue* with its messages, also one that was declared elsewhere."""
+        if if_empty and self._size(queue):
+            return
+        super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
+        self._drop(queue)
+
+    def _delete(self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any) -> None:
+        self.auto_delete_queues.discard(queue)
+        member = self.sep.join([routing_key or "", pattern or "", queue or ""])
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in (self.keyprefix_queue, "_kombu.binding_permanent.%s"):
+                pipe.srem(key % (exchange,), member)
+            pipe.execute()
+
+    def _drop(self, queue: str) -> None:
+        if queue in self._fanout_queues:
+            return
+        if self.transients.holds(self.client, queue):
+            self.transients.delete(self.client, queue)
+        else:
+            self._purge(queue)
+            self.client.srem(self.session.registry_key, queue)
+
+    def _size(self, queue: str) -> int:
+        if queue in self._fanout_queues:
+            return 0
+        if self.transients.holds(self.client, queue):
+            return self.transients.size(self.client, queue)
+        return self.session.depth(self.client, self.partition(queue))
+
+    def _purge(self, queue: str) -> int:
+        if self.transients.holds(self.client, queue):
+            return self.transients.purge(self.client, queue)
+        removed = 0
+        while True:
+            purged = self.partition(queue).purge(limit=PURGE_CHUNK).run(self.client)
+            removed += purged.removed
+            if not purged.more:
+                return removed
+
+    # -- publishing ------------------------------------------------------------
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish, once: the stamps of an attempt that failed stay on the message."""
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        message["properties"].pop(STAMPS, None)
+        return result
+
+    def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        # The body stays as it is: a record holds raw bytes, and base64 costs a third.
+        message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if self.transients.holds(self.client, queue):
+            self.transients.put(self.client, queue, self._as_json(message))
+            return
+        target = self.queue(queue)
+        stamped = self.publisher.stamp(target, message)
+        batch: PublishBatch | None = kwargs.get("_publish_batch")
+        if batch is not None:
+            batch.add(target, stamped)
+        else:
+            self.publisher.push(target, [stamped])
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Kombu's seam for ``Producer.batch()``."""
+        return PublishBatch(self, max_size)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        kwargs.pop("_publish_batch", None)
+        super()._put_fanout(exchange, self._as_json(message), routing_key, **kwargs)
+
+    def _as_json(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return *message* as the JSON-able form that stock kombu sends: body in base64."""
+        body, encoding = self.encode_body(message["body"], "base64")
+        properties = dict(message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag())
+        properties.pop(STAMPS, None)
+        return dict(message, body=body, properties=properties)
+
+    # -- consuming -------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None:
+        """Consume *queue*; several consumers of one queue on a channel take turns."""
+        if queue in self._fanout_queues:
+            super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        elif self.transients.holds(self.client, queue):
+            # Kombu's base class wraps the payload and calls back.
+            virtual.Channel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
+            self.intake.fetcher.consume_list(
+                self.transients.key(queue).encode(),
+                lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
+            )
+        else:
+            self._tag_to_queue[consumer_tag] = queue
+            self._active_queues.append(queue)
+            self._consumers.add(consumer_tag)
+            self.intake.start(self.queue(queue), consumer_tag, callback, no_ack)
+        self.poller.wake()
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop a consumer. What it has not been given yet goes back to its place."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        if queue is None:
+            return
+        if queue in self.active_fanout_queues:
+            self._subscribed.clear()
+            super()._basic_cancel(consumer_tag)
+            return
+        if self.transients.declared_here(queue):
+            self.intake.fetcher.cancel_list(self.transients.key(queue).encode())
+        else:
+            self.intake.stop(queue, consumer_tag)
+        virtual.Channel.basic_cancel(self, consumer_tag)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Take one message at once, or None."""
+        if self.transients.holds(self.client, queue):
+            return super().basic_get(queue, no_ack=no_ack, **kwargs)
+        target = self.queue(queue)
+        self.process.keeper.use(target, self.keeper_client)
+        try:
+            sent_at = self.process.clock.monotonic()
+            claimed = target.partition.claim(
+                self.process.consumer,
+                lease_ms=self.process.lease_ms,
+                want=1,
+                max_deliveries=target.max_deliveries,
+            ).run(self.client)
+            self.ledger.renewed(target.key, sent_at)
+            for entry in claimed.entries:
+                tag = self.ledger.hold(target.key, entry.id, entry.claim).tag
+                try:
+                    message = Message(Record.unpack(entry.record), entry, tag, queue, self)
+                except CorruptRecord as exc:
+                    self.bury_unreadable(target, entry, tag, exc)
+                    continue
+                if message.discard:
+                    self.ledger.finish(tag)
+                    continue
+                message.started = True
+                if no_ack:
+                    self.ledger.finish(tag)
+                    self.tell_now()
+                else:
+                    self.qos.append(message, tag)
+                return message
+        finally:
+            self.process.keeper.leave(target)
+        return None
+
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
+        if not self.transients.holds(self.client, queue):
+            raise Empty
+        return self.transients.get(self.client, queue)
+
+    # -- acknowledging ---------------------------------------------------------
+
+    def basic_settle(self, delivery_tag: str) -> None:
+        """Acknowledge before the task runs: never deliver it again, keep its slot."""
+        self.qos.settle(delivery_tag)
+
+    def basic_finish(self, delivery_tag: str) -> None:
+        """The task of an acknowledged message is over: free its slot."""
+        self.qos.forget(delivery_tag)
+        self.ledger.finish(delivery_tag)
+
+    def requeue_transient(self, message: Any) -> None:
+        """Put a message of a transient queue back; at its end, as lists do."""
+        for queue in self._lookup(message.delivery_info["exchange"], message.delivery_info["routing_key"]):
+            raw = dict(message._raw, headers=dict(message.headers, redelivered=True))
+            raw["properties"]["delivery_info"]["redelivered"] = True
+            if self.transients.holds(self.client, queue):
+                self.transients.put(self.client, queue, raw)
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Keep *message* as a dead letter, with the reason, and finish it."""
+        held = self.ledger.drop(message.delivery_tag)
+        self.qos.forget(message.delivery_tag)
+        if held is not None:
+            self.partition(message.queue).dead_letter(
+                self.process.consumer,
+                (held.claim, held.id),
+                reason=reason,
+                worker=self.process.consumer,
+                record=message.record.pack(),
+            ).run(self.client)
+
+    def bury_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
+        """A stored message cannot be read: keep it as a dead letter and go on."""
+        logger.error("Message %s of queue %s goes to the dead letters: %s.", entry.id, queue.name, why)
+        try:
+            queue.partition.dead_letter(
+                self.process.consumer, (entry.claim, entry.id), reason="corrupt", worker=self.process.consumer
+            ).run(self.client)
+            self.ledger.drop(tag)
+        except redis.RedisError as exc:
+            logger.warning("Message %s could not be buried: %s; it is given back.", entry.id, exc)
+            self.ledger.release(tag, "crashed")
+
+    def tell_now(self) -> None:
+        """Where no loop turns, tell the broker at once what the ledger has for it.
+
+        Raises:
+            redis.RedisError: the broker did not answer; the ledger keeps what was not told.
+        """
+        if self.closed or self.connection is None:
+            self.process.keeper.ring()
+        elif not self.poller.driven:
+            self._tell()
+
+    def _tell(self) -> None:
+        for key in self.ledger.pending():
+            queue = self.process.keeper.queue(key)
+            if queue is not None:
+                self.process.keeper.tell(queue, self.client)
+
+    # -- the poller calls these ------------------------------------------------
+
+    def tick(self) -> None:
+        """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""
+        if self.active_fanout_queues - self._subscribed:
+            self._subscribe()
+        if self._subscribed:
+            self._check_health()
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            fetcher.tick()
+
+    def _subscribe(self) -> None:
+        topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
+        if hasattr(self, "_get_subscribe_topics"):
+            topics = [topic for queue in self.active_fanout_queues for topic in self._get_subscribe_topics(queue)]
+        self.subclient.psubscribe(*topics)
+        self._in_listen = self.subclient.connection
+        self._subscribed = set(self.active_fanout_queues)
+
+    def _check_health(self) -> None:
+        now = self.process.clock.monotonic()
+        if now - self._health_checked_at < HEALTH_CHECK_SECONDS:
+            return
+        self._health_checked_at = now
+        if self.subclient.health_check_response_counter > 1:
+            raise redis.ConnectionError("The PUB/SUB connection does not answer its health checks: it is dead")
+        self.subclient.check_health()
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """The connections to be watched, with what is read from them."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            if fetcher.scripts.connection is not None:
+                yield "scripts", fetcher.scripts.connection
+            if fetcher.tokens.connection is not None:
+                yield "tokens", fetcher.tokens.connection
+        if self._in_listen:
+            yield "broadcasts", self._in_listen
+
+    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+        """Read what has arrived; return whether a broadcast was delivered."""
+        try:
+            if kind == "broadcasts":
+                return bool(self._receive())
+            served = self.intake.fetcher.on_readable(fd)
+        except self.connection_errors:
+            self._broken = True
+            raise
+        if deliver:
+            self.intake.deliver_all()
+        return served
+
+    def deliver_one(self) -> bool:
+        return bool(len(self.intake)) and self.intake.deliver_one()
+
+    @property
+    def has_inbox(self) -> bool:
+        return len(self.intake) > 0
+
+    @property
+    def expects_answer(self) -> bool:
+        fetcher = self.intake.live_fetcher
+        return fetcher is not None and fetcher.expects_answer
+
+    def next_deadline(self) -> float | None:
+        fetcher = self.intake.live_fetcher
+        return None if fetcher is None else fetcher.next_deadline()
+
+    def tell_at_end_of_batch(self) -> None:
+        """``drain_events`` returns: send acknowledgements off, unless more are about to come."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None and not self.has_inbox and not self.closed:
+            fetcher.send_untold()
+
+    def has_token(self) -> bool:
+        """Return whether a token lies unclaimed in a consumed partition; called by the keeper."""
+        return any(
+            self.process.keeper.waits_for_somebody(source.queue) for source in self.intake.sources()
+        )
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        if self._in_listen is connection:
+            self._in_listen = None
+            self._subscribed.clear()
+        if self.connection is not None:
+            self.poller.forget_connection(connection)
+
+    # -- the end ---------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """The connection is lost: :meth:`close` must not wait for it."""
+        self._broken = True
+
+    def close(self) -> None:
+        """Give back what is not running, tell the broker what there is to tell, and disconnect."""
+        if not self.closed and hasattr(self, "intake"):
+            self._closing = True
+            self.poller.discard(self)
+            self.intake.close()
+            if self._qos is not None:
+                self._qos.restore_unacked_once()
+            if not self._broken:
+                try:
+                    self._tell()
+                    self._delete_transients()
+                except self.connection_errors as exc:
+                    logger.warning("The broker could not be told at close (%s); the keeper will try.", exc)
+            self.publisher.close()
+        super().close()
+
+    def _delete_transients(self) -> None:
+        for queue in list(self.auto_delete_queues):
+            if self.transients.declared_here(queue):
+                self.transients.delete(self.client, queue)

@@ -1,0 +1,371 @@
+"""Brings messages from Redis to one channel, without polling and without blocking.
+
+Two wires per channel: on one, a ``BLPOP`` waits for a *token* of any consumed
+partition; on the other go the scripts. The life of a consumed queue::
+
+    quiet ──token, appointment, new consumer──▶ hungry ──claim──▶ hungry or quiet
+
+A *hungry* queue may have something eligible; it is claimed from while the
+channel has room, and it stays hungry as long as claims come back full or say
+"more". A *quiet* one waits for its token. An *appointment* is the promise of this
+process to look again when the next delayed or throttled message is due; the claim
+script hands it out, to one consumer at a time.
+
+Whatever the ledger has to tell (settles, finishes) rides along with the next
+claim of that partition, or goes alone when no claim is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from celery_dq.transport.redis.ledger import Held
+from celery_dq.transport.redis.partition import Call, Claimed
+from celery_dq.transport.redis.process import TELL_LIMIT, Process, release, tags
+from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.wire import Wire
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.partition import ClaimedEntry
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
+#: nothing, short enough to notice a dead connection.
+BLPOP_SECONDS = 10
+#: Seconds more after which a missing answer means that the connection is dead.
+OVERDUE_SECONDS = 5
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """A queue that the channel consumes.
+
+    Attributes:
+        queue: what is consumed.
+        hungry: something may be eligible.
+        appointment: monotonic time at which to look again; None without one.
+        claimed_at: monotonic time of the last claim that was answered.
+    """
+
+    queue: Queue
+    hungry: bool = True
+    appointment: float | None = None
+    claimed_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A script on its way: what its answer is for, and what it carried."""
+
+    call: Call[Any]
+    queue: Queue
+    source: Source | None
+    want: int
+    sent_at: float
+    settles: list[Held] = field(default_factory=list)
+    finishes: list[Held] = field(default_factory=list)
+    releases: list[tuple[str, Held]] = field(default_factory=list)
+
+
+class Fetcher:
+    """The consuming side of one channel.
+
+    Arguments:
+        process: the process's consumer identity and ledger.
+        pool: pool of the connections that the loop watches.
+        room: returns (want, free): how many messages the channel takes now, and
+            how many of them fit free pool slots.
+        keeps_appointments: returns whether the process can keep one while it works.
+        deliver: called with (source, entry, delivery tag) for every claimed message.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        pool: redis.ConnectionPool,
+        room: Callable[[], tuple[int, int]],
+        keeps_appointments: Callable[[], bool],
+        deliver: Callable[[Source, ClaimedEntry, str], None],
+    ) -> None:
+        self._process = process
+        self._room = room
+        self._keeps_appointments = keeps_appointments
+        self._deliver = deliver
+        self.scripts = Wire(pool)
+        self.tokens = Wire(pool)
+        self._sources: dict[str, Source] = {}
+        self._turn: deque[Source] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._claiming = False
+        self._waits_since: float | None = None
+        self._waits_for: dict[bytes, str] = {}
+        #: queues served by plain lists (replies), and who gets their messages
+        self._lists: dict[bytes, Callable[[bytes], None]] = {}
+        #: Delivery tag of a message that has killed a worker before: alone until it is over.
+        self.suspect: str | None = None
+        #: Monotonic time of the last answered claim, for the watchdog.
+        self.claimed_at = process.clock.monotonic()
+
+    # -- what to consume -------------------------------------------------------
+
+    def consume(self, queue: Queue) -> None:
+        """Start fetching from *queue*."""
+        if queue.name not in self._sources:
+            source = self._sources[queue.name] = Source(queue)
+            self._turn.append(source)
+        self._rearm()
+
+    def cancel(self, queue: str) -> Source | None:
+        """Stop fetching from *queue*; a claim on its way is given back when answered."""
+        source = self._sources.pop(queue, None)
+        if source is not None:
+            self._turn.remove(source)
+            self._rearm()
+        return source
+
+    def consume_list(self, key: bytes, deliver: Callable[[bytes], None]) -> None:
+        """Start popping a plain list, for queues that die with their consumer."""
+        self._lists[key] = deliver
+        self._rearm()
+
+    def cancel_list(self, key: bytes) -> None:
+        if self._lists.pop(key, None) is not None:
+            self._rearm()
+
+    @property
+    def sources(self) -> list[Source]:
+        return list(self._sources.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is consumed and nothing is on its way."""
+        return not (self._sources or self._lists or self._sent)
+
+    def wake(self, queue: str | None = None) -> None:
+        """Look at *queue* (or at all) even though no token came."""
+        for source in self._sources.values():
+            if queue is None or source.queue.name == queue:
+                source.hungry = True
+
+    # -- the loop calls these --------------------------------------------------
+
+    def tick(self) -> None:
+        """Send what is due. Called before every wait.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        now = self._process.clock.monotonic()
+        for source in self._turn:
+            if source.appointment is not None and source.appointment <= now:
+                source.appointment = None
+                source.hungry = True
+        want, free = self._room() if self._turn else (0, 0)
+        if want > 0 and not self._claiming:
+            source = self._next_hungry()
+            if source is not None:
+                self._send_claim(source, want, free, now)
+        if want <= 0:
+            self._pass_on(now)
+        self.send_untold(now)
+        if (self._lists or (want > 0 and not self._claiming)) and self._waits_since is None:
+            self._send_wait(now)
+        elif self._waits_since is not None and now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS:
+            raise redis.ConnectionError(
+                f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
+            )
+        if self._sent and now - self._sent[0].sent_at > BLPOP_SECONDS + OVERDUE_SECONDS:
+            raise redis.ConnectionError(
+                f"Redis has not answered a script for {now - self._sent[0].sent_at:.0f} s: the connection is dead"
+            )
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time at which :meth:`tick` must run though nothing arrives."""
+        times = [source.appointment for source in self._turn if source.appointment is not None]
+        return min(times) if times else None
+
+    @property
+    def expects_answer(self) -> bool:
+        """A script is on its way: its answer comes without any event elsewhere."""
+        return bool(self._sent)
+
+    def on_readable(self, fd: int) -> bool:
+        """Read what has arrived on *fd*; return whether it went straight to a consumer.
+
+        Raises:
+            redis.RedisError: the connection broke, or a script failed.
+        """
+        if fd == self.tokens.fd:
+            return self._read_token()
+        if fd == self.scripts.fd:
+            self._read_answer()
+            while self._sent and self.scripts.readable():
+                self._read_answer()
+        return False
+
+    # -- claims ----------------------------------------------------------------
+
+    def _next_hungry(self) -> Source | None:
+        if self.suspect is not None:
+            if self.suspect in self._process.ledger:
+                return None
+            self.suspect = None
+        for _ in range(len(self._turn)):
+            source = self._turn[0]
+            self._turn.rotate(-1)
+            if source.hungry:
+                return source
+        return None
+
+    def _send_claim(self, source: Source, want: int, free: int, now: float) -> None:
+        process, queue = self._process, source.queue
+        settles, finishes = process.ledger.take(queue.key, TELL_LIMIT)
+        call = queue.partition.claim(
+            process.consumer,
+            lease_ms=process.lease_ms,
+            want=want,
+            free=free,
+            hold=self._keeps_appointments(),
+            max_deliveries=queue.max_deliveries,
+            settle=tags(settles),
+            finish=tags(finishes),
+        )
+        self._claiming = True
+        self._send(_Sent(call, queue, source, want, now, settles, finishes))
+
+    def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
+        self._claiming = False
+        process, source = self._process, sent.source
+        process.ledger.renewed(sent.queue.key, sent.sent_at)
+        process.ledger.stale += claimed.stale
+        self.claimed_at = now = process.clock.monotonic()
+        assert source is not None
+        source.claimed_at = now
+        source.hungry = claimed.more or len(claimed.entries) >= sent.want
+        if claimed.appointment_s is not None:
+            source.appointment = now + claimed.appointment_s
+        for entry in claimed.entries:
+            held = process.ledger.hold(sent.queue.key, entry.id, entry.claim)
+            if self._sources.get(source.queue.name) is not source:
+                # Cancelled while the claim was on its way.
+                process.ledger.release(held.tag, "unstarted")
+                continue
+            if claimed.suspect:
+                self.suspect = held.tag
+            self._deliver(source, entry, held.tag)
+
+    def _pass_on(self, now: float) -> None:
+        """Without room, hand on what others could serve."""
+        for source in self._turn:
+            if source.appointment is not None and source.appointment <= now + 0.001:
+                source.appointment = None
+                self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+
+    # -- telling ---------------------------------------------------------------
+
+    def send_untold(self, now: float | None = None) -> None:
+        """Send what the ledger has for the broker, without waiting for the answers."""
+        ledger, process = self._process.ledger, self._process
+        if now is None:
+            now = process.clock.monotonic()
+        for name in ledger.pending():
+            queue = process.keeper.queue(name)
+            if queue is None:
+                continue
+            partition = queue.partition
+            settles, finishes = ledger.take(name, TELL_LIMIT)
+            if settles:
+                call: Call[Any] = partition.settle(process.consumer, tags(settles))
+                self._send(_Sent(call, queue, None, 0, now, settles=settles))
+            if finishes:
+                call = partition.finish(process.consumer, tags(finishes))
+                self._send(_Sent(call, queue, None, 0, now, finishes=finishes))
+            releases = ledger.take_releases(name, TELL_LIMIT)
+            for mode in sorted({mode for mode, _ in releases}):
+                same = [held for how, held in releases if how == mode]
+                call = release(process, queue, mode, same)
+                self._send(_Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
+
+    # -- the script wire -------------------------------------------------------
+
+    def _send(self, sent: _Sent, full: bool = False) -> None:
+        self._sent.append(sent)
+        self.scripts.open()
+        self.scripts.send(sent.call.command(full=full))
+
+    def _read_answer(self) -> None:
+        try:
+            answer = self.scripts.read()
+        except NoScriptError:
+            # Scripts were flushed: the same again, with the source this time.
+            sent = self._sent.popleft()
+            self._send(sent, full=True)
+            return
+        sent = self._sent.popleft()
+        result = sent.call.parse(answer)
+        if sent.source is not None:
+            self._claimed(sent, result)
+        elif sent.settles or sent.finishes or sent.releases:
+            self._process.ledger.stale += result
+
+    # -- the token wire --------------------------------------------------------
+
+    def _rearm(self) -> None:
+        """The set of keys has changed: the BLPOP on its way names the wrong ones."""
+        if self._waits_since is not None:
+            self._waits_since = None
+            self.tokens.close()
+            # A token may have been on its way to the connection that is gone.
+            self.wake()
+
+    def _send_wait(self, now: float) -> None:
+        self._waits_for = {
+            source.queue.partition.keys.wake.encode(): source.queue.name for source in self._turn
+        }
+        keys = [*self._waits_for, *self._lists]
+        if not keys:
+            return
+        self.tokens.open()
+        self.tokens.send(("BLPOP", *keys, BLPOP_SECONDS))
+        self._waits_since = now
+
+    def _read_token(self) -> bool:
+        answer = self.tokens.read()
+        self._waits_since = None
+        if answer is None:
+            return False
+        key, value = answer
+        key = key.encode() if isinstance(key, str) else bytes(key)
+        if key in self._lists:
+            self._lists[key](value.encode() if isinstance(value, str) else value)
+            return True
+        queue = self._waits_for.get(key)
+        source = self._sources.get(queue) if queue is not None else None
+        if source is None:
+            return False
+        source.hungry = True
+        if self._room()[0] <= 0:
+            # Somebody else may have room: the script puts the token back if it is due.
+            now = self._process.clock.monotonic()
+            self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+        return False
+
+    # -- the end ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close both wires; what was on its way goes back into the ledger."""
+        while self._sent:
+            sent = self._sent.popleft()
+            self._process.ledger.untold(sent.queue.key, sent.settles, sent.finishes, sent.releases)
+        self._claiming = False
+        self._waits_since = None
+        self.scripts.close()
+        self.tokens.close()

@@ -1,0 +1,40 @@
+"""Ask the server before trusting it with messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from celery_dq.errors import ServerError
+
+#: LPOS, GETDEL, ZRANGE BYSCORE and the script semantics that the broker relies on.
+OLDEST_REDIS = (6, 2)
+
+
+def check_server(client: Any, allow_eviction: bool) -> None:
+    """Refuse a server that is too old or that may throw messages away.
+
+    Arguments:
+        client: a connected redis client.
+        allow_eviction: accept ``maxmemory`` with an evicting policy all the same.
+
+    Raises:
+        ServerError: naming what was found and what to change.
+    """
+    info = client.info("server") | client.info("memory")
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    version = str(info.get("redis_version", "0"))
+    if _numbers(version) < OLDEST_REDIS:
+        wanted = ".".join(map(str, OLDEST_REDIS))
+        raise ServerError(f"The server is {name} {version}; celery-dq needs Redis {wanted} or Valkey: upgrade it.")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if int(info.get("maxmemory", 0)) and policy != "noeviction" and not allow_eviction:
+        raise ServerError(
+            f"The server has maxmemory-policy {policy!r}, with which it throws messages away when its memory "
+            "is full. Set it to 'noeviction' (then publishing fails instead), or, if losing messages is fine, "
+            "set dq_allow_eviction = True."
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

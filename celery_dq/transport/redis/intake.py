@@ -1,0 +1,262 @@
+"""The consuming half of a channel: who consumes what, how much fits, and delivery.
+
+Claimed messages lie in the *inbox* until they are delivered: at once with an event
+loop, one per ``drain_events`` without. What lies there is held under the lease of
+the process and counted against the prefetch count. A consumer that stops asking
+loses its inbox to others after half a lease.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_dq.errors import CorruptRecord
+from celery_dq.transport.redis.fetcher import Fetcher, Source
+from celery_dq.transport.redis.message import Message
+from celery_dq.transport.redis.partition import ClaimedEntry
+from celery_dq.transport.redis.process import Process
+from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.record import Record
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+#: Messages that a consumer without a prefetch count gets ahead at most.
+MOST_AHEAD = 64
+#: Messages that one claim takes at most, so that a script stays short.
+LARGEST_BATCH = 200
+
+
+class Intake:
+    """What one channel consumes.
+
+    Arguments:
+        channel: whose prefetch count, gate and client are used.
+        process: consumer identity and ledger.
+        claim_ahead_s: how much service time may be claimed ahead, in seconds.
+        watchdog_s: idle time beside a backlog after which the connection is suspected; 0 = never.
+    """
+
+    def __init__(self, channel: Channel, process: Process, claim_ahead_s: float, watchdog_s: float) -> None:
+        self._channel = channel
+        self._process = process
+        self._claim_ahead_s = claim_ahead_s
+        self._watchdog_s = watchdog_s
+        self._fetcher: Fetcher | None = None
+        self._inbox: deque[Message] = deque()
+        self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
+        self._delivered_at = process.clock.monotonic()
+        self._timing = False
+        self._service_s: float | None = None
+        self._suspected = False
+
+    # -- consumers -------------------------------------------------------------
+
+    def start(self, queue: Queue, tag: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
+        """Consume *queue*; several consumers of one queue take turns."""
+        first = queue.name not in self._consumers
+        self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
+        if first:
+            self._process.keeper.use(queue, self._channel.keeper_client)
+            if not self._fetching:
+                self._process.keeper.watch(self._check)
+            self.fetcher.consume(queue)
+
+    def stop(self, queue_name: str, tag: str) -> None:
+        """End one consumer; the last one of a queue gives back what was not delivered."""
+        consumers = self._consumers.get(queue_name)
+        if consumers is None:
+            return
+        kept = deque(consumer for consumer in consumers if consumer[0] != tag)
+        if kept:
+            self._consumers[queue_name] = kept
+            return
+        del self._consumers[queue_name]
+        source = self.fetcher.cancel(queue_name)
+        self._give_back(lambda message: message.queue == queue_name)
+        if source is not None:
+            self._process.keeper.leave(source.queue)
+        if not self._fetching:
+            self._process.keeper.unwatch(self._check)
+
+    @property
+    def fetcher(self) -> Fetcher:
+        """Made when something is first consumed."""
+        if self._fetcher is None:
+            self._fetcher = Fetcher(
+                self._process,
+                self._channel.async_pool,
+                room=self.room,
+                keeps_appointments=self._keeps_appointments,
+                deliver=self._claimed,
+            )
+        return self._fetcher
+
+    @property
+    def live_fetcher(self) -> Fetcher | None:
+        """The fetcher, if anything was ever consumed."""
+        return self._fetcher
+
+    @property
+    def _fetching(self) -> bool:
+        return self._fetcher is not None and bool(self._fetcher.sources)
+
+    # -- how much fits ---------------------------------------------------------
+
+    def room(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
+        qos = self._channel.qos
+        if self._suspected:
+            self._suspected = False
+            raise redis.ConnectionError(
+                f"There is a backlog and room for it, but nothing was claimed for {self._watchdog_s:.0f} s "
+                "(dq_watchdog): connecting anew"
+            )
+        # Called every time: worker_disable_prefetch replaces the method on the instance.
+        if self._channel.closed or not qos.can_consume():
+            return 0, 0
+        allowed = qos.can_consume_max_estimate()
+        gate = self._channel.gate
+        if gate is None:
+            want = self._pace() if allowed is None else allowed
+            return min(want, LARGEST_BATCH), min(want, LARGEST_BATCH)
+        slots = gate.room()
+        free = LARGEST_BATCH if slots is None else max(slots, 0)
+        want = min(free + gate.ahead(), LARGEST_BATCH)
+        if allowed is not None:
+            want = min(want, allowed)
+            # A batch is worth a call when half the prefetch count is free, unless somebody idles.
+            if free <= 0 and want * 2 < qos.prefetch_count:
+                return 0, 0
+        return want, min(free, want)
+
+    def _pace(self) -> int:
+        """Without a prefetch count: what fits the claim-ahead time, at the pace seen so far."""
+        if self._service_s is None:
+            ahead = 1
+        else:
+            ahead = int(self._claim_ahead_s / max(self._service_s, 1e-6))
+        return max(min(max(ahead, 1), MOST_AHEAD) - len(self._inbox), 0)
+
+    def _keeps_appointments(self) -> bool:
+        gate = self._channel.gate
+        # Plain kombu runs its callbacks in the loop, as the solo pool does.
+        return gate is not None and not gate.blocking
+
+    # -- from claim to callback ------------------------------------------------
+
+    def _claimed(self, source: Source, entry: ClaimedEntry, tag: str) -> None:
+        channel = self._channel
+        try:
+            message = Message(Record.unpack(entry.record), entry, tag, source.queue.name, channel)
+        except CorruptRecord as exc:
+            channel.bury_unreadable(source.queue, entry, tag, exc)
+            return
+        channel.qos.append(message, tag)
+        self._inbox.append(message)
+
+    def __len__(self) -> int:
+        return len(self._inbox)
+
+    def deliver_all(self) -> None:
+        """Deliver what lies in the inbox. An exception leaves the rest there."""
+        while self._inbox:
+            self.deliver_one()
+
+    def deliver_one(self) -> bool:
+        """Deliver the oldest message; return whether somebody got it."""
+        now = self._process.clock.monotonic()
+        if self._timing:
+            # From a delivery to the next question: that long the consumer was busy with it.
+            self._timing = False
+            seen = now - self._delivered_at
+            self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
+        try:
+            message = self._inbox.popleft()
+        except IndexError:
+            return False
+        self._delivered_at = now
+        self._timing = True
+        channel = self._channel
+        tag: str = message.delivery_tag
+        held = channel.ledger.get(tag)
+        consumers = self._consumers.get(message.queue)
+        if held is None or not consumers or not channel.ledger.trusted(held.partition):
+            # Too late: the lease is not fresh, so somebody else may have it by now.
+            self._release(message)
+            self.fetcher.wake(message.queue)
+            return False
+        if message.discard:
+            return self._discard(message)
+        consumers.rotate(-1)
+        consumer_tag, callback, no_ack = consumers[-1]
+        message.delivery_info["consumer_tag"] = consumer_tag
+        gate = channel.gate
+        message.started = gate is None
+        if no_ack:
+            channel.qos.forget(tag)
+            channel.ledger.finish(tag)
+        callback(message)
+        return True
+
+    def _discard(self, message: Message) -> bool:
+        gate = self._channel.gate
+        if gate is not None and gate.deliver_discard(message, message.discard):
+            return True
+        logger.info("Message %s of queue %s is discarded: %s.", message.message_id, message.queue, message.discard)
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.ledger.finish(message.delivery_tag)
+        return False
+
+    # -- giving back -----------------------------------------------------------
+
+    def _release(self, message: Message) -> None:
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.ledger.release(message.delivery_tag, "unstarted")
+
+    def _give_back(self, which: Callable[[Message], bool]) -> None:
+        kept: list[Message] = []
+        while self._inbox:
+            try:
+                message = self._inbox.pop()
+            except IndexError:  # the consuming thread was faster
+                break
+            if which(message):
+                self._release(message)
+            else:
+                kept.append(message)
+        self._inbox.extendleft(kept)
+
+    def _check(self, now: float) -> None:
+        """The keeper asks, from its own thread: does this consumer still consume?"""
+        if self._inbox and now - self._delivered_at > self._process.lease_s / 2:
+            self._give_back(lambda message: True)
+        fetcher = self._fetcher
+        if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:
+            return
+        if self._channel.poller.driven and self.room()[0] > 0 and self._channel.has_token():
+            fetcher.claimed_at = now
+            self._suspected = True
+            self._channel.poller.wake()
+
+    # -- the end ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back what was not delivered, and stop."""
+        self._give_back(lambda message: True)
+        for name in list(self._consumers):
+            for tag, _, _ in list(self._consumers.get(name, ())):
+                self.stop(name, tag)
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def sources(self) -> Iterator[Source]:
+        """The queues that are fetched from now."""
+        return iter(self._fetcher.sources if self._fetcher is not None else ())

@@ -1,0 +1,245 @@
+"""What this process holds, and what it still has to tell the broker about it.
+
+A held message goes through these states::
+
+    held ──settle──▶ settled ──finish──▶ gone
+      │                                   ▲
+      ├──────────────finish───────────────┤
+      └──────────────release──────────────┘
+
+* *held*: claimed under the process's lease. If the process dies, others get it.
+* *settled*: acknowledged before its body ran (Celery's default). It is never
+  delivered again, but its tenant's slot is taken until it finishes.
+* *gone*: finished or released; the broker is told in the next call that is made
+  for that partition anyway.
+
+The ledger belongs to the process, not to a channel: a connection that breaks
+takes its channels with it, while the tasks that were running go on, and their
+acknowledgements leave through whatever connection comes next. Nothing here
+blocks and nothing takes a lock, because tasks end in pool threads, in greenlets
+and in the event loop alike; the containers used are atomic under the GIL, and
+every entry is moved by popping it, so that two threads never move it twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from celery_dq.clock import Clock
+
+#: Past this share of a lease since its last renewal, nothing new may start.
+TRUST = 0.6
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """One claimed message.
+
+    Attributes:
+        partition: name of the partition that it was claimed from.
+        id: message id.
+        claim: claim number.
+        tag: delivery tag, made of the two; one for every time a message is claimed.
+        settled: acknowledged early; the broker knows or is about to.
+        gone: finished or released.
+    """
+
+    partition: str
+    id: str
+    claim: str
+    tag: str
+    settled: bool = False
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class Outbox:
+    """What one partition has not been told yet, oldest first."""
+
+    settles: deque[Held] = field(default_factory=deque)
+    finishes: deque[Held] = field(default_factory=deque)
+    releases: deque[tuple[str, Held]] = field(default_factory=deque)
+
+    def __bool__(self) -> bool:
+        return bool(self.settles or self.finishes or self.releases)
+
+
+class Ledger:
+    """All messages that one process holds on one broker.
+
+    Arguments:
+        clock: monotonic time decides how long a lease may be trusted.
+        lease_s: length of the lease in seconds.
+    """
+
+    def __init__(self, clock: Clock, lease_s: float) -> None:
+        self._clock = clock
+        self._trusted_s = lease_s * TRUST
+        self._held: dict[str, Held] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._renewed: dict[str, float] = {}
+        self._listeners: list[Callable[[], None]] = []
+        #: settles, finishes and releases that came too late: the broker had
+        #: given the message to somebody else by then.
+        self.stale = 0
+
+    # -- holding ---------------------------------------------------------------
+
+    def hold(self, partition: str, message_id: str, claim: str) -> Held:
+        tag = f"{claim}/{message_id}"
+        held = self._held[tag] = Held(partition, message_id, claim, tag)
+        return held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._held
+
+    def holds_of(self, partition: str) -> int:
+        """Return how many messages of *partition* are held."""
+        return sum(1 for held in list(self._held.values()) if held.partition == partition)
+
+    # -- telling ---------------------------------------------------------------
+
+    def settle(self, tag: str) -> None:
+        """Never deliver this message again; its slot stays taken."""
+        held = self._held.get(tag)
+        if held is None:
+            self.stale += 1
+        elif not held.settled:
+            held.settled = True
+            self.outbox(held.partition).settles.append(held)
+            self._tell()
+
+    def finish(self, tag: str) -> None:
+        """Forget this message and free its slot. A second call does nothing."""
+        held = self._held.pop(tag, None)
+        if held is not None:
+            held.gone = True
+            self.outbox(held.partition).finishes.append(held)
+            self._tell()
+
+    def release(self, tag: str, mode: str) -> None:
+        """Give this message back to its old place.
+
+        Arguments:
+            tag: delivery tag.
+            mode: ``unstarted`` (the tenant gets its token back), ``requeue`` or
+                ``crashed`` (counts towards ``max_deliveries``).
+        """
+        held = self._held.pop(tag, None)
+        if held is not None:
+            held.gone = True
+            if held.settled:
+                # Settled means never again: releasing it could only run it twice.
+                self.outbox(held.partition).finishes.append(held)
+            else:
+                self.outbox(held.partition).releases.append((mode, held))
+            self._tell()
+
+    def drop(self, tag: str) -> Held | None:
+        """Stop holding a message that the broker has been told about otherwise."""
+        return self._held.pop(tag, None)
+
+    def get(self, tag: str) -> Held | None:
+        return self._held.get(tag)
+
+    # -- the outboxes ----------------------------------------------------------
+
+    def outbox(self, partition: str) -> Outbox:
+        box = self._outboxes.get(partition)
+        if box is None:
+            box = self._outboxes.setdefault(partition, Outbox())
+        return box
+
+    def pending(self) -> list[str]:
+        """Return the names of the partitions that have something to be told."""
+        return [name for name, box in list(self._outboxes.items()) if box]
+
+    def take(self, partition: str, limit: int) -> tuple[list[Held], list[Held]]:
+        """Pop up to *limit* settles and *limit* finishes to send them.
+
+        A settle whose message has finished meanwhile is skipped: the finish says
+        it all.
+        """
+        box = self.outbox(partition)
+        settles: list[Held] = []
+        while box.settles and len(settles) < limit:
+            try:
+                held = box.settles.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if not held.gone:
+                settles.append(held)
+        finishes: list[Held] = []
+        while box.finishes and len(finishes) < limit:
+            try:
+                finishes.append(box.finishes.popleft())
+            except IndexError:
+                break
+        return settles, finishes
+
+    def take_releases(self, partition: str, limit: int) -> list[tuple[str, Held]]:
+        """Pop up to *limit* releases, as (mode, held)."""
+        box = self.outbox(partition)
+        releases: list[tuple[str, Held]] = []
+        while box.releases and len(releases) < limit:
+            try:
+                releases.append(box.releases.popleft())
+            except IndexError:
+                break
+        return releases
+
+    def untold(
+        self,
+        partition: str,
+        settles: Iterable[Held] = (),
+        finishes: Iterable[Held] = (),
+        releases: Iterable[tuple[str, Held]] = (),
+    ) -> None:
+        """Put back what was taken: the call that carried it got no answer.
+
+        Telling twice is harmless, because every entry names its claim.
+        """
+        box = self.outbox(partition)
+        box.settles.extendleft(reversed(list(settles)))
+        box.finishes.extendleft(reversed(list(finishes)))
+        box.releases.extendleft(reversed(list(releases)))
+
+    # -- the lease -------------------------------------------------------------
+
+    def renewed(self, partition: str, sent_at: float) -> None:
+        """The broker answered a renewal that was *sent* at monotonic *sent_at*."""
+        if sent_at > self._renewed.get(partition, float("-inf")):
+            self._renewed[partition] = sent_at
+
+    def trusted(self, partition: str) -> bool:
+        """Return whether the lease is fresh enough for something new to start."""
+        sent_at = self._renewed.get(partition)
+        return sent_at is not None and self._clock.monotonic() - sent_at < self._trusted_s
+
+    def forget(self, partition: str) -> None:
+        """The partition is no longer consumed from and nothing of it is held."""
+        self._renewed.pop(partition, None)
+        self._outboxes.pop(partition, None)
+
+    # -- who sends -------------------------------------------------------------
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call *listener* whenever there is something to tell, from any thread."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    @property
+    def has_listener(self) -> bool:
+        return bool(self._listeners)
+
+    def _tell(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()

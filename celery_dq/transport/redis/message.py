@@ -1,0 +1,79 @@
+"""The message that a consumer receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kombu.message import Message as BaseMessage
+
+from celery_dq.transport import envelope
+from celery_dq.transport.redis.record import Record
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.partition import ClaimedEntry
+
+
+class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
+    """A message claimed from a partition.
+
+    Attributes:
+        record: the stored message as it was claimed.
+        deliveries: how many workers have died with it so far.
+        discard: why it must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
+        started: its task has begun; before that it can be given back unharmed.
+        settles: :meth:`ack` comes before the task runs, so it settles and does not finish.
+        crashed: a requeue counts as a delivery, because a worker was lost.
+    """
+
+    def __init__(self, record: Record, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
+        headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
+        if record.due_us:
+            # It is due: with the header still there, the worker would put it into its timer.
+            headers["eta"] = None
+        info = properties.setdefault("delivery_info", {})
+        info.setdefault("exchange", "")
+        info.setdefault("routing_key", queue)
+        if entry.redelivered:
+            info["redelivered"] = True
+            headers["redelivered"] = True
+        properties["priority"] = record.priority
+        properties["delivery_tag"] = tag
+        if record.tenant:
+            properties["tenant"] = record.tenant
+        super().__init__(
+            body=record.body,
+            delivery_tag=tag,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            delivery_info=info,
+            properties=properties,
+            headers=headers,
+            postencode="utf-8",
+            channel=channel,
+        )
+        self.record = record
+        self.queue = queue
+        self.message_id = entry.id
+        self.deliveries = entry.deliveries
+        self.discard = entry.reason
+        self.started = False
+        self.settles = False
+        self.crashed = False
+
+    def ack(self, multiple: bool = False) -> None:
+        """Acknowledge: settle before the task runs, finish after it or where no task is.
+
+        Raises:
+            MessageStateError: it was acknowledged, rejected or requeued before.
+        """
+        if self.settles:
+            if self.acknowledged:
+                raise self.MessageStateError(f"Message already acknowledged with state: {self._state}")
+            self.channel.basic_settle(self.delivery_tag)
+            self._state = "ACK"
+        else:
+            super().ack(multiple=multiple)
+
+    def finish(self) -> None:
+        """The task is over, whatever its outcome: free its slot. Doing so twice is harmless."""
+        self.channel.basic_finish(self.delivery_tag)

@@ -1,0 +1,271 @@
+"""Watches the sockets of all channels of a connection, with an event loop or without.
+
+With a loop (Celery's solo, threads and prefork pools) the poller hangs on its
+ticks and readers. Without one (gevent, eventlet, plain kombu) ``drain_events``
+calls :meth:`Poller.get`, which waits by itself.
+
+A pipe wakes the wait when another thread or greenlet has put something into the
+ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.eventio import ERR, READ, poll
+
+from celery_dq.clock import Clock
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a wait lasts at most, so that dead connections are noticed.
+LONGEST_WAIT = 1.0
+
+
+class Poller:
+    """One per transport. Kombu calls such an object the transport's *cycle*."""
+
+    #: kombu's fanout code asks for these two; nothing is read in a protected way here.
+    _in_protected_read = False
+    after_read: set[Any]
+
+    def __init__(self, clock: Clock) -> None:
+        self.after_read = set()
+        self._clock = clock
+        self._pid = os.getpid()
+        self._channels: list[Channel] = []
+        self._watched: dict[int, tuple[Channel, str, Any]] = {}
+        self._loop: Any = None
+        self._timer: Any = None
+        self._on_tick: Callable[[], None] | None = None
+        self._poller: Any = None
+        self._pipe: tuple[int, int] | None = None
+        self._rung = False
+        self._thread: int | None = None
+
+    # -- channels --------------------------------------------------------------
+
+    def add(self, channel: Channel) -> None:
+        if channel not in self._channels:
+            self._channels.append(channel)
+
+    def discard(self, channel: Channel) -> None:
+        if channel in self._channels:
+            self._channels.remove(channel)
+        for fd, (owner, _, _) in list(self._watched.items()):
+            if owner is channel:
+                self._unwatch(fd)
+
+    def forget_connection(self, connection: Any) -> None:
+        """A connection is being closed: stop watching its socket, whose number will be reused."""
+        for fd, (_, _, watched) in list(self._watched.items()):
+            if watched is connection:
+                self._unwatch(fd)
+
+    @property
+    def driven(self) -> bool:
+        """Something turns the loop, so that what the ledger has to tell will be told soon."""
+        return self._loop is not None or self._thread is not None
+
+    # -- with an event loop ----------------------------------------------------
+
+    def register(self, loop: Any) -> None:
+        """Hang on the ticks and readers of a kombu event loop."""
+        self.unregister()
+        self._loop = loop
+        self._thread = None
+        self._on_tick = self._tick
+        loop.on_tick.add(self._on_tick)
+        loop.add_reader(self._open_pipe(), self._drain_pipe)
+        # Channels that were opened before the loop took over were watched by our own poller.
+        for fd in list(self._watched):
+            loop.add_reader(fd, self._read, fd)
+
+    def unregister(self) -> None:
+        """Let go of the loop: kombu's own transports leave their ticks behind at every reconnect."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        loop.on_tick.discard(self._on_tick)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for fd in list(self._watched):
+            loop.remove_reader(fd)
+        if self._pipe is not None:
+            loop.remove_reader(self._pipe[0])
+
+    def _tick(self) -> None:
+        self._thread = threading.get_ident()
+        for channel in tuple(self._channels):
+            channel.tick()
+            self._watch_wires(channel)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = self._deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer_at <= deadline + 0.0005:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer_at = deadline
+            self._timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.0), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        # The tick that follows sends what is due now.
+        self._timer = None
+
+    # -- without one -----------------------------------------------------------
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Deliver one message, or one batch of broadcasts.
+
+        Arguments:
+            callback: unused; every channel knows its consumers.
+            timeout: seconds to wait; None waits until something comes.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        self._thread = threading.get_ident()
+        try:
+            while True:
+                for channel in tuple(self._channels):
+                    if channel.deliver_one():
+                        self._channels.append(self._channels.pop(0))
+                        return
+                for channel in tuple(self._channels):
+                    channel.tick()
+                    self._watch_wires(channel)
+                if self._wait(end):
+                    return
+                if end is not None and self._clock.monotonic() >= end and not self._any_inbox():
+                    raise Empty
+        finally:
+            self._thread = None
+            for channel in tuple(self._channels):
+                channel.tell_at_end_of_batch()
+
+    def _wait(self, end: float | None) -> bool:
+        """Wait for sockets, and handle what comes; return whether a broadcast was delivered."""
+        now = self._clock.monotonic()
+        longest = LONGEST_WAIT if end is None else min(max(end - now, 0.0), LONGEST_WAIT)
+        if any(channel.expects_answer for channel in self._channels):
+            # The answer is on its way whatever the caller's patience: what it brings is held by us.
+            longest = max(longest, 0.1)
+        deadline = self._deadline()
+        if deadline is not None:
+            longest = min(longest, max(deadline - now, 0.0))
+        delivered = False
+        for fd, _event in self._open_poller().poll(longest) or ():
+            if self._pipe is not None and fd == self._pipe[0]:
+                self._drain_pipe()
+            elif self._read(fd):
+                delivered = True
+        return delivered
+
+    def _any_inbox(self) -> bool:
+        return any(channel.has_inbox for channel in self._channels)
+
+    def _open_poller(self) -> Any:
+        if self._poller is None:
+            self._poller = poll()
+            self._poller.register(self._open_pipe(), READ | ERR)
+            for fd in self._watched:
+                self._poller.register(fd, READ | ERR)
+        return self._poller
+
+    # -- sockets ---------------------------------------------------------------
+
+    def _watch_wires(self, channel: Channel) -> None:
+        for kind, connection in channel.connections():
+            sock = getattr(connection, "_sock", None)
+            fd = sock.fileno() if sock is not None else -1
+            if fd < 0:
+                continue
+            known = self._watched.get(fd)
+            if known is not None:
+                if known[2] is connection and known[1] == kind:
+                    continue
+                self._unwatch(fd)
+            self._watched[fd] = (channel, kind, connection)
+            if self._loop is not None:
+                self._loop.add_reader(fd, self._read, fd)
+            elif self._poller is not None:
+                self._poller.register(fd, READ | ERR)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._watched.pop(fd, None) is None:
+            return
+        try:
+            if self._loop is not None:
+                self._loop.remove_reader(fd)
+            elif self._poller is not None:
+                self._poller.unregister(fd)
+        except (OSError, ValueError, KeyError) as exc:
+            # Pollers differ in what they say of a socket that is closed already.
+            logger.debug("Socket %d was no longer watched: %r.", fd, exc)
+
+    def _read(self, fd: int) -> bool:
+        known = self._watched.get(fd)
+        if known is None:
+            return False
+        channel, kind, _ = known
+        return channel.on_readable(fd, kind, deliver=self._loop is not None)
+
+    def _deadline(self) -> float | None:
+        times = [at for at in (channel.next_deadline() for channel in self._channels) if at is not None]
+        return min(times) if times else None
+
+    # -- waking ----------------------------------------------------------------
+
+    def wake(self) -> None:
+        """End the wait that goes on in another thread or greenlet, if there is one."""
+        if self._rung or self._pipe is None or self._pid != os.getpid():
+            return
+        if self._loop is not None and self._thread == threading.get_ident():
+            return  # the tick of this very turn will see it
+        self._rung = True
+        try:
+            os.write(self._pipe[1], b"!")
+        except (BlockingIOError, OSError) as exc:
+            logger.debug("The poller could not be woken: %r.", exc)
+
+    def _open_pipe(self) -> int:
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, False)
+        return self._pipe[0]
+
+    def _drain_pipe(self) -> None:
+        self._rung = False
+        if self._pipe is not None:
+            try:
+                os.read(self._pipe[0], 4096)
+            except BlockingIOError:
+                pass
+
+    def close(self) -> None:
+        """Stop watching, and give the file descriptors back."""
+        for fd in list(self._watched):
+            self._unwatch(fd)
+        self.unregister()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            for end in pipe:
+                os.close(end)

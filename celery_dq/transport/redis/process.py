@@ -1,0 +1,253 @@
+"""What one process is to one broker: a consumer with one lease per partition.
+
+The lease is the *process's*, not a channel's or a connection's: a connection may
+break and a loop may be blocked by a long task without any message being taken
+away. :class:`Keeper` renews it from a native thread with a connection of its own.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.transport.redis.ledger import Held, Ledger
+from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag
+from celery_dq.transport.redis.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+#: Renewals per lease. Three may fail in a row before the lease is lost.
+RENEWALS_PER_LEASE = 4
+#: How many expired messages, due ones and so on one heartbeat moves at most.
+CHUNK = 200
+#: How many settles, finishes or releases one call carries at most.
+TELL_LIMIT = 500
+
+
+class Process:
+    """The state that a process keeps for one broker across reconnects.
+
+    Arguments:
+        lease_s: how long a dead process's messages stay with it, in seconds.
+        clock: injectable, for tests.
+    """
+
+    def __init__(self, lease_s: float, clock: Clock | None = None) -> None:
+        self.pid = os.getpid()
+        #: Names the process in the leases; unique, readable in ``explain``.
+        self.consumer = f"{socket.gethostname()}:{self.pid}:{uuid.uuid4().hex[:12]}"
+        self.clock: Clock = clock or SystemClock()
+        self.lease_s = lease_s
+        self.lease_ms = int(lease_s * 1000)
+        self.ledger = Ledger(self.clock, lease_s)
+        self.keeper = Keeper(self)
+        #: Servers found fit for use, so that each is asked once.
+        self.fit_servers: set[str] = set()
+
+
+class Keeper:
+    """Renews the leases of a process, and tells what no connection is left to tell.
+
+    The thread starts with the first partition and ends by itself with the last.
+    It uses primitives that gevent and eventlet have not patched, so that it runs
+    while the loop is blocked.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._queues: dict[str, Queue] = {}
+        self._users: dict[str, int] = {}
+        self._idle_checks: list[Callable[[float], None]] = []
+        self._connect: Callable[[], redis.Redis] | None = None
+        self._client: redis.Redis | None = None
+        self._running = False
+        self._late: set[str] = set()
+        self._start_stop = unpatched("_thread", "allocate_lock")()
+        self._bell = unpatched("_thread", "allocate_lock")()
+        self._bell.acquire()
+
+    # -- who needs a lease -----------------------------------------------------
+
+    def use(self, queue: Queue, connect: Callable[[], redis.Redis]) -> None:
+        """Keep a lease on the partition of *queue* from now on; counted, see :meth:`leave`."""
+        name = queue.key
+        with self._start_stop:
+            self._connect = connect
+            self._users[name] = self._users.get(name, 0) + 1
+            self._queues[name] = queue
+            if not self._running:
+                self._running = True
+                unpatched("_thread", "start_new_thread")(self._run, ())
+
+    def leave(self, queue: Queue) -> None:
+        """The caller consumes no more; the lease ends once nothing is held."""
+        name = queue.key
+        self._users[name] = max(self._users.get(name, 0) - 1, 0)
+        self.ring()
+
+    def queue(self, key: str) -> Queue | None:
+        """Return the queue whose partition the ledger names *key*, while it has a lease."""
+        return self._queues.get(key)
+
+    def watch(self, check: Callable[[float], None]) -> None:
+        """Call *check* with the monotonic time at every heartbeat (a watchdog's bone)."""
+        self._idle_checks.append(check)
+
+    def unwatch(self, check: Callable[[float], None]) -> None:
+        if check in self._idle_checks:
+            self._idle_checks.remove(check)
+
+    def waits_for_somebody(self, queue: Queue) -> bool:
+        """Return whether a token lies in *queue* that nobody takes; only for the keeper's thread."""
+        length: Any = 0 if self._client is None else self._client.llen(queue.partition.keys.wake)
+        return bool(length)
+
+    def last_words(self) -> None:
+        """Tell, from the calling thread, everything that the ledger still has to tell."""
+        pending = [queue for key, queue in list(self._queues.items()) if self._process.ledger.outbox(key)]
+        if pending and self._connect is not None:
+            client = self._connect()
+            for queue in pending:
+                self.tell(queue, client)
+
+    def ring(self) -> None:
+        """Do a round now rather than at the next heartbeat."""
+        try:
+            self._bell.release()
+        except RuntimeError:  # it rings already
+            pass
+
+    # -- the thread ------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval = self._process.lease_s / RENEWALS_PER_LEASE
+        wait = interval
+        while not self._over():
+            self._bell.acquire(True, wait)
+            try:
+                self._round()
+                wait = interval
+            except (redis.RedisError, OSError) as exc:
+                # The broker may be back sooner than the next heartbeat.
+                wait = interval / 4
+                logger.warning("The leases of %s could not be renewed: %s.", self._process.consumer, exc)
+                self._disconnect()
+            except Exception:
+                # This thread must not die of anything, or every message it guards is given away.
+                wait = interval
+                logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
+        self._disconnect()
+
+    def _over(self) -> bool:
+        with self._start_stop:
+            self._running = bool(self._queues)
+            return not self._running
+
+    def _round(self) -> None:
+        process, ledger = self._process, self._process.ledger
+        client = self._client
+        if client is None:
+            assert self._connect is not None
+            client = self._client = self._connect()
+        for name, queue in list(self._queues.items()):
+            sent_at = process.clock.monotonic()
+            renewal = queue.partition.renew(
+                process.consumer, lease_ms=process.lease_ms, limit=CHUNK, max_deliveries=queue.max_deliveries
+            ).run(client)
+            if not renewal.alive and ledger.holds_of(name):
+                logger.warning(
+                    "The lease of %s on %s had run out; what it held went back to its place. "
+                    "A longer dq_lease or a less loaded machine avoids this.",
+                    process.consumer,
+                    name,
+                )
+            ledger.renewed(name, sent_at)
+            # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
+            if not ledger.has_listener or name in self._late:
+                self.tell(queue, client)
+            (self._late.add if ledger.outbox(name) else self._late.discard)(name)
+            if not self._users.get(name) and not ledger.holds_of(name) and not ledger.outbox(name):
+                self._resign(queue, client)
+        now = process.clock.monotonic()
+        for check in list(self._idle_checks):
+            check(now)
+
+    def tell(self, queue: Queue, client: redis.Redis) -> None:
+        """Send everything that the ledger has for *queue*, and wait for the answers.
+
+        Raises:
+            redis.RedisError: no answer; what was not told stays in the ledger.
+        """
+        process, ledger = self._process, self._process.ledger
+        name, partition = queue.key, queue.partition
+        while ledger.outbox(name):
+            settles, finishes = ledger.take(name, TELL_LIMIT)
+            releases = ledger.take_releases(name, TELL_LIMIT)
+            try:
+                if settles:
+                    ledger.stale += partition.settle(process.consumer, tags(settles)).run(client)
+                    settles = []
+                if finishes:
+                    ledger.stale += partition.finish(process.consumer, tags(finishes)).run(client)
+                    finishes = []
+                while releases:
+                    mode = releases[0][0]
+                    same = [held for how, held in releases if how == mode]
+                    ledger.stale += release(process, queue, mode, same).run(client)
+                    releases = [(how, held) for how, held in releases if how != mode]
+            except BaseException:
+                ledger.untold(name, settles, finishes, releases)
+                raise
+
+    def _resign(self, queue: Queue, client: redis.Redis) -> None:
+        name = queue.key
+        while queue.partition.resign(self._process.consumer, limit=CHUNK).run(client):
+            pass
+        with self._start_stop:
+            if self._users.get(name):
+                return  # consumed again meanwhile: the next round takes a new lease
+            self._queues.pop(name, None)
+            self._users.pop(name, None)
+        self._process.ledger.forget(name)
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.connection_pool.disconnect()
+            except (redis.RedisError, OSError) as exc:
+                logger.debug("Closing the keeper's connection failed: %s.", exc)
+
+
+def tags(helds: list[Held]) -> list[Tag]:
+    """Return what the scripts want to know of held messages."""
+    return [Tag(held.claim, held.id) for held in helds]
+
+
+def release(process: Process, queue: Queue, mode: str, helds: list[Held]) -> Call[int]:
+    """Return the call that gives *helds* back to their place."""
+    return queue.partition.release(
+        process.consumer,
+        tags(helds),
+        mode=cast(ReleaseMode, mode),
+        max_deliveries=queue.max_deliveries,
+        worker=process.consumer,
+    )
+
+
+def unpatched(module: str, name: str) -> Any:
+    """Return *module*.*name* as it was before gevent or eventlet replaced it."""
+    if "gevent.monkey" in sys.modules:
+        return sys.modules["gevent.monkey"].get_original(module, name)
+    if "eventlet.patcher" in sys.modules:
+        return getattr(sys.modules["eventlet.patcher"].original(module), name)
+    return getattr(_thread, name)

@@ -1,0 +1,85 @@
+"""What a channel has delivered, and how much more it may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import virtual
+
+from celery_dq.transport.redis.message import Message
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.channel import Channel
+
+
+class QoS(virtual.QoS):  # type: ignore[misc]  # kombu ships no types
+    """Prefetch count and acknowledgements of one channel.
+
+    Acknowledgements may come from any thread and after the channel was closed:
+    they go to the ledger of the process, and leave through whatever connection
+    there is.
+    """
+
+    channel: Channel
+
+    def can_consume(self) -> bool:
+        """Return whether the prefetch count leaves room for one more message."""
+        limit = self.prefetch_count
+        return not limit or len(self._delivered) < limit
+
+    def can_consume_max_estimate(self) -> int | None:
+        """Return how many more messages the prefetch count allows; None without a limit."""
+        limit: int = self.prefetch_count
+        return max(limit - len(self._delivered), 0) if limit else None
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        self._delivered[delivery_tag] = message
+
+    def forget(self, delivery_tag: str) -> None:
+        """Stop counting a message; the ledger has its own word on it."""
+        self._delivered.pop(delivery_tag, None)
+
+    def settle(self, delivery_tag: str) -> None:
+        """The message is acknowledged and its task is about to run."""
+        self._delivered.pop(delivery_tag, None)
+        self.channel.ledger.settle(delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        self._delivered.pop(delivery_tag, None)
+        self.channel.ledger.finish(delivery_tag)
+        self.channel.tell_now()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        message = self._delivered.pop(delivery_tag, None)
+        if not isinstance(message, Message):
+            if requeue and message is not None:
+                self.channel.requeue_transient(message)
+        elif requeue:
+            self.channel.ledger.release(delivery_tag, "crashed" if message.crashed else "requeue")
+        elif self.channel.dead_letters_rejects:
+            self.channel.dead_letter(message, "rejected")
+        else:
+            self.channel.ledger.finish(delivery_tag)
+        self.channel.tell_now()
+
+    def restore_unacked(self) -> list[tuple[BaseException, Any]]:
+        """Give back everything delivered and not acknowledged, except what runs."""
+        running = self.channel.running_tags()
+        for tag in list(self._delivered):
+            message = self._delivered.pop(tag, None)
+            if message is None or tag in running:
+                continue
+            if isinstance(message, Message):
+                self.channel.ledger.release(tag, "requeue" if message.started else "unstarted")
+            else:
+                self.channel.requeue_transient(message)
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
+        self._on_collect.cancel()
+        if self._delivered.restored:
+            return
+        self._delivered.restored = True
+        if self.restore_at_shutdown and self.channel.do_restore:
+            self.restore_unacked()

@@ -1,0 +1,100 @@
+"""What all channels of one connection share."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Any
+
+import redis
+
+from celery_dq.hooks import WIRES, WorkerGate, Wires
+from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.options.resolve import resolve
+from celery_dq.options.sections import Options
+from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition, load_scripts
+from celery_dq.transport.redis.poller import Poller
+from celery_dq.transport.redis.process import Process
+from celery_dq.transport.redis.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One transport's view of its app and its process.
+
+    Arguments:
+        connection: the kombu connection, whose options may hold the app's wires.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._wires = _wires(connection)
+        self.options: Options = self._wires.options
+        self.address = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
+        self.scripts: ScriptSet = load_scripts()
+        processes = self._wires.in_process(dict[str, Process])
+        process = processes.get(self.address)
+        if process is None:
+            process = processes[self.address] = Process(self.options.lease_us / 1e6)
+            atexit.register(last_words, process)
+        self.process: Process = process
+        self.poller = Poller(process.clock)
+
+    @property
+    def gate(self) -> WorkerGate | None:
+        """The worker in this process, if there is one."""
+        return self._wires.gate
+
+    @property
+    def registry_key(self) -> str:
+        """SET: names of the ordinary queues that were declared."""
+        return queue_registry(self.options.environment, self.options.key_prefix)
+
+    @property
+    def list_prefix(self) -> str:
+        """What the keys of transient queues begin with."""
+        return f"{self.options.key_prefix}dq:{self.options.environment}:"
+
+    def queue(self, name: str) -> Queue:
+        """Return the queue called *name* as the options describe it."""
+        options = self.options.queue(name)
+        keys = PartitionKeys(self.options.environment, name, 0, self.options.key_prefix)
+        aging = options.priority_aging_us
+        return Queue(
+            name,
+            Partition(keys, self.scripts),
+            max_deliveries=options.max_deliveries,
+            head_start_us=STRICT_PRIORITY_US if aging is None else aging,
+        )
+
+    @staticmethod
+    def depth(client: redis.Redis, partition: Partition) -> int:
+        """Return how many messages wait: ready, delayed and throttled, without those in workers' hands."""
+        with client.pipeline(transaction=False) as pipe:
+            pipe.hlen(partition.keys.messages)
+            pipe.hget(partition.keys.state, "held")
+            stored, held = pipe.execute()
+        return max(int(stored) - int(held or 0), 0)
+
+
+def _wires(connection: Any) -> Wires:
+    wires = connection.transport_options.get(WIRES)
+    if wires is None:
+        # Plain kombu: the connection object outlives its transports, so it keeps them.
+        wires = connection.__dict__.get("_dq_wires")
+        if wires is None:
+            wires = connection.__dict__["_dq_wires"] = Wires("dq", lambda: resolve({}))
+    elif not isinstance(wires, Wires):
+        raise TypeError(f"transport_options[{WIRES!r}] is celery-dq's own; remove {wires!r}")
+    return wires
+
+
+def last_words(process: Process) -> None:
+    """At interpreter exit: say what no connection was left to say, rather than have it run again."""
+    if process.pid == os.getpid():
+        try:
+            process.keeper.last_words()
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("The broker could not be told at exit: %s. What was done may be done again.", exc)

@@ -1,0 +1,107 @@
+"""Queues that die with their consumer: replies to remote control, results by RPC.
+
+Such a queue (neither durable nor kept: ``durable=False, auto_delete=True``) holds
+a few messages for a few seconds, for one reader. A Redis list that expires is all
+it needs; leases, tenants and dead letters would only leave litter. What is taken
+from it is gone, as it is when the consumer of an auto-delete queue dies.
+
+Whoever publishes may not have declared the queue, so the consumer leaves a mark
+beside it.
+"""
+
+from __future__ import annotations
+
+from queue import Empty
+from typing import Any
+
+import redis
+from kombu.utils.json import dumps, loads
+
+#: Seconds that a transient queue lives after its last message, unless x-expires says more.
+SHORTEST_LIFE_S = 3600
+#: Queues whose kind a channel remembers.
+REMEMBERED = 10_000
+
+
+class Transients:
+    """The transient queues of one channel.
+
+    Arguments:
+        prefix: of all keys, with the environment.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._lives_ms: dict[str, int] = {}
+        self._durable: set[str] = set()
+
+    def key(self, queue: str) -> str:
+        """LIST: messages as JSON, oldest first."""
+        return f"{self._prefix}transient:{queue}"
+
+    def mark(self, queue: str) -> str:
+        """STRING: how long the list lives, in ms; there while the queue is declared."""
+        return f"{self._prefix}transient-mark:{queue}"
+
+    def declare(self, client: redis.Redis, queue: str, expires_ms: int | None) -> None:
+        life = max(expires_ms or 0, SHORTEST_LIFE_S * 1000)
+        self._lives_ms[queue] = life
+        client.set(self.mark(queue), life, px=life)
+
+    def declare_durable(self, queue: str) -> None:
+        """Remember that *queue* is an ordinary one, so that nobody has to ask."""
+        if len(self._durable) < REMEMBERED:
+            self._durable.add(queue)
+
+    def declared_here(self, queue: str) -> bool:
+        return queue in self._lives_ms
+
+    def holds(self, client: redis.Redis, queue: str) -> bool:
+        """Return whether *queue* is transient; asks Redis about a queue never heard of."""
+        if queue in self._durable:
+            return False
+        if queue in self._lives_ms:
+            return True
+        life: Any = client.get(self.mark(queue))
+        if life is None:
+            self.declare_durable(queue)
+            return False
+        self._lives_ms[queue] = int(life)
+        return True
+
+    def put(self, client: redis.Redis, queue: str, message: dict[str, Any]) -> None:
+        key = self.key(queue)
+        with client.pipeline(transaction=False) as pipe:
+            pipe.rpush(key, dumps(message))
+            pipe.pexpire(key, self._lives_ms[queue])
+            pipe.execute()
+
+    def get(self, client: redis.Redis, queue: str) -> dict[str, Any]:
+        """Pop the oldest message.
+
+        Raises:
+            queue.Empty: there is none.
+        """
+        raw: Any = client.lpop(self.key(queue))
+        if raw is None:
+            raise Empty
+        return self.decode(raw)
+
+    @staticmethod
+    def decode(raw: bytes) -> dict[str, Any]:
+        message: dict[str, Any] = loads(raw)
+        return message
+
+    def size(self, client: redis.Redis, queue: str) -> int:
+        size: Any = client.llen(self.key(queue))
+        return int(size)
+
+    def purge(self, client: redis.Redis, queue: str) -> int:
+        with client.pipeline(transaction=True) as pipe:
+            pipe.llen(self.key(queue))
+            pipe.delete(self.key(queue))
+            return int(pipe.execute()[0])
+
+    def delete(self, client: redis.Redis, queue: str) -> None:
+        client.delete(self.key(queue), self.mark(queue))
+        self._lives_ms.pop(queue, None)

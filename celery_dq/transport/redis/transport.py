@@ -1,0 +1,78 @@
+"""``dq-redis://`` and ``dq-rediss://``.
+
+Connection string::
+
+    dq-redis://[user:password@]host[:port][/db]
+    dq-rediss://…                         (TLS; see ``broker_use_ssl``)
+    dq-redis+socket:///path/to/redis.sock (a unix socket)
+
+Transport options are those of kombu's Redis transport that concern the
+connection: ``socket_timeout`` (15 s here), ``socket_connect_timeout`` (5 s),
+``socket_keepalive``, ``max_connections``, ``health_check_interval``,
+``client_name``, ``fanout_prefix``, ``fanout_patterns``, ``global_keyprefix`` (for
+the fanout and binding keys; our own keys have ``dq_key_prefix``).
+
+Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote
+control, batches.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from redis import exceptions
+
+from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.session import Session
+
+#: A server in the middle of a failover or a restart says these; it will be well again.
+PASSING_ERRORS = (
+    exceptions.ReadOnlyError,
+    exceptions.BusyLoadingError,
+    exceptions.MasterDownError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+)
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu ships no types
+    """Kombu's entry to the tenant broker."""
+
+    Channel = Channel
+    #: Celery asks for this name: mingle, gossip and --disable-prefetch depend on it.
+    driver_type = "redis"
+    driver_name = "redis"
+    connection_errors = kombu_redis.Transport.connection_errors + PASSING_ERRORS
+    implements = kombu_redis.Transport.implements.extend(asynchronous=True, batch_publish=True)
+    supports_batch_publish = True
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        self.session = Session(client)
+        super().__init__(client, **kwargs)
+        self.cycle = self.session.poller
+        self.session.process.ledger.listen(self.session.poller.wake)
+        if client.transport_cls == "dq-rediss" and not client.ssl:
+            # As kombu does for rediss://, and as unsafe: broker_use_ssl says what to trust.
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_NONE}
+
+    @property
+    def qos_semantics_matches_spec(self) -> bool:
+        """Say no, or Celery does not reduce the prefetch count after a reconnect."""
+        return False
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Be driven by *loop* from now on."""
+        self.session.poller.register(loop)
+
+    def close_connection(self, connection: Any) -> None:
+        self.session.process.ledger.unlisten(self.session.poller.wake)
+        virtual.Transport.close_connection(self, connection)
+
+    def _collect(self, connection: Any) -> None:
+        """The connection is lost: close without talking to the server."""
+        for channel in (*self.channels, *self._avail_channels):
+            channel.abandon()
+        self.close_connection(connection)
