@@ -116,9 +116,6 @@ class Quota:
         )
 
 
-UNLIMITED = Quota()
-
-
 def _check_range(name: str, value: object, low: float, high: float, unit: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidQuota(f"{name} = {value!r} is not a number ({unit})")
@@ -137,3 +134,6 @@ def _plain_rate(interval: int) -> float:
         if rate <= MAX_RATE and interval_us(rate) == interval:
             return rate
     return SECOND_US / interval
+
+
+UNLIMITED = Quota()

@@ -34,6 +34,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     known = {setting.name: setting for setting in SETTINGS}
     refuse_unknown(given, known, where="settings", what="setting")
     values = {name: _checked(setting, given) for name, setting in known.items()}
+    lease_us = values["dq_lease"]
     defaults = QueueOptions(
         quota=_quota(values["dq_default_quota"], UNLIMITED, "dq_default_quota"),
         priority_aging_us=values["dq_priority_aging"],
@@ -42,10 +43,11 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     options = Options(
         environment=values["dq_environment"],
         key_prefix=_key_prefix(values["dq_key_prefix"]),
-        lease_us=values["dq_lease"],
+        lease_us=lease_us,
         dead_letter_failures=values["dq_dead_letter_failures"],
         confirm_replicas=values["dq_confirm_replicas"],
-        watchdog_us=values["dq_watchdog"],
+        # A long lease with nothing said about the watchdog is no contradiction.
+        watchdog_us=values["dq_watchdog"] if "dq_watchdog" in given else max(values["dq_watchdog"], lease_us),
         claim_ahead_us=values["dq_claim_ahead"],
         allow_eviction=values["dq_allow_eviction"],
         producer_marker_ttl_us=values["dq_producer_marker_ttl"],
@@ -111,7 +113,8 @@ def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
         raise ConfigurationError(str(error)) from None
     if quota.rate is None and "burst" in values and quota.burst != 1:
         raise ConfigurationError(
-            f"{where}: burst = {quota.burst!r} has no effect without a rate: give a rate as well, or leave it out"
+            f"{where}: burst = {quota.burst!r} has no effect without a rate: "
+            "give a rate as well, or leave it out"
         )
     return quota
 
@@ -133,13 +136,13 @@ def _refuse_contradictions(options: Options) -> None:
     # Past 0.6 of the lease nothing new may start, so what is claimed ahead must have started by then.
     if options.claim_ahead_us * 10 > options.lease_us * 6:
         raise ConfigurationError(
-            f"dq_claim_ahead = {format_duration(options.claim_ahead_us)} is more than 0.6 of dq_lease = {lease}: "
-            "claim less ahead or lengthen the lease"
+            f"dq_claim_ahead = {format_duration(options.claim_ahead_us)} is more than 0.6 of "
+            f"dq_lease = {lease}: claim less ahead or lengthen the lease"
         )
     if 0 < options.watchdog_us < options.lease_us:
         raise ConfigurationError(
-            f"dq_watchdog = {format_duration(options.watchdog_us)} is shorter than dq_lease = {lease}: it would "
-            "fire while a dead worker's messages are still on their way back; lengthen it, or 0 for off"
+            f"dq_watchdog = {format_duration(options.watchdog_us)} is shorter than dq_lease = {lease}: "
+            "it would fire while a dead worker's messages are still on their way back; lengthen it, or 0 for off"
         )
     if options.producer_marker_ttl_us < options.lease_us:
         raise ConfigurationError(
