@@ -61,12 +61,18 @@ def resolve(conf: Mapping[str, Any]) -> Options:
 
 def _given(conf: Mapping[str, Any]) -> dict[str, Any]:
     """The ``dq_*`` settings of `conf` under their plain names."""
+    # A Celery configuration is loaded by the first look-up; before that it does not know its namespace.
+    conf.get("dq_environment")
     namespace = str(getattr(conf, "prefix", None) or "").lower().rstrip("_")
     given: dict[str, Any] = {}
     for key in conf:
-        name = str(key).lower()
-        if namespace:
-            name = name.removeprefix(f"{namespace}_")
+        name = str(key)
+        if namespace and name.lower().startswith(f"{namespace}_{_PREFIX}"):
+            name = name[len(namespace) + 1 :]
+        elif namespace and not name.startswith(_PREFIX):
+            # In Django's settings a bare DQ_... is somebody else's.
+            continue
+        name = name.lower()
         if name.startswith(_PREFIX) and name not in given:
             # A Celery configuration finds a plain name under its namespace, another mapping may not.
             given[name] = conf[name] if name in conf else conf[key]
@@ -142,7 +148,8 @@ def _refuse_contradictions(options: Options) -> None:
     if 0 < options.watchdog_us < options.lease_us:
         raise ConfigurationError(
             f"dq_watchdog = {format_duration(options.watchdog_us)} is shorter than dq_lease = {lease}: "
-            "it would fire while a dead worker's messages are still on their way back; lengthen it, or 0 for off"
+            "it would fire while a dead worker's messages are still on their way back; "
+            "lengthen it, or 0 for off"
         )
     if options.producer_marker_ttl_us < options.lease_us:
         raise ConfigurationError(
