@@ -24,7 +24,7 @@ from celery_dq.testing.processes import ChildProcess, find_redis_server, free_po
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.wire import Address, Reply, ServerSaid, ask
 
-__all__ = ["RedisServer", "SentinelPair"]
+__all__ = ["RedisServer", "SentinelPair", "wait_until"]
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
@@ -113,6 +113,11 @@ class RedisServer:
     def ask(self, *command: str | float, timeout_s: float = 2.0) -> Reply:
         """Send one command on a connection of its own, e.g. ``server.ask("DBSIZE")``."""
         return ask(self.address, *command, timeout_s=timeout_s)
+
+    def flush(self, db: int = 0) -> None:
+        """Empty database `db`, and leave the others alone."""
+        # One connection a command, so the database is chosen by a script.
+        self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db)
 
     # -- start and stop
 
