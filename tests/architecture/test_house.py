@@ -15,6 +15,7 @@ import pytest
 
 import celery_dq
 from celery_dq.errors import DQError
+from celery_dq.options.sections import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_dq"
@@ -127,3 +128,8 @@ def test_an_error_class_costs_no_library() -> None:
         "print(sorted({'celery', 'kombu', 'redis', 'kazoo', 'django'} & set(sys.modules)))"
     )
     assert fresh_python(program) == "[]"
+
+
+def test_the_readme_explains_every_setting() -> None:
+    readme = (ROOT / "README.rst").read_text()
+    assert [setting.name for setting in SETTINGS if f"``{setting.name}``" not in readme] == []
