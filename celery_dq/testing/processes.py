@@ -47,16 +47,17 @@ class ChildProcess:
     """A process that is killed when this one ends, however it ends.
 
     A guard (one shell) waits at the other end of a pipe that only this process holds open: when this
-    process is gone, the pipe closes and the guard kills the child. That also works where the kernel
-    cannot tie a child to its parent, and when the thread that started it ends first. A process forked
-    from this one holds the pipe too, so the child lives until the last of them has ended.
+    process is gone, the pipe closes, and the guard kills the child and removes its `folder`. That also
+    works where the kernel cannot tie a child to its parent, and when the thread that started it ends
+    first. A process forked from this one holds the pipe too, so the child lives until the last of them
+    has ended.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path, cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], *, log: Path, folder: Path) -> None:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
-                cwd=cwd,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -64,7 +65,7 @@ class ChildProcess:
                 start_new_session=True,
             )
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'read _; kill -9 "$1"', "sh", str(self.pid)],
+            ["/bin/sh", "-c", 'read _; kill -9 "$1"; rm -rf "$2"', "sh", str(self.pid), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

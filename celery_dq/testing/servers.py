@@ -134,7 +134,9 @@ class RedisServer:
         for attempt in range(1, attempts + 1):
             if not self._unix_socket and self._wanted_port is None and (self._port is None or attempt > 1):
                 self._port = free_port()
-            self._child = ChildProcess(self._command(binary), log=self.folder / "redis.log", cwd=self.folder)
+            self._child = ChildProcess(
+                self._command(binary), log=self.folder / "redis.log", folder=self.folder
+            )
             try:
                 wait_until(self._answers, START_TIMEOUT_S, what="an answer to PING")
             except (ChildProcessError, TimeoutError) as error:
@@ -336,7 +338,9 @@ class SentinelPair:
             f"sentinel failover-timeout {self.name} 5000\n"
         )
         self._sentinel = ChildProcess(
-            [find_redis_server(), str(configuration), "--sentinel"], log=folder / "sentinel.log", cwd=folder
+            [find_redis_server(), str(configuration), "--sentinel"],
+            log=folder / "sentinel.log",
+            folder=folder,
         )
         wait_until(self._sentinel_ready, START_TIMEOUT_S, what="the sentinel to know the replica")
 

@@ -94,17 +94,19 @@ def test_the_server_dies_with_its_parent() -> None:
     program = (
         "import sys\n"
         "from celery_dq.testing.servers import RedisServer\n"
-        "print(RedisServer().start().pid, flush=True)\n"
+        "server = RedisServer().start(); print(server.pid, server.folder, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        first, folder = parent.stdout.readline().split()
+        pid = int(first)
         assert running(pid)
         parent.send_signal(signal.SIGKILL)
     wait_until(lambda: not running(pid), 10, what="the end of the orphaned server")
+    wait_until(lambda: not Path(folder).exists(), 10, what="its data to be removed")
 
 
 def test_without_a_server_on_the_path_the_wheel_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
