@@ -1,0 +1,60 @@
+# Everything runs in a virtual environment of its own, made on first use. `make help` lists what there is.
+
+VENV ?= .venv
+PY = $(VENV)/bin/python
+PIP = $(PY) -m pip install --quiet --disable-pip-version-check
+PYTEST_ARGS ?=
+.DEFAULT_GOAL = help
+.PHONY: help venv example test tests lint types bench chaos docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Installed again only when the requirements have changed.
+$(VENV)/stamp-example: setup.cfg pyproject.toml
+	@sh .ci/make-venv $(VENV)
+	$(PIP) -e '.[example]'
+	@touch $@
+
+$(VENV)/stamp-develop: setup.cfg pyproject.toml
+	@sh .ci/make-venv $(VENV)
+	$(PIP) -e '.[test,lint,example]'
+	@touch $@
+
+$(VENV)/stamp-docs: setup.cfg pyproject.toml
+	@sh .ci/make-venv $(VENV)
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+venv: $(VENV)/stamp-develop ## the virtual environment, with all that development needs
+
+example: $(VENV)/stamp-example ## run the example project; needs no server installed
+	$(PY) example_project/run.py
+
+test: lint types tests ## lint, types and the whole test suite
+
+tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" chooses
+	$(PY) tests/provision.py
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/stamp-develop ## style, formatting, and who may import whom
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
+
+types: $(VENV)/stamp-develop ## mypy, strictly
+	$(PY) -m mypy --strict celery_dq
+
+bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport
+	$(PY) tests/provision.py
+	$(PY) -m benchmarks
+
+chaos: $(VENV)/stamp-develop ## the long tests that kill things
+	$(PY) tests/provision.py
+	$(PY) -m pytest -m chaos $(PYTEST_ARGS)
+
+docs: $(VENV)/stamp-docs ## the documentation, into docs/_build/html
+	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+clean: ## remove what was made
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

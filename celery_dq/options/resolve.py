@@ -1,0 +1,158 @@
+"""From an app's configuration to :class:`~celery_dq.options.sections.Options`, or an error at start.
+
+Settings are read, never written: adding defaults to a Celery app's
+configuration would override what the user sets later.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from celery_dq.duration import format_duration
+from celery_dq.errors import ConfigurationError, InvalidQuota
+from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
+from celery_dq.options.schema import Setting, refuse_unknown
+from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
+
+__all__ = ["resolve"]
+
+_PREFIX = "dq_"
+
+
+def resolve(conf: Mapping[str, Any]) -> Options:
+    """The checked options in `conf`, an ``app.conf`` or any mapping of ``dq_*`` names.
+
+    The names may be in upper case and carry the namespace of the app's configuration
+    (``CELERY_DQ_LEASE``). Raises :exc:`~celery_dq.errors.ConfigurationError` for a ``dq_*`` name
+    that does not exist, a value of the wrong type or out of range, and values that contradict
+    each other.
+    """
+    given = _given(conf)
+    known = {setting.name: setting for setting in SETTINGS}
+    refuse_unknown(given, known, where="settings", what="setting")
+    values = {name: _checked(setting, given) for name, setting in known.items()}
+    lease_us = values["dq_lease"]
+    defaults = QueueOptions(
+        quota=_quota(values["dq_default_quota"], UNLIMITED, "dq_default_quota"),
+        priority_aging_us=values["dq_priority_aging"],
+        max_deliveries=values["dq_max_deliveries"],
+    )
+    options = Options(
+        environment=values["dq_environment"],
+        key_prefix=_key_prefix(values["dq_key_prefix"]),
+        lease_us=lease_us,
+        dead_letter_failures=values["dq_dead_letter_failures"],
+        confirm_replicas=values["dq_confirm_replicas"],
+        # A long lease with nothing said about the watchdog is no contradiction.
+        watchdog_us=values["dq_watchdog"] if "dq_watchdog" in given else max(values["dq_watchdog"], lease_us),
+        claim_ahead_us=values["dq_claim_ahead"],
+        allow_eviction=values["dq_allow_eviction"],
+        producer_marker_ttl_us=values["dq_producer_marker_ttl"],
+        tombstone_ttl_us=values["dq_tombstone_ttl"],
+        defaults=defaults,
+        queues=tuple(_queues(values["dq_queues"], defaults)),
+    )
+    _refuse_contradictions(options)
+    return options
+
+
+def _given(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``dq_*`` settings of `conf` under their plain names."""
+    # A Celery configuration is loaded by the first look-up; before that it does not know its namespace.
+    conf.get("dq_environment")
+    namespace = str(getattr(conf, "prefix", None) or "").lower().rstrip("_")
+    given: dict[str, Any] = {}
+    for key in conf:
+        name = str(key)
+        if namespace and name.lower().startswith(f"{namespace}_{_PREFIX}"):
+            name = name[len(namespace) + 1 :]
+        elif namespace and not name.startswith(_PREFIX):
+            # In Django's settings a bare DQ_... is somebody else's.
+            continue
+        name = name.lower()
+        if name.startswith(_PREFIX) and name not in given:
+            # A Celery configuration finds a plain name under its namespace, another mapping may not.
+            given[name] = conf[name] if name in conf else conf[key]
+    return given
+
+
+def _checked(setting: Setting, given: Mapping[str, Any]) -> Any:
+    return setting.check(given[setting.name]) if setting.name in given else setting.default
+
+
+def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueOptions]:
+    """One section per entry of ``dq_queues``, by name."""
+    for name in table:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(
+                f"dq_queues: {name!r} is not the name of a queue: give a text, not empty"
+            )
+    own = {setting.name.removeprefix(_PREFIX): setting for setting in QUEUE_SETTINGS}
+    for name in sorted(table):
+        where = f"dq_queues[{name!r}]"
+        section = table[name]
+        if not isinstance(section, Mapping):
+            raise ConfigurationError(f"{where} = {section!r} is not a dict")
+        refuse_unknown(section, (*QUOTA_KEYS, *own), where=where)
+        queue = replace(
+            defaults,
+            name=name,
+            quota=_quota({key: section[key] for key in QUOTA_KEYS if key in section}, defaults.quota, where),
+        )
+        if "priority_aging" in section:
+            aging = own["priority_aging"].check(section["priority_aging"], where=f"{where}['priority_aging']")
+            queue = replace(queue, priority_aging_us=aging)
+        if "max_deliveries" in section:
+            most = own["max_deliveries"].check(section["max_deliveries"], where=f"{where}['max_deliveries']")
+            queue = replace(queue, max_deliveries=most)
+        yield queue
+
+
+def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
+    refuse_unknown(values, QUOTA_KEYS, where=where)
+    try:
+        quota = Quota.parse(values, base=base, where=where)
+    except InvalidQuota as error:
+        raise ConfigurationError(str(error)) from None
+    if quota.rate is None and "burst" in values and quota.burst != 1:
+        raise ConfigurationError(
+            f"{where}: burst = {quota.burst!r} has no effect without a rate: "
+            "give a rate as well, or leave it out"
+        )
+    return quota
+
+
+def _key_prefix(prefix: str) -> str:
+    """`prefix` if it leaves the keys usable: a brace in front of the hash tag would become the hash tag."""
+    if "{" in prefix or "}" in prefix:
+        raise ConfigurationError(
+            f"dq_key_prefix = {prefix!r} holds a brace, which Redis Cluster would take for the slot of "
+            "every key: leave it out"
+        )
+    if any(unicodedata.category(character).startswith("C") for character in prefix):
+        raise ConfigurationError(f"dq_key_prefix = {prefix!r} holds a control character: leave it out")
+    return prefix
+
+
+def _refuse_contradictions(options: Options) -> None:
+    lease = format_duration(options.lease_us)
+    # Past 0.6 of the lease nothing new may start, so what is claimed ahead must have started by then.
+    if options.claim_ahead_us * 10 > options.lease_us * 6:
+        raise ConfigurationError(
+            f"dq_claim_ahead = {format_duration(options.claim_ahead_us)} is more than 0.6 of "
+            f"dq_lease = {lease}: claim less ahead or lengthen the lease"
+        )
+    if 0 < options.watchdog_us < options.lease_us:
+        raise ConfigurationError(
+            f"dq_watchdog = {format_duration(options.watchdog_us)} is shorter than dq_lease = {lease}: "
+            "it would fire while a dead worker's messages are still on their way back; "
+            "lengthen it, or 0 for off"
+        )
+    if options.producer_marker_ttl_us < options.lease_us:
+        raise ConfigurationError(
+            f"dq_producer_marker_ttl = {format_duration(options.producer_marker_ttl_us)} is shorter than "
+            f"dq_lease = {lease}: lengthen it"
+        )

@@ -1,0 +1,135 @@
+"""The rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import celery_dq
+from celery_dq.errors import DQError
+from celery_dq.options.sections import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_dq"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_LINES = 400
+
+# Pure: they decide and compute, and know no library. Each must stand in the contract once it exists.
+PURE = (
+    "errors",
+    "clock",
+    "duration",
+    "keys",
+    "znodes",
+    "hooks",
+    "options",
+    "transport.envelope",
+    "transport.redis.record",
+    "dedup.machine",
+    "dedup.key",
+    "leadership.career",
+    "allocation.ring",
+    "allocation.assignment",
+    "producer.buffer",
+    "producer.segment",
+)
+
+
+def every_error(base: type[DQError] = DQError) -> Iterator[type[DQError]]:
+    yield base
+    for error in base.__subclasses__():
+        yield from every_error(error)
+
+
+def fresh_python(program: str) -> str:
+    """What `program` prints in a process that has imported nothing yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_imports_keep_the_contracts() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import importlinter.cli as cli; cli.lint_imports_command()", "--no-cache"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_pure_module_stands_in_the_contract() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / "setup.cfg")
+    listed = contracts["importlinter:contract:words"]["source_modules"].split()
+    built = [
+        f"celery_dq.{name}"
+        for name in PURE
+        if (PACKAGE / f"{name.replace('.', '/')}.py").exists() or (PACKAGE / name.replace(".", "/")).is_dir()
+    ]
+    assert sorted(listed) == sorted(built)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_fits_a_head_and_obeys_the_rules(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    assert path.stem not in {"utils", "common", "helpers"}
+    for node in ast.walk(ast.parse(text)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        assert "celery_dq" not in names, f"line {getattr(node, 'lineno', 0)} imports the package root"
+
+
+def test_no_public_name_is_the_name_of_a_room() -> None:
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert not rooms & set(celery_dq.__all__)
+
+
+def test_every_public_name_whose_room_is_built_is_there() -> None:
+    for name, home in celery_dq._HOMES:
+        path = ROOT / home.replace(".", "/")
+        if path.is_dir() or path.with_suffix(".py").exists():
+            assert getattr(celery_dq, name) is not None
+
+
+def test_every_error_survives_pickling() -> None:
+    for error in every_error():
+        copy = pickle.loads(pickle.dumps(error("dq_lease = 3 is too small")))
+        assert type(copy) is error
+        assert str(copy) == "dq_lease = 3 is too small"
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    program = (
+        "import sys, __future__; before = set(sys.modules); import celery_dq\n"
+        "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+    )
+    assert fresh_python(program) == "['celery_dq']"
+
+
+def test_an_error_class_costs_no_library() -> None:
+    program = (
+        "import sys; from celery_dq import DQError, Quota\n"
+        "print(sorted({'celery', 'kombu', 'redis', 'kazoo', 'django'} & set(sys.modules)))"
+    )
+    assert fresh_python(program) == "[]"
+
+
+def test_the_readme_explains_every_setting() -> None:
+    readme = (ROOT / "README.rst").read_text()
+    assert [setting.name for setting in SETTINGS if f"``{setting.name}``" not in readme] == []

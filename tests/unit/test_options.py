@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.options import Options, Quota, resolve
+from celery_dq.options.sections import SETTINGS, STRICT_HEAD_START_US
+
+
+def test_without_settings_everything_has_its_default() -> None:
+    options = resolve({})
+    assert options == Options()
+    assert options.lease_us == 15_000_000
+    assert options.claim_ahead_us == 50_000
+    assert options.queue("any").head_start_us == STRICT_HEAD_START_US
+    assert options.queue("any").max_deliveries == 5
+    assert options.queue("any").quota == Quota()
+
+
+def test_every_setting_is_read() -> None:
+    options = resolve(
+        {
+            "broker_url": "redis://",
+            "dq_environment": "sandbox",
+            "dq_key_prefix": "shop:",
+            "dq_lease": timedelta(seconds=20),
+            "dq_max_deliveries": 3,
+            "dq_priority_aging": "1m",
+            "dq_queues": {"push": {"rate": "50/s", "priority_aging": None}, "mail": {"max_deliveries": 9}},
+            "dq_default_quota": {"rate": 5, "burst": 2, "concurrency": 4},
+            "dq_dead_letter_failures": True,
+            "dq_confirm_replicas": 1,
+            "dq_watchdog": 0,
+            "dq_claim_ahead": 0,
+            "dq_allow_eviction": True,
+            "dq_producer_marker_ttl": "2h",
+            "dq_tombstone_ttl": "1d",
+        }
+    )
+    assert options.environment == "sandbox"
+    assert options.key_prefix == "shop:"
+    assert options.lease_us == 20_000_000
+    assert options.dead_letter_failures is True
+    assert options.confirm_replicas == 1
+    assert options.watchdog_us == 0
+    assert options.claim_ahead_us == 0
+    assert options.allow_eviction is True
+    assert options.producer_marker_ttl_us == 7_200_000_000
+    assert options.tombstone_ttl_us == 86_400_000_000
+    push, mail, other = options.queue("push"), options.queue("mail"), options.queue("other")
+    assert push.quota == Quota(rate=50, burst=2, concurrency=4)
+    assert (push.head_start_us, push.max_deliveries) == (STRICT_HEAD_START_US, 3)
+    assert (mail.head_start_us, mail.max_deliveries) == (60_000_000, 9)
+    assert other == options.defaults
+    assert other.quota == mail.quota == Quota(rate=5, burst=2, concurrency=4)
+
+
+@pytest.mark.parametrize(
+    ("conf", "told"),
+    [
+        ({"dq_laese": 3}, "there is no setting 'dq_laese'; did you mean 'dq_lease'?"),
+        ({"dq_xyzzy": 3}, "there is no setting 'dq_xyzzy'; known are dq_allow_eviction, "),
+        ({"dq_lease": "soon"}, "dq_lease = 'soon' is not a duration"),
+        ({"dq_lease": None}, "dq_lease = None is not a duration"),
+        ({"dq_lease": 0.5}, "dq_lease = 0.5 is too small: give 1s or more"),
+        ({"dq_lease": "2h"}, "dq_lease = '2h' is too large: give 1h or less"),
+        ({"dq_environment": "onlin"}, "'onlin' is not 'online' or 'sandbox'; did you mean 'online'?"),
+        ({"dq_environment": 3}, "dq_environment = 3 is not a text"),
+        ({"dq_max_deliveries": 0}, "dq_max_deliveries = 0 is too small: give 1 or more"),
+        ({"dq_max_deliveries": 2.0}, "dq_max_deliveries = 2.0 is not a whole number"),
+        ({"dq_max_deliveries": True}, "dq_max_deliveries = True is not a whole number"),
+        ({"dq_allow_eviction": "no"}, "dq_allow_eviction = 'no' is not True or False"),
+        ({"dq_watchdog": 1}, "dq_watchdog = 1 is too small: give 5s or more, or 0 for off"),
+        ({"dq_key_prefix": "a{b}"}, "dq_key_prefix = 'a{b}' holds a brace"),
+        ({"dq_key_prefix": "a\n"}, "control character"),
+        ({"dq_queues": ["push"]}, "dq_queues = ['push'] is not a dict"),
+        ({"dq_queues": {"push": 5}}, "dq_queues['push'] = 5 is not a dict"),
+        ({"dq_queues": {"": {}}}, "dq_queues: '' is not the name of a queue"),
+        ({"dq_queues": {3: {}}}, "dq_queues: 3 is not the name of a queue"),
+        (
+            {"dq_queues": {"push": {"brust": 5}}},
+            "dq_queues['push']: there is no option 'brust'; did you",
+        ),
+        ({"dq_queues": {"push": {"rate": 5, "burst": 0.5}}}, "dq_queues['push']: burst = 0.5 is not from 1"),
+        ({"dq_queues": {"push": {"burst": 5}}}, "dq_queues['push']: burst = 5 has no effect without a rate"),
+        (
+            {"dq_queues": {"push": {"max_deliveries": 0}}},
+            "dq_queues['push']['max_deliveries'] = 0 is too",
+        ),
+        (
+            {"dq_queues": {"push": {"priority_aging": 0}}},
+            "dq_queues['push']['priority_aging'] = 0 is too",
+        ),
+        ({"dq_default_quota": {"rate": "x"}}, "dq_default_quota: rate = 'x' is not a rate"),
+        (
+            {"dq_default_quota": {"max_deliveries": 5}},
+            "dq_default_quota: there is no option 'max_deliv",
+        ),
+        ({"dq_claim_ahead": "5s", "dq_lease": "5s"}, "dq_claim_ahead = 5s is more than 0.6 of dq_lease = 5s"),
+        ({"dq_watchdog": 5}, "dq_watchdog = 5s is shorter than dq_lease = 15s"),
+        (
+            {"dq_producer_marker_ttl": "1m", "dq_lease": "2m"},
+            "dq_producer_marker_ttl = 1m is shorter than dq_lease = 2m",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_a_remedy(conf: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(conf)
+    assert told in str(caught.value)
+
+
+def test_a_long_lease_lengthens_the_default_watchdog() -> None:
+    assert resolve({"dq_lease": "10m"}).watchdog_us == 600_000_000
+
+
+def test_the_settings_of_an_app_are_read_and_left_alone() -> None:
+    app = Celery("shop")
+    app.conf.update(dq_lease=30)
+    before = dict(app.conf)
+    assert resolve(app.conf).lease_us == 30_000_000
+    assert dict(app.conf) == before
+
+
+def test_a_namespace_as_in_django_is_understood() -> None:
+    class Settings:
+        CELERY_BROKER_URL = "redis://"
+        CELERY_DQ_LEASE = "20s"
+        DQ_OTHER = "not a setting of Celery"
+
+    app = Celery("shop")
+    app.config_from_object(Settings, namespace="CELERY")
+    assert resolve(app.conf).lease_us == 20_000_000
+
+
+def test_a_wrong_name_under_a_namespace_is_refused() -> None:
+    class Settings:
+        CELERY_DQ_LAESE = "20s"
+
+    app = Celery("shop")
+    app.config_from_object(Settings, namespace="CELERY")
+    with pytest.raises(ConfigurationError, match="did you mean 'dq_lease'"):
+        resolve(app.conf)
+
+
+def test_options_are_immutable_values() -> None:
+    options = resolve({"dq_queues": {"push": {"rate": 5}}})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.lease_us = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_says_what_it_means_and_accepts_its_own_default(setting: Any) -> None:
+    assert setting.meaning.endswith(".")
+    shown = f"{setting.default}us" if setting.kind.name == "DURATION" and setting.default else setting.default
+    assert setting.check(shown) == setting.default

