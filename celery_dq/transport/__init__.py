@@ -1,0 +1,3 @@
+"""The brokers."""
+
+from __future__ import annotations

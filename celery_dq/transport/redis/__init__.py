@@ -1,0 +1,3 @@
+"""The tenant broker on Redis."""
+
+from __future__ import annotations
