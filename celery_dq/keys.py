@@ -1,0 +1,180 @@
+"""Every key that celery-dq keeps in Redis is spelled here, and nowhere else.
+
+All keys of one partition share the prefix ``<key_prefix>dq:{<environment>/<queue>/<partition>}:``. What
+stands between the braces is their Redis Cluster hash tag, so that a script may touch all of them. The scripts
+are given one key, ``state``, and derive the others from it by the names below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from urllib.parse import quote, unquote
+
+from celery_dq.errors import ConfigurationError
+
+ENVIRONMENTS = ("online", "sandbox")
+
+#: Fields of the hash ``quotas`` that belong to no tenant.
+DEFAULT_QUOTA = "default"
+CONFIG_QUOTA = "config"
+
+_PARTITION = re.compile(r"dq:\{(?P<environment>[a-z]+)/(?P<queue>[^/{}]+)/(?P<partition>[0-9]+)\}:")
+
+
+def quota_field(tenant: str) -> str:
+    """The field of the hash ``quotas`` that holds the quota of ``tenant``."""
+    return f"t:{tenant}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionKeys:
+    """The keys of one partition of one queue.
+
+    :param environment: ``online`` or ``sandbox``.
+    :param queue: the Celery queue; percent-encoded in the keys outside ``[A-Za-z0-9_.-]``.
+    :param partition: which slice of the queue.
+    :param key_prefix: what the user wants in front of all keys; braces are refused, they would move
+        the hash tag.
+    """
+
+    environment: str
+    queue: str
+    partition: int = 0
+    key_prefix: str = ""
+    prefix: str = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.environment not in ENVIRONMENTS:
+            raise ConfigurationError(
+                f"dq_environment must be 'online' or 'sandbox', not {self.environment!r}"
+            )
+        if "{" in self.key_prefix or "}" in self.key_prefix:
+            raise ConfigurationError(
+                f"dq_key_prefix may not hold braces, they mark the cluster hash tag: {self.key_prefix!r}"
+            )
+        queue = quote(self.queue, safe="").replace("~", "%7E")
+        tag = f"{self.environment}/{queue}/{self.partition:d}"
+        object.__setattr__(self, "prefix", f"{self.key_prefix}dq:{{{tag}}}:")
+
+    @classmethod
+    def parse(cls, key: str) -> PartitionKeys | None:
+        """The partition that ``key`` belongs to, or None when it is not one of ours."""
+        found = _PARTITION.search(key)
+        if found is None or found["environment"] not in ENVIRONMENTS:
+            return None
+        return cls(
+            found["environment"], unquote(found["queue"]), int(found["partition"]), key[: found.start()]
+        )
+
+    @property
+    def state(self) -> str:
+        """HASH: seq, v (virtual time), claim (counter), held, head (start, µs), appt (µs), appt_owner."""
+        return self.prefix + "state"
+
+    @property
+    def messages(self) -> str:
+        """HASH: message id -> record; of a settled one only a zero byte and its consumer is left."""
+        return self.prefix + "messages"
+
+    def tenant(self, tenant: str) -> str:
+        """ZSET: message id -> score, what waits for ``tenant``."""
+        return f"{self.prefix}tenant:{tenant}"
+
+    @property
+    def turn(self) -> str:
+        """ZSET: tenant -> start tag in virtual time; these may be served now."""
+        return self.prefix + "turn"
+
+    @property
+    def throttled(self) -> str:
+        """ZSET: tenant -> µs when its next token is due."""
+        return self.prefix + "throttled"
+
+    @property
+    def limited(self) -> str:
+        """ZSET: tenant -> 0; at its concurrency, with backlog."""
+        return self.prefix + "limited"
+
+    @property
+    def parked(self) -> str:
+        """ZSET: tenant -> 0; paused, with backlog."""
+        return self.prefix + "parked"
+
+    @property
+    def finish(self) -> str:
+        """ZSET: tenant -> finish tag, of tenants outside ``turn`` that are ahead of virtual time."""
+        return self.prefix + "finish"
+
+    @property
+    def limiter(self) -> str:
+        """ZSET: tenant -> theoretical arrival time of its rate limit, µs; collected once it has passed."""
+        return self.prefix + "limiter"
+
+    @property
+    def running(self) -> str:
+        """HASH: tenant -> slots taken; no field means none."""
+        return self.prefix + "running"
+
+    @property
+    def quotas(self) -> str:
+        """HASH: ``t:<tenant>``, ``default`` or ``config`` -> packed quota."""
+        return self.prefix + "quotas"
+
+    @property
+    def delayed(self) -> str:
+        """ZSET: message id -> due time, µs."""
+        return self.prefix + "delayed"
+
+    @property
+    def discards(self) -> str:
+        """ZSET: message id -> when it was discarded, µs; waiting to be delivered flagged."""
+        return self.prefix + "discards"
+
+    @property
+    def reasons(self) -> str:
+        """HASH: message id -> why it was discarded."""
+        return self.prefix + "reasons"
+
+    @property
+    def deliveries(self) -> str:
+        """HASH: message id -> deliveries that ended in a crash; no field means none."""
+        return self.prefix + "deliveries"
+
+    @property
+    def leases(self) -> str:
+        """ZSET: consumer -> deadline, µs."""
+        return self.prefix + "leases"
+
+    def held(self, consumer: str) -> str:
+        """HASH: message id -> packed claim number, score, claimed at, flags, tenant."""
+        return f"{self.prefix}held:{consumer}"
+
+    @property
+    def wake(self) -> str:
+        """LIST: at most one token, for whoever waits for work."""
+        return self.prefix + "wake"
+
+    @property
+    def tombstones(self) -> str:
+        """ZSET: task id -> expiry, µs; cancelled before it came."""
+        return self.prefix + "tombstones"
+
+    def producer(self, producer: str) -> str:
+        """STRING: the last sequence that was accepted from ``producer``."""
+        return f"{self.prefix}producer:{producer}"
+
+    @property
+    def dead(self) -> str:
+        """HASH: message id -> record, of what was given up on."""
+        return self.prefix + "dead"
+
+    @property
+    def dead_info(self) -> str:
+        """HASH: message id -> JSON: reason, worker, at, deliveries, tenant, task."""
+        return self.prefix + "dead_info"
+
+    @property
+    def dead_index(self) -> str:
+        """ZSET: message id -> when it was given up on, µs."""
+        return self.prefix + "dead_index"

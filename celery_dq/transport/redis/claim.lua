@@ -1,0 +1,296 @@
+-- Takes messages under a lease, in fair order. On the way it settles and finishes, renews the lease, promotes
+-- what is due, and hands the next appointment to whoever may keep it.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   tenant:<tenant> ZSET
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   reasons HASH
+--   deliveries HASH
+--   leases ZSET
+--   held:<consumer> HASH
+--   wake LIST
+--   dead HASH
+--   dead_info HASH
+--   dead_index ZSET
+-- ARGV
+--   consumer: who claims
+--   lease_ms: how long the lease holds from now
+--   want: how many messages there is room for, at most 1000; 0 only settles, finishes and renews
+--   free: how many of them may belong to tenants with a concurrency limit
+--   hold: '1' may keep an appointment even with messages, '0' only without
+--   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
+--   n_settle: number of tags to settle, at most 1000
+--   (claim, id)*: the tags
+--   n_finish: number of tags to finish, at most 1000
+--   (claim, id)*: the tags
+-- RETURNS
+--   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
+--   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, else '0'; then
+--   three strings per message: message id, 'claim number|deliveries|reason', record. The reason is '' but for a
+--   discard, which is delivered for its bookkeeping only and took neither token nor slot.
+-- COST
+--   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and
+--   tidies at most 128 of each kind, passes over at most 64 messages that were removed
+-- GUARANTEE
+--   The result is what claims of one message each would have given. What is taken is written under the
+--   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
+--@include state
+--@include record
+--@include bury
+--@include held
+--@include promote
+--@include fair
+--@include wake
+local PROMOTE, SKIPS, ROUNDS = 128, 64, 16
+
+local consumer, want, free = ARGV[1], math.min(tonumber(ARGV[3]), 1000), tonumber(ARGV[4])
+local max_deliveries = tonumber(ARGV[6])
+
+local settling, stale_settles, behind = read_tags(consumer, 7)
+settle(consumer, settling)
+local finishing, stale_finishes = read_tags(consumer, behind)
+finish(consumer, finishing)
+local stale = stale_settles + stale_finishes
+promote(PROMOTE)
+
+local claim = state.claim + 1
+local reply = {'0', '-1', tostring(stale), '0'}
+local got, held, reasons, unreadable = 0, {}, {}, {}
+
+local function deliver(id, score, flags, tenant, deliveries, reason, record)
+  got = got + 1
+  local at = #held
+  held[at + 1] = id
+  held[at + 2] = pack_held(claim, score, now, flags, tenant)
+  at = #reply
+  reply[at + 1] = id
+  reply[at + 2] = string.format('%.0f|%d|%s', claim, deliveries, reason)
+  reply[at + 3] = record
+end
+
+-- Discards go first: they take neither token nor slot.
+if want > 0 then
+  local found = call('ZRANGE', P .. 'discards', 0, want - 1, 'WITHSCORES')
+  if #found > 0 then
+    local ids = {}
+    for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+    local records = call('HMGET', P .. 'messages', unpack(ids))
+    local why = call('HMGET', P .. 'reasons', unpack(ids))
+    local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
+    local lost = {}
+    for i = 1, #ids do
+      local priority, _, _, tenant = header(records[i])
+      if priority then
+        deliver(ids[i], tonumber(found[2 * i]), DISCARD, tenant, tonumber(crashes[i] or 0), why[i] or 'cancelled',
+          records[i])
+      else
+        lost[#lost + 1] = ids[i]
+        if records[i] then
+          bury(ids[i], records[i], 'corrupt', consumer, tonumber(crashes[i] or 0), '')
+          unreadable[#unreadable + 1] = ids[i]
+        end
+      end
+    end
+    write('HSET', P .. 'held:' .. consumer, held)
+    held = {}
+    call('ZREM', P .. 'discards', unpack(ids))
+    write('HDEL', P .. 'reasons', lost)
+    write('HDEL', P .. 'deliveries', lost)
+  end
+end
+
+local crashed_before = want > got and call('EXISTS', P .. 'deliveries') == 1
+local chunk = math.max(want - got, 1)
+local skips, suspect, stop = 0, false, false
+
+-- How many messages this tenant may be given before it is another one's turn.
+local function run_length(tenant, follower)
+  local quota, most = tenant.quota, want - got
+  local capped, rated = quota.concurrency > 0, quota.interval > 0
+  if not follower and not capped and not rated then return most end
+  local after = {tag = tenant.tag, name = tenant.name}
+  local arrival, run = tenant.arrival, 0
+  if capped then most = math.min(most, free, quota.concurrency - tenant.slots) end
+  while run < most do
+    run = run + 1
+    after.tag = after.tag + tenant.cost
+    if rated then
+      arrival = take_token(arrival, quota)
+      if token_due(arrival, quota) > now then break end
+    end
+    if follower and not is_before(after, follower) then break end
+  end
+  return run
+end
+
+-- Looks at the tenant's next `run` messages and takes those that may be taken.
+local function serve(tenant, run)
+  local left = #tenant.ids / 2 - tenant.next_id + 1
+  if left <= run and not tenant.ended then
+    -- One more than needed tells whether there is backlog; a tenant that is seen often reads ahead.
+    local size = math.max(run - left, math.min(tenant.taken, want - got)) + 1
+    local start = #tenant.ids / 2
+    local more = call('ZRANGE', P .. 'tenant:' .. tenant.name, start, start + size - 1, 'WITHSCORES')
+    for i = 1, #more do tenant.ids[2 * start + i] = more[i] end
+    tenant.ended = #more < 2 * size
+    left = left + #more / 2
+  end
+  run = math.min(run, left)
+  if run == 0 then return end
+  local ids = {}
+  for i = 1, run do ids[i] = tenant.ids[2 * (tenant.next_id + i) - 3] end
+  local records = call('HMGET', P .. 'messages', unpack(ids))
+  local crashes = crashed_before and call('HMGET', P .. 'deliveries', unpack(ids)) or {}
+  for i = 1, run do
+    local id, record, deliveries = ids[i], records[i], tonumber(crashes[i] or 0)
+    local priority, _, expires = header(record)
+    if not priority then
+      skips = skips + 1
+      if record then
+        bury(id, record, 'corrupt', consumer, deliveries, tenant.name)
+        unreadable[#unreadable + 1] = id
+      end
+    else
+      local score = tonumber(tenant.ids[2 * tenant.next_id])
+      local reason
+      if expires > 0 and expires <= now then
+        reason = 'expired'
+      elseif max_deliveries > 0 and deliveries >= max_deliveries then
+        reason = 'dead:max_deliveries'
+        bury(id, record, 'max_deliveries', '', deliveries, tenant.name)
+      end
+      if reason then
+        reasons[#reasons + 1] = id
+        reasons[#reasons + 1] = reason
+        deliver(id, score, DISCARD, tenant.name, deliveries, reason, record)
+      else
+        if deliveries > 0 then
+          -- It may take its worker with it, so it goes alone.
+          stop = true
+          if got > 0 then return end
+          suspect = true
+        end
+        deliver(id, score, 0, tenant.name, deliveries, '', record)
+        state.v = math.max(state.v, tenant.tag)
+        tenant.tag = tenant.tag + tenant.cost
+        tenant.served = tenant.served + 1
+        tenant.slots = tenant.slots + 1
+        if tenant.quota.interval > 0 then tenant.arrival = take_token(tenant.arrival, tenant.quota) end
+        if tenant.quota.concurrency > 0 then free = free - 1 end
+      end
+    end
+    tenant.taken = tenant.taken + 1
+    tenant.next_id = tenant.next_id + 1
+    if skips >= SKIPS then stop = true end
+    if stop then return end
+  end
+end
+
+while got < want and not stop and line.offset < ROUNDS * chunk do
+  local tenant = step_forward(chunk)
+  if not tenant then break end
+  local quota = tenant.quota
+  if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or free > 0) then
+    serve(tenant, run_length(tenant, who_follows(chunk)))
+    if not tenant.ended or tenant.next_id <= #tenant.ids / 2 then line_up(tenant) end
+  end
+end
+
+-- What was taken is written first, then removed from where it waited.
+if got > 0 then
+  state.claim = claim
+  state.held = state.held + got
+end
+write('HSET', P .. 'held:' .. consumer, held)
+write('HSET', P .. 'reasons', reasons)
+
+local slots, arrivals, leave = {}, {}, {}
+local into = {turn = {}, throttled = {}, limited = {}, parked = {}, finish = {}}
+for i = 1, #line.seen do
+  local tenant = line.seen[i]
+  local name = tenant.name
+  if tenant.served > 0 then
+    slots[#slots + 1] = name
+    slots[#slots + 1] = tenant.slots
+    if tenant.quota.interval > 0 then
+      arrivals[#arrivals + 1] = tenant.arrival
+      arrivals[#arrivals + 1] = name
+    end
+  end
+  local place, score
+  local looked = #tenant.ids / 2
+  if tenant.next_id <= looked or (not tenant.ended and
+      call('ZCARD', P .. 'tenant:' .. name) > tenant.taken) then
+    place, score = place_of(tenant.quota, tenant.slots, tenant.arrival)
+  end
+  if place == 'turn' then
+    score = tenant.tag
+  else
+    leave[#leave + 1] = name
+    if tenant.tag > state.v then
+      into.finish[#into.finish + 1] = tenant.tag
+      into.finish[#into.finish + 1] = name
+    end
+  end
+  if place and (place ~= 'turn' or tenant.served > 0) then
+    local list = into[place]
+    list[#list + 1] = score
+    list[#list + 1] = name
+  end
+end
+write('HSET', P .. 'running', slots)
+write('ZADD', P .. 'limiter', arrivals)
+write('ZADD', P .. 'turn', into.turn)
+write('ZADD', P .. 'throttled', into.throttled)
+write('ZADD', P .. 'limited', into.limited)
+write('ZADD', P .. 'parked', into.parked)
+write('ZADD', P .. 'finish', into.finish)
+write('ZREM', P .. 'turn', leave)
+for i = 1, #line.seen do
+  local tenant = line.seen[i]
+  if tenant.taken > 0 then call('ZREMRANGEBYRANK', P .. 'tenant:' .. tenant.name, 0, tenant.taken - 1) end
+end
+write('HDEL', P .. 'messages', unreadable)
+write('HDEL', P .. 'deliveries', unreadable)
+close_busy_period()
+collect(P .. 'finish', string.format('%.17g', state.v), PROMOTE)
+collect(P .. 'limiter', now, PROMOTE)
+call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
+
+-- The end of a claim is that of the other scripts, but that it may keep the next appointment itself.
+local may_hold = ARGV[5] == '1' or got == 0
+local eligible = call('EXISTS', P .. 'turn', P .. 'discards') > 0
+local due = not eligible and next_due()
+if due and due <= now then eligible = true end
+if state.owner == consumer and (eligible or not due or not may_hold) then state.owner = '' end
+if eligible then
+  reply[1] = '1'
+  if call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+elseif not due then
+  state.owner = ''
+  call('DEL', P .. 'wake')
+elseif state.owner == consumer or not is_kept(due) then
+  if may_hold then
+    state.owner, state.appt = consumer, due
+    reply[2] = string.format('%.0f', due - now)
+    call('DEL', P .. 'wake')
+  else
+    state.owner = ''
+    if call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  end
+end
+if suspect then reply[4] = '1' end
+save()
+return reply

@@ -1,0 +1,42 @@
+-- Done with these messages, settled or not: frees their slots and lets their tenants go on.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   held:<consumer> HASH
+--   running HASH
+--   tenant:<tenant> ZSET
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   quotas HASH
+--   deliveries HASH
+--   reasons HASH
+--   delayed ZSET
+--   discards ZSET
+--   leases ZSET
+--   wake LIST
+-- ARGV
+--   consumer: who holds them
+--   n: number of tags, at most 1000
+--   (claim, id)*: the tags
+-- RETURNS
+--   number of stale tags
+-- COST
+--   some 15 commands, and one per tenant that was at its concurrency
+-- GUARANTEE
+--   A tag that is stale changes nothing. A slot is freed in the same step in which its message goes.
+--@include state
+--@include held
+--@include wake
+local entries, stale = read_tags(ARGV[1], 2)
+if #entries > 0 then
+  finish(ARGV[1], entries)
+  wake()
+  save()
+end
+return stale

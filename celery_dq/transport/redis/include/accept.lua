@@ -1,0 +1,37 @@
+--@include state
+--@include place
+-- Stores new messages {id, record, priority, due, tenant, reason}: the records first, then where they wait. With
+-- a reason a message becomes a discard.
+local function accept(messages)
+  local records, delayed, discards, reasons = {}, {}, {}, {}
+  local tenants, waiting = {}, {}
+  for i = 1, #messages do
+    local message = messages[i]
+    records[2 * i - 1] = message.id
+    records[2 * i] = message.record
+    if message.reason then
+      discards[#discards + 1] = next_seq()
+      discards[#discards + 1] = message.id
+      reasons[#reasons + 1] = message.id
+      reasons[#reasons + 1] = message.reason
+    elseif message.due > now then
+      delayed[#delayed + 1] = message.due
+      delayed[#delayed + 1] = message.id
+    else
+      local list = waiting[message.tenant]
+      if not list then
+        list = {}
+        waiting[message.tenant] = list
+        tenants[#tenants + 1] = message.tenant
+      end
+      list[#list + 1] = next_seq() - message.priority * state.head
+      list[#list + 1] = message.id
+    end
+  end
+  write('HSET', P .. 'messages', records)
+  write('HSET', P .. 'reasons', reasons)
+  write('ZADD', P .. 'discards', discards)
+  write('ZADD', P .. 'delayed', delayed)
+  for i = 1, #tenants do call('ZADD', P .. 'tenant:' .. tenants[i], unpack(waiting[tenants[i]])) end
+  enter_new(tenants)
+end

@@ -1,0 +1,94 @@
+--@include state
+--@include ids
+--@include bury
+--@include held
+-- Takes messages back from a consumer to their old places, frees their slots and places their tenants anew.
+-- `mode` is unstarted (the token is given back), requeue, or crashed (the delivery counts).
+local function give_back(consumer, entries, mode, max_deliveries, worker)
+  if #entries == 0 then return end
+  local ids, bases = {}, {}
+  for i = 1, #entries do
+    ids[i] = entries[i].id
+    bases[i] = base_id(ids[i])
+  end
+  local records = call('HMGET', P .. 'messages', unpack(ids))
+  local stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
+  local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
+  local waiting, discards, reasons, counts = {}, {}, {}, {}
+  local gone, left, returned = {}, {}, {}
+  for i = 1, #entries do
+    local entry, record = entries[i], records[i]
+    local deliveries = tonumber(crashes[i] or 0)
+    local reason
+    if mode == 'crashed' and not entry.settled then
+      deliveries = deliveries + 1
+      counts[#counts + 1] = entry.id
+      counts[#counts + 1] = deliveries
+    end
+    local over = mode == 'crashed' and max_deliveries > 0 and deliveries >= max_deliveries
+    if entry.settled or not record then
+      gone[#gone + 1] = entry
+    elseif entry.discard then
+      if over and deliveries >= 2 * max_deliveries then
+        -- Not even its bookkeeping can be done without a crash.
+        if call('HEXISTS', P .. 'dead', entry.id) == 0 then
+          bury(entry.id, record, 'discard', worker, deliveries, entry.tenant)
+        end
+        gone[#gone + 1] = entry
+      else
+        discards[#discards + 1] = entry.score
+        discards[#discards + 1] = entry.id
+        left[#left + 1] = entry
+      end
+    else
+      left[#left + 1] = entry
+      if over then
+        bury(entry.id, record, 'max_deliveries', worker, deliveries, entry.tenant)
+        reason = 'dead:max_deliveries'
+      elseif stones[i] and tonumber(stones[i]) > now then
+        reason = 'cancelled'
+      end
+      if reason then
+        reasons[#reasons + 1] = entry.id
+        reasons[#reasons + 1] = reason
+        discards[#discards + 1] = next_seq()
+        discards[#discards + 1] = entry.id
+      else
+        local list = waiting[entry.tenant]
+        if not list then
+          list = {}
+          waiting[entry.tenant] = list
+        end
+        list[#list + 1] = entry.score
+        list[#list + 1] = entry.id
+      end
+      if mode == 'unstarted' then returned[entry.tenant] = (returned[entry.tenant] or 0) + 1 end
+    end
+  end
+  write('HSET', P .. 'deliveries', counts)
+  write('HSET', P .. 'reasons', reasons)
+  write('ZADD', P .. 'discards', discards)
+  for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
+  erase(consumer, gone)
+  local back = {}
+  for i = 1, #left do back[i] = left[i].id end
+  write('HDEL', P .. 'held:' .. consumer, back)
+  state.held = state.held - #back
+  local tenants = free_slots(entries)
+  local quotas = quotas_of(tenants)
+  for i = 1, #tenants do
+    local tokens = returned[tenants[i]]
+    if tokens and quotas[i].interval > 0 then
+      local arrival = call('ZSCORE', P .. 'limiter', tenants[i])
+      if arrival then
+        arrival = tonumber(arrival) - tokens * quotas[i].interval
+        if arrival > now then
+          call('ZADD', P .. 'limiter', arrival, tenants[i])
+        else
+          call('ZREM', P .. 'limiter', tenants[i])
+        end
+      end
+    end
+  end
+  replace(tenants)
+end

@@ -1,0 +1,109 @@
+--@include state
+--@include place
+-- What consumers hold: message id -> claim number, score, claimed at, flags, tenant. The flag `SETTLED` means
+-- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot.
+local SETTLED, DISCARD = 1, 2
+
+local function pack_held(claim, score, since, flags, tenant)
+  return struct.pack('>dddBc0', claim, score, since, flags, tenant)
+end
+
+local function read_held(id, entry)
+  local claim, score, since, flags = struct.unpack('>dddB', entry)
+  return {id = id, claim = claim, score = score, since = since, settled = flags % 2 == 1,
+    discard = flags >= DISCARD, tenant = string.sub(entry, 26)}
+end
+
+-- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the entries that are held under exactly
+-- these tags, the number of stale ones, and the position behind.
+local function read_tags(consumer, position)
+  local n = tonumber(ARGV[position])
+  local behind = position + 1 + 2 * n
+  if n == 0 then return {}, 0, behind end
+  local ids = {}
+  for i = 1, n do ids[i] = ARGV[position + 2 * i] end
+  local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
+  local found, seen, stale = {}, {}, 0
+  for i = 1, n do
+    local entry = entries[i] and not seen[ids[i]] and read_held(ids[i], entries[i])
+    if entry and entry.claim == tonumber(ARGV[position + 2 * i - 1]) then
+      found[#found + 1] = entry
+      seen[ids[i]] = true
+    else
+      stale = stale + 1
+    end
+  end
+  return found, stale, behind
+end
+
+-- Frees the slots of these entries. Returns the tenants, each once.
+local function free_slots(entries)
+  local tenants, freed = {}, {}
+  for i = 1, #entries do
+    local entry = entries[i]
+    if not entry.discard then
+      if not freed[entry.tenant] then tenants[#tenants + 1] = entry.tenant end
+      freed[entry.tenant] = (freed[entry.tenant] or 0) + 1
+    end
+  end
+  if #tenants == 0 then return tenants end
+  local slots = call('HMGET', P .. 'running', unpack(tenants))
+  local fewer, none = {}, {}
+  for i = 1, #tenants do
+    local left = tonumber(slots[i] or 0) - freed[tenants[i]]
+    if left > 0 then
+      fewer[#fewer + 1] = tenants[i]
+      fewer[#fewer + 1] = left
+    else
+      none[#none + 1] = tenants[i]
+    end
+  end
+  write('HSET', P .. 'running', fewer)
+  write('HDEL', P .. 'running', none)
+  return tenants
+end
+
+local function settle(consumer, entries)
+  local marks, held = {}, {}
+  for i = 1, #entries do
+    local entry = entries[i]
+    if not entry.settled then
+      entry.settled = true
+      marks[#marks + 1] = entry.id
+      marks[#marks + 1] = '\0' .. consumer
+      held[#held + 1] = entry.id
+      held[#held + 1] = pack_held(entry.claim, entry.score, entry.since,
+        SETTLED + (entry.discard and DISCARD or 0), entry.tenant)
+    end
+  end
+  write('HSET', P .. 'held:' .. consumer, held)
+  write('HSET', P .. 'messages', marks)
+end
+
+-- Deletes every trace of these messages but their slots.
+local function erase(consumer, entries)
+  local ids, discards = {}, {}
+  for i = 1, #entries do
+    ids[i] = entries[i].id
+    if entries[i].discard then discards[#discards + 1] = entries[i].id end
+  end
+  write('HDEL', P .. 'messages', ids)
+  write('HDEL', P .. 'deliveries', ids)
+  write('HDEL', P .. 'reasons', discards)
+  write('HDEL', P .. 'held:' .. consumer, ids)
+  state.held = state.held - #ids
+end
+
+-- Done with: frees the slots, and lets tenants that were at their concurrency go on.
+local function finish(consumer, entries)
+  if #entries == 0 then return end
+  erase(consumer, entries)
+  local tenants = free_slots(entries)
+  if #tenants == 0 then return end
+  local limited = call('ZMSCORE', P .. 'limited', unpack(tenants))
+  local waiting = {}
+  for i = 1, #tenants do
+    if limited[i] then waiting[#waiting + 1] = tenants[i] end
+  end
+  replace(waiting)
+end

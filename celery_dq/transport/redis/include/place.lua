@@ -1,0 +1,114 @@
+--@include state
+--@include quota
+-- Where a tenant with backlog belongs: `parked`, `limited`, `throttled` (and until when) or `turn`.
+local function place_of(quota, slots, arrival)
+  if quota.paused then return 'parked', 0 end
+  if quota.concurrency > 0 and slots >= quota.concurrency then return 'limited', 0 end
+  if quota.interval > 0 then
+    local due = token_due(arrival, quota)
+    if due > now then return 'throttled', due end
+  end
+  return 'turn'
+end
+
+-- What placing needs to know of each tenant: quota, slots, arrival time, finish tag.
+local function standing_of(tenants)
+  local quotas = quotas_of(tenants)
+  local capped, rated = false, false
+  for i = 1, #quotas do
+    capped = capped or quotas[i].concurrency > 0
+    rated = rated or quotas[i].interval > 0
+  end
+  local slots = capped and call('HMGET', P .. 'running', unpack(tenants)) or {}
+  local arrivals = rated and call('ZMSCORE', P .. 'limiter', unpack(tenants)) or {}
+  return quotas, slots, arrivals, call('ZMSCORE', P .. 'finish', unpack(tenants))
+end
+
+-- The busy period is over when no tenant is in turn: everybody is even again.
+local function close_busy_period()
+  if call('EXISTS', P .. 'turn') == 1 then return end
+  local last = call('ZREVRANGE', P .. 'finish', 0, 0, 'WITHSCORES')
+  if last[2] then
+    state.v = math.max(state.v, tonumber(last[2]))
+    call('UNLINK', P .. 'finish')
+  end
+end
+
+-- Places tenants that have backlog and stand nowhere yet.
+local function enter(tenants)
+  local quotas, slots, arrivals, tags = standing_of(tenants)
+  local into = {turn = {}, throttled = {}, limited = {}, parked = {}}
+  local finished = {}
+  for i = 1, #tenants do
+    local place, score = place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+    if place == 'turn' then
+      score = math.max(state.v, tonumber(tags[i] or 0))
+      if tags[i] then finished[#finished + 1] = tenants[i] end
+    end
+    local list = into[place]
+    list[#list + 1] = score
+    list[#list + 1] = tenants[i]
+  end
+  write('ZADD', P .. 'turn', into.turn)
+  write('ZADD', P .. 'throttled', into.throttled)
+  write('ZADD', P .. 'limited', into.limited)
+  write('ZADD', P .. 'parked', into.parked)
+  write('ZREM', P .. 'finish', finished)
+end
+
+-- Places those of these tenants with backlog that stand nowhere yet.
+local function enter_new(tenants)
+  for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
+    if #tenants == 0 then return end
+    local there = call('ZMSCORE', P .. place, unpack(tenants))
+    local others = {}
+    for i = 1, #tenants do
+      if not there[i] then others[#others + 1] = tenants[i] end
+    end
+    tenants = others
+  end
+  if #tenants > 0 then enter(tenants) end
+end
+
+-- Decides anew where these tenants belong, wherever they stand and whether they have backlog or not.
+local function replace(tenants)
+  if #tenants == 0 then return end
+  local quotas, slots, arrivals, tags = standing_of(tenants)
+  local starts = call('ZMSCORE', P .. 'turn', unpack(tenants))
+  local into = {turn = {}, throttled = {}, limited = {}, parked = {}}
+  local out = {turn = {}, throttled = {}, limited = {}, parked = {}}
+  local finish, finished = {}, {}
+  for i = 1, #tenants do
+    local tenant, place, score = tenants[i], nil, nil
+    if call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
+      place, score = place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+    end
+    local start = starts[i] and tonumber(starts[i])
+    if place == 'turn' then
+      score = start or math.max(state.v, tonumber(tags[i] or 0))
+      if tags[i] then finished[#finished + 1] = tenant end
+    elseif start and start > state.v then
+      finish[#finish + 1] = start
+      finish[#finish + 1] = tenant
+    end
+    for name, list in pairs(out) do
+      if name ~= place then list[#list + 1] = tenant end
+    end
+    if place then
+      local list = into[place]
+      list[#list + 1] = score
+      list[#list + 1] = tenant
+    end
+  end
+  write('ZADD', P .. 'turn', into.turn)
+  write('ZADD', P .. 'throttled', into.throttled)
+  write('ZADD', P .. 'limited', into.limited)
+  write('ZADD', P .. 'parked', into.parked)
+  write('ZADD', P .. 'finish', finish)
+  write('ZREM', P .. 'finish', finished)
+  write('ZREM', P .. 'turn', out.turn)
+  write('ZREM', P .. 'throttled', out.throttled)
+  write('ZREM', P .. 'limited', out.limited)
+  write('ZREM', P .. 'parked', out.parked)
+  close_busy_period()
+end

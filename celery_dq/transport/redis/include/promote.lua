@@ -1,0 +1,48 @@
+--@include state
+--@include record
+--@include bury
+--@include place
+-- Lets delayed messages and throttled tenants go whose time has come, at most `limit` of each. A delayed
+-- message gets the place that it would have had, had it been pushed when it was due. Returns their number.
+local function promote(limit)
+  local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  if #due > 0 then
+    local ids = {}
+    for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+    local records = call('HMGET', P .. 'messages', unpack(ids))
+    local tenants, waiting, corrupt = {}, {}, {}
+    for i = 1, #ids do
+      local priority, _, _, tenant = header(records[i])
+      if priority then
+        local list = waiting[tenant]
+        if not list then
+          list = {}
+          waiting[tenant] = list
+          tenants[#tenants + 1] = tenant
+        end
+        list[#list + 1] = tonumber(due[2 * i]) - priority * state.head
+        list[#list + 1] = ids[i]
+      elseif records[i] then
+        bury(ids[i], records[i], 'corrupt', '', 0, '')
+        corrupt[#corrupt + 1] = ids[i]
+      end
+    end
+    for i = 1, #tenants do call('ZADD', P .. 'tenant:' .. tenants[i], unpack(waiting[tenants[i]])) end
+    call('ZREM', P .. 'delayed', unpack(ids))
+    write('HDEL', P .. 'messages', corrupt)
+    enter_new(tenants)
+  end
+  local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', now, 'LIMIT', 0, limit)
+  if #allowed > 0 then
+    local tags = call('ZMSCORE', P .. 'finish', unpack(allowed))
+    local turn = {}
+    for i = 1, #allowed do
+      turn[2 * i - 1] = math.max(state.v, tonumber(tags[i] or 0))
+      turn[2 * i] = allowed[i]
+    end
+    call('ZADD', P .. 'turn', unpack(turn))
+    call('ZREM', P .. 'throttled', unpack(allowed))
+    call('ZREM', P .. 'finish', unpack(allowed))
+  end
+  return #due / 2 + #allowed
+end

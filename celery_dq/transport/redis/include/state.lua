@@ -1,0 +1,40 @@
+-- The clock, the prefix of the keys, and the state of the partition. One read here, one write in save().
+-- Numbers given to call() keep all their digits; only '..' and tostring() would lose them.
+local call = redis.call
+local P = string.sub(KEYS[1], 1, -6)
+local now
+do
+  local clock = call('TIME')
+  now = clock[1] * 1000000 + clock[2]
+end
+local state
+do
+  local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'appt', 'appt_owner')
+  state = {
+    seq = tonumber(seen[1] or 0), v = tonumber(seen[2] or 0), claim = tonumber(seen[3] or 0),
+    held = tonumber(seen[4] or 0), head = tonumber(seen[5] or 0), appt = tonumber(seen[6] or 0),
+    owner = seen[7] or '',
+  }
+end
+
+local function save()
+  call('HSET', KEYS[1], 'seq', state.seq, 'v', state.v, 'claim', state.claim, 'held', state.held,
+    'head', state.head, 'appt', state.appt, 'appt_owner', state.owner)
+end
+
+-- The next sequence time: never twice the same, never going back.
+local function next_seq()
+  state.seq = math.max(state.seq + 1, now)
+  return state.seq
+end
+
+-- Removes members whose score is not above `bound`, at most `limit` of them.
+local function collect(key, bound, limit)
+  local over = call('ZCOUNT', key, '-inf', bound)
+  if over > 0 then call('ZREMRANGEBYRANK', key, 0, math.min(over, limit) - 1) end
+end
+
+-- Writes that take lists: nothing happens for an empty one.
+local function write(command, key, list)
+  if #list > 0 then call(command, key, unpack(list)) end
+end

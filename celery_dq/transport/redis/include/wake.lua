@@ -1,0 +1,32 @@
+--@include state
+-- The end of every script that may have made something eligible. There is at most one token. It is there when
+-- something may be served, or when something is due later and no living consumer keeps the appointment.
+local function next_due()
+  local message = call('ZRANGE', P .. 'delayed', 0, 0, 'WITHSCORES')[2]
+  local tenant = call('ZRANGE', P .. 'throttled', 0, 0, 'WITHSCORES')[2]
+  if message and tenant then return math.min(tonumber(message), tonumber(tenant)) end
+  return tonumber(message or tenant or nil)
+end
+
+-- Whether somebody else keeps an appointment that is early enough for `due`.
+local function is_kept(due)
+  if state.owner == '' or state.appt > due then return false end
+  local deadline = call('ZSCORE', P .. 'leases', state.owner)
+  return deadline and tonumber(deadline) > now
+end
+
+local function wake()
+  if call('EXISTS', P .. 'wake') == 1 then return end
+  if call('EXISTS', P .. 'turn', P .. 'discards') == 0 then
+    local due = next_due()
+    if not due then
+      state.owner = ''
+      return
+    end
+    if due > now then
+      if is_kept(due) then return end
+      state.owner = ''
+    end
+  end
+  call('RPUSH', P .. 'wake', '1')
+end

@@ -1,0 +1,94 @@
+-- Accepts messages: each waits for its tenant's turn, or until it is due, or becomes a discard when it was
+-- cancelled before it came.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   dead HASH
+--   tenant:<tenant> ZSET
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   reasons HASH
+--   tombstones ZSET
+--   producer:<producer> STRING
+--   leases ZSET
+--   wake LIST
+-- ARGV
+--   producer: who numbers the messages; '' for nobody
+--   marker_ttl_ms: how long its last sequence is remembered
+--   head_start_us: by how much each step of priority goes before its time
+--   count: number of messages, at most 1000
+--   (sequence, id, record)*: the producer's number, ascending; the task id; the record
+-- RETURNS
+--   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
+--   nothing changed, '2<message id>' accepted as a discard
+-- COST
+--   O(log n) per message; some 15 commands and one per tenant of the call
+-- GUARANTEE
+--   Everything is checked before anything is written. Sending a call again with the same producer and sequences
+--   changes nothing. Messages of one call and one priority keep their order.
+--@include state
+--@include record
+--@include unique
+--@include accept
+--@include wake
+local producer, count = ARGV[1], tonumber(ARGV[4])
+if not count or count > 1000 or #ARGV ~= 4 + 3 * count then
+  return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
+end
+local head = tonumber(ARGV[3])
+if not head or not (head >= 0 and head <= 1e15) then
+  return redis.error_reply('DQINVALID push: head_start_us must be from 0 to 1e15')
+end
+
+local last = -1
+if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
+local replies, messages, ids, order, highest = {}, {}, {}, {}, last
+for i = 1, count do
+  local at = 2 + 3 * i
+  local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
+  local priority, due, _, tenant = header(record)
+  if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
+  if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end
+  if producer ~= '' and sequence <= last then
+    replies[i] = '0' .. ARGV[at + 1]
+  else
+    if producer ~= '' and sequence <= highest then
+      return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
+    end
+    highest = math.max(highest, sequence)
+    ids[#ids + 1] = ARGV[at + 1]
+    order[#order + 1] = i
+    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant}
+  end
+end
+if #messages == 0 then return replies end
+
+state.head = head
+local stones = {}
+if call('EXISTS', P .. 'tombstones') == 1 then
+  local bases = {}
+  for i = 1, #ids do bases[i] = plain_id(ids[i]) end
+  stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
+end
+local unique = unique_ids(ids)
+for i = 1, #messages do
+  local message = messages[i]
+  message.id = unique[i]
+  if stones[i] and tonumber(stones[i]) > now then message.reason = 'cancelled' end
+  replies[order[i]] = (message.reason and '2' or '1') .. message.id
+end
+accept(messages)
+if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
+wake()
+save()
+return replies

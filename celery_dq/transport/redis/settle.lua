@@ -1,0 +1,33 @@
+-- Marks messages as never to be delivered again; their slots stay taken until they finish.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   held:<consumer> HASH
+--   running HASH
+--   tenant:<tenant> ZSET
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   quotas HASH
+--   deliveries HASH
+--   reasons HASH
+-- ARGV
+--   consumer: who holds them
+--   n: number of tags, at most 1000
+--   (claim, id)*: the tags
+-- RETURNS
+--   number of stale tags
+-- COST
+--   five commands
+-- GUARANTEE
+--   A tag that is stale changes nothing. Settling twice is settling once.
+--@include state
+--@include held
+local entries, stale = read_tags(ARGV[1], 2)
+settle(ARGV[1], entries)
+return stale
