@@ -1,0 +1,119 @@
+"""``app.amqp``: wires in every connection, a checked tenant and priority on every publish.
+
+``before_task_publish`` would see every publish too, but Celery's signals log what a receiver raises
+and publish all the same; and they do not say which app publishes. The task sender is per app, is
+passed by ``apply_async``, ``send_task``, beat, retries and canvas alike, and lets an error through
+to the caller.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from celery._state import get_current_task
+
+from celery_dq.app.face import dq_of
+from celery_dq.hooks import WIRES
+from celery_dq.transport.aliases import register_transports
+from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
+
+
+class WiredAMQP:
+    """Mixed over the app's AMQP class by ``celery_dq.setup``."""
+
+    app: Any
+
+    def Connection(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Celery's name
+        """Return a kombu connection whose transport finds this app's wires.
+
+        Raises:
+            ConfigurationError: A ``dq_*`` option is unusable: here, so that a worker and a producer
+                learn it when they start, before they open a socket.
+        """
+        register_transports()  # this process may have got its app by unpickling
+        wires = dq_of(self.app).wires
+        wires.options  # noqa: B018 - resolves them
+        options = dict(kwargs.pop("transport_options", None) or {})
+        options.setdefault(WIRES, wires)
+        connection = super().Connection  # type: ignore[misc]  # of Celery's AMQP, beside which this is mixed
+        return connection(*args, transport_options=options, **kwargs)
+
+    BrokerConnection = Connection  # Celery's old name for it
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
+        tenant_of = TenantRules(self.app).tenant_of
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            tenant = options.pop("tenant", None)
+            tenant = tenant_of(name, message) if tenant is None else check_tenant(tenant, where=f"{name}: tenant")
+            if tenant:
+                options["tenant"] = tenant
+            priority = options.get("priority")
+            if priority is not None:
+                check_priority(priority, where=f"{name}: priority")
+            return send(producer, name, message, **options)
+
+        return send_task_message
+
+
+class TenantRules:
+    """The tenants that the tasks of one app name for their calls, compiled at first use."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._compiled: dict[str, tuple[Any, Rule | None]] = {}
+
+    def tenant_of(self, name: str, message: Any) -> str:
+        """Return the tenant of a call for which the caller named none.
+
+        A retry keeps the tenant of the run that it repeats. Else the task's ``tenant`` option says.
+
+        Raises:
+            ConfigurationError: The option cannot be used for this task.
+            InvalidTenant: What it gives for this call is no tenant.
+        """
+        headers, _, body, _ = message
+        if headers.get("retries"):
+            inherited = self._of_retried(headers["id"])
+            if inherited is not None:
+                return inherited
+        rule = self.rule(name)
+        if rule is None:
+            return ""
+        if isinstance(body, dict):  # task protocol 1
+            args, kwargs = body["args"], body["kwargs"]
+        else:
+            args, kwargs = body[0], body[1]
+        return check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
+
+    def _of_retried(self, task_id: str) -> str | None:
+        running = get_current_task()
+        if running is None or running.request.id != task_id:
+            return None
+        properties = running.request.properties
+        return check_tenant(properties.get("tenant")) if properties else None
+
+    def rule(self, name: str) -> Rule | None:
+        """Return the compiled ``tenant`` option of the task, None when it has none."""
+        app = self._app
+        # An app that must not finalize itself is asked only for what it has registered.
+        tasks = app.tasks if app.finalized or app.autofinalize else app._tasks
+        task = tasks.get(name)
+        if task is None:  # registered in other processes only
+            return None
+        known = self._compiled.get(name)
+        if known is None or known[0] is not task:
+            known = self._compiled[name] = (task, tenant_rule(_option(task), name, task.run))
+        return known[1]
+
+
+def _option(task: Any) -> Any:
+    """Return the ``tenant`` option as it was written, not as a bound method."""
+    written = inspect.getattr_static(type(task), "tenant", None)
+    if inspect.isfunction(written) and next(iter(inspect.signature(written).parameters), "") != "self":
+        # `@app.task(tenant=lambda args, kwargs: …)`: Celery makes the option a class attribute.
+        return written
+    return getattr(task, "tenant", None)

@@ -1,0 +1,141 @@
+"""What the rooms of this package hand to each other without importing each other.
+
+A Celery app (``celery_dq.wiring``) puts one :class:`Wires` object into the
+``transport_options`` of every connection it opens, under :data:`WIRES`. The
+transport finds there the resolved options, the gate of the worker it runs in, and
+a place for what must outlive a reconnect. A plain kombu user has no app and so no
+wires: the transport then makes its own, with default options.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+#: The key of the :class:`Wires` object in kombu's ``transport_options``.
+WIRES = "dq"
+
+_T = TypeVar("_T")
+
+
+class WorkerGate(Protocol):
+    """What the transport must know about the worker that it feeds.
+
+    Every method is called from the thread that claims, often, and must not block.
+    """
+
+    #: The pool runs a task inside the event loop (solo), so nothing else turns meanwhile.
+    blocking: bool
+
+    def room(self) -> int | None:
+        """How many pool slots are free; None when no limit is known."""
+
+    def ahead(self) -> int:
+        """How many messages more than free slots may be claimed now."""
+
+    def running_tags(self) -> frozenset[str]:
+        """Delivery tags of the messages whose tasks run: they outlive a lost connection."""
+
+    def deliver_discard(self, message: Any, reason: str) -> bool:
+        """Do Celery's bookkeeping for a message that will not run (expired, cancelled, dead).
+
+        Returns False when the gate cannot (an unknown task): the transport then finishes it silently.
+        """
+
+
+class _Forked:
+    """The state of one process: recognises by its pid that it was inherited over a fork."""
+
+    __slots__ = ("gate", "lock", "pid", "process")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        # A lock of its own: one that is inherited may be held by a thread that does not exist here.
+        self.lock = threading.Lock()
+        self.gate: WorkerGate | None = None
+        self.process: Any = None
+
+
+class Wires(str):
+    """What an app hands to its transport: options, worker gate, the process's own state.
+
+    It is a ``str`` (its value is its ``repr``) because ``transport_options`` travel: kombu
+    keys its connection pools by their ``repr``, and ``celery inspect stats`` sends them with
+    whatever serializer the app uses.
+
+    Arguments:
+        label: Names the owner, in logs and in ``inspect stats``. Two owners need two labels:
+            kombu shares pooled connections between equal ones.
+        resolve: Called once, at first need, to obtain the options (``celery_dq.options``).
+    """
+
+    _resolve: Callable[[], Any]
+    _options: Any
+    _own: _Forked
+
+    def __new__(cls, label: str, resolve: Callable[[], Any]) -> Wires:
+        self = super().__new__(cls, label)
+        self._resolve = resolve
+        self._options = None
+        self._own = _Forked()
+        return self
+
+    @property
+    def options(self) -> Any:
+        """The resolved options.
+
+        Raises:
+            ConfigurationError: An option is unknown, of the wrong type, or contradicts another.
+        """
+        if self._options is None:
+            self._options = self._resolve()
+        return self._options
+
+    def _of_this_process(self) -> _Forked:
+        own = self._own
+        if own.pid != os.getpid():
+            own = self._own = _Forked()
+        return own
+
+    @property
+    def gate(self) -> WorkerGate | None:
+        """The gate of the worker in this process; None in a producer and in a pool child."""
+        return self._of_this_process().gate
+
+    @gate.setter
+    def gate(self, gate: WorkerGate | None) -> None:
+        self._of_this_process().gate = gate
+
+    @property
+    def process(self) -> Any:
+        """What the transport keeps for this process across reconnects; None after a fork."""
+        return self._of_this_process().process
+
+    @process.setter
+    def process(self, state: Any) -> None:
+        self._of_this_process().process = state
+
+    def in_process(self, make: Callable[[], _T]) -> _T:
+        """Return :attr:`process`, made by `make` when there is none yet; safe between threads."""
+        own = self._of_this_process()
+        with own.lock:
+            if own.process is None:
+                own.process = make()
+            made: _T = own.process
+            return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Resolved options travel, the process's own state does not.
+        return _restored, (str(self), self.options)
+
+    def __copy__(self) -> Wires:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wires:
+        return self
+
+
+def _restored(label: str, options: Any) -> Wires:
+    return Wires(label, lambda: options)
