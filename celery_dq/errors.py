@@ -50,3 +50,7 @@ class LeaseLost(DQError):
 
 class TooFewReplicas(DQError, ConnectionError):
     """A push is stored, but fewer replicas than asked for have confirmed it in time."""
+
+
+class DeliveriesExhausted(DQError):
+    """Every worker that had this task was lost; it is not tried again. The result of such a task."""

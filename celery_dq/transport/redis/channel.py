@@ -303,6 +303,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             raise Empty
         return self.transients.get(self.client, queue)
 
+    def message_to_python(self, raw_message: Any) -> Any:
+        """Messages of partitions come as messages; kombu makes the others from their payload."""
+        if isinstance(raw_message, Message):
+            return raw_message
+        return super().message_to_python(raw_message)
+
     # -- acknowledging ---------------------------------------------------------
 
     def basic_settle(self, delivery_tag: str) -> None:
@@ -322,30 +328,16 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             if self.transients.holds(self.client, queue):
                 self.transients.put(self.client, queue, raw)
 
-    def dead_letter(self, message: Message, reason: str) -> None:
+    def bury(self, message: Message, reason: str) -> None:
         """Keep *message* as a dead letter, with the reason, and finish it."""
-        held = self.ledger.drop(message.delivery_tag)
-        self.qos.forget(message.delivery_tag)
-        if held is not None:
-            self.partition(message.queue).dead_letter(
-                self.process.consumer,
-                (held.claim, held.id),
-                reason=reason,
-                worker=self.process.consumer,
-                record=message.record.pack(),
-            ).run(self.client)
+        tag: str = message.delivery_tag
+        self.qos.forget(tag)
+        self.ledger.bury(tag, reason, message.record.pack())
 
     def bury_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
         """A stored message cannot be read: keep it as a dead letter and go on."""
         logger.error("Message %s of queue %s goes to the dead letters: %s.", entry.id, queue.name, why)
-        try:
-            queue.partition.dead_letter(
-                self.process.consumer, (entry.claim, entry.id), reason="corrupt", worker=self.process.consumer
-            ).run(self.client)
-            self.ledger.drop(tag)
-        except redis.RedisError as exc:
-            logger.warning("Message %s could not be buried: %s; it is given back.", entry.id, exc)
-            self.ledger.release(tag, "crashed")
+        self.ledger.bury(tag, f"unreadable: {why}", entry.record)
 
     def tell_now(self) -> None:
         """Where no loop turns, tell the broker at once what the ledger has for it.

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.ledger import Held
+from celery_dq.transport.redis.ledger import Burial, Held
 from celery_dq.transport.redis.partition import Call, Claimed
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, release, tags
+from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.wire import Wire
 
@@ -73,6 +73,7 @@ class _Sent:
     settles: list[Held] = field(default_factory=list)
     finishes: list[Held] = field(default_factory=list)
     releases: list[tuple[str, Held]] = field(default_factory=list)
+    burials: list[Burial] = field(default_factory=list)
 
 
 class Fetcher:
@@ -293,6 +294,8 @@ class Fetcher:
                 same = [held for how, held in releases if how == mode]
                 call = release(process, queue, mode, same)
                 self._send(_Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
+            while (burial := ledger.take_burial(name)) is not None:
+                self._send(_Sent(bury(process, queue, burial), queue, None, 0, now, burials=[burial]))
 
     # -- the script wire -------------------------------------------------------
 
@@ -364,7 +367,9 @@ class Fetcher:
         """Close both wires; what was on its way goes back into the ledger."""
         while self._sent:
             sent = self._sent.popleft()
-            self._process.ledger.untold(sent.queue.key, sent.settles, sent.finishes, sent.releases)
+            self._process.ledger.untold(
+                sent.queue.key, sent.settles, sent.finishes, sent.releases, sent.burials
+            )
         self._claiming = False
         self._waits_since = None
         self.scripts.close()

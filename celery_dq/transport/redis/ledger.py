@@ -5,12 +5,13 @@ A held message goes through these states::
     held ──settle──▶ settled ──finish──▶ gone
       │                                   ▲
       ├──────────────finish───────────────┤
+      ├──────────────bury─────────────────┤
       └──────────────release──────────────┘
 
 * *held*: claimed under the process's lease. If the process dies, others get it.
 * *settled*: acknowledged before its body ran (Celery's default). It is never
   delivered again, but its tenant's slot is taken until it finishes.
-* *gone*: finished or released; the broker is told in the next call that is made
+* *gone*: finished, released, or buried as a dead letter; the broker is told in the next call that is made
   for that partition anyway.
 
 The ledger belongs to the process, not to a channel: a connection that breaks
@@ -54,6 +55,21 @@ class Held:
     gone: bool = False
 
 
+@dataclass(eq=False, slots=True)
+class Burial:
+    """A message that becomes a dead letter.
+
+    Attributes:
+        held: which one.
+        reason: why, in a word or a short sentence.
+        record: the message as stored; the broker has none left of a settled one.
+    """
+
+    held: Held
+    reason: str
+    record: bytes
+
+
 @dataclass(eq=False)
 class Outbox:
     """What one partition has not been told yet, oldest first."""
@@ -61,9 +77,10 @@ class Outbox:
     settles: deque[Held] = field(default_factory=deque)
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
+    burials: deque[Burial] = field(default_factory=deque)
 
     def __bool__(self) -> bool:
-        return bool(self.settles or self.finishes or self.releases)
+        return bool(self.settles or self.finishes or self.releases or self.burials)
 
 
 class Ledger:
@@ -107,9 +124,7 @@ class Ledger:
     def settle(self, tag: str) -> None:
         """Never deliver this message again; its slot stays taken."""
         held = self._held.get(tag)
-        if held is None:
-            self.stale += 1
-        elif not held.settled:
+        if held is not None and not held.settled:
             held.settled = True
             self.outbox(held.partition).settles.append(held)
             self._tell()
@@ -139,6 +154,29 @@ class Ledger:
             else:
                 self.outbox(held.partition).releases.append((mode, held))
             self._tell()
+
+    def bury(self, tag: str, reason: str, record: bytes) -> None:
+        """Keep this message as a dead letter, and free its slot."""
+        held = self._held.pop(tag, None)
+        if held is not None:
+            held.gone = True
+            self.outbox(held.partition).burials.append(Burial(held, reason, record))
+            self._tell()
+
+    def lose(self, partition: str, running: frozenset[str]) -> int:
+        """The lease on *partition* had run out: let go of what has not begun; return how many.
+
+        Others may have it by now. What runs goes on, and the broker will refuse
+        its acknowledgement if somebody else has it.
+        """
+        lost = [
+            held.tag
+            for held in list(self._held.values())
+            if held.partition == partition and held.tag not in running and not held.settled
+        ]
+        for tag in lost:
+            self._held.pop(tag, None)
+        return len(lost)
 
     def drop(self, tag: str) -> Held | None:
         """Stop holding a message that the broker has been told about otherwise."""
@@ -193,12 +231,20 @@ class Ledger:
                 break
         return releases
 
+    def take_burial(self, partition: str) -> Burial | None:
+        """Pop the oldest dead letter to be, if there is one."""
+        try:
+            return self.outbox(partition).burials.popleft()
+        except IndexError:
+            return None
+
     def untold(
         self,
         partition: str,
         settles: Iterable[Held] = (),
         finishes: Iterable[Held] = (),
         releases: Iterable[tuple[str, Held]] = (),
+        burials: Iterable[Burial] = (),
     ) -> None:
         """Put back what was taken: the call that carried it got no answer.
 
@@ -208,6 +254,7 @@ class Ledger:
         box.settles.extendleft(reversed(list(settles)))
         box.finishes.extendleft(reversed(list(finishes)))
         box.releases.extendleft(reversed(list(releases)))
+        box.burials.extendleft(reversed(list(burials)))
 
     # -- the lease -------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
         discard: why it must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: its task has begun; before that it can be given back unharmed.
         settles: :meth:`ack` comes before the task runs, so it settles and does not finish.
+        burial: when it is rejected, it becomes a dead letter with this reason.
         crashed: a requeue counts as a delivery, because a worker was lost.
     """
 
@@ -33,7 +34,7 @@ class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
         info = properties.setdefault("delivery_info", {})
         info.setdefault("exchange", "")
         info.setdefault("routing_key", queue)
-        if entry.redelivered:
+        if entry.deliveries:
             info["redelivered"] = True
             headers["redelivered"] = True
         properties["priority"] = record.priority
@@ -59,6 +60,7 @@ class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
         self.started = False
         self.settles = False
         self.crashed = False
+        self.burial = ""
 
     def ack(self, multiple: bool = False) -> None:
         """Acknowledge: settle before the task runs, finish after it or where no task is.
@@ -73,6 +75,10 @@ class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
             self._state = "ACK"
         else:
             super().ack(multiple=multiple)
+
+    def bury(self, reason: str) -> None:
+        """Keep it as a dead letter, with *reason*, whatever else is said of it later."""
+        self.channel.bury(self, reason)
 
     def finish(self) -> None:
         """The task is over, whatever its outcome: free its slot. Doing so twice is harmless."""

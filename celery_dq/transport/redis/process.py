@@ -19,7 +19,7 @@ from typing import Any, cast
 import redis
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.transport.redis.ledger import Held, Ledger
+from celery_dq.transport.redis.ledger import Burial, Held, Ledger
 from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag
 from celery_dq.transport.redis.queue import Queue
 
@@ -49,6 +49,8 @@ class Process:
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
         self.ledger = Ledger(self.clock, lease_s)
+        #: Set by the worker: which deliveries run or are about to.
+        self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.keeper = Keeper(self)
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
@@ -164,11 +166,13 @@ class Keeper:
                 process.consumer, lease_ms=process.lease_ms, limit=CHUNK, max_deliveries=queue.max_deliveries
             ).run(client)
             if not renewal.alive and ledger.holds_of(name):
+                lost = ledger.lose(name, process.running_tags())
                 logger.warning(
-                    "The lease of %s on %s had run out; what it held went back to its place. "
-                    "A longer dq_lease or a less loaded machine avoids this.",
+                    "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
+                    "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
                     process.consumer,
                     name,
+                    lost,
                 )
             ledger.renewed(name, sent_at)
             # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
@@ -192,6 +196,7 @@ class Keeper:
         while ledger.outbox(name):
             settles, finishes = ledger.take(name, TELL_LIMIT)
             releases = ledger.take_releases(name, TELL_LIMIT)
+            burials: list[Burial] = []
             try:
                 if settles:
                     ledger.stale += partition.settle(process.consumer, tags(settles)).run(client)
@@ -204,8 +209,12 @@ class Keeper:
                     same = [held for how, held in releases if how == mode]
                     ledger.stale += release(process, queue, mode, same).run(client)
                     releases = [(how, held) for how, held in releases if how != mode]
+                while (burial := ledger.take_burial(name)) is not None:
+                    burials = [burial]
+                    bury(process, queue, burial).run(client)
+                    burials = []
             except BaseException:
-                ledger.untold(name, settles, finishes, releases)
+                ledger.untold(name, settles, finishes, releases, burials)
                 raise
 
     def _resign(self, queue: Queue, client: redis.Redis) -> None:
@@ -241,6 +250,20 @@ def release(process: Process, queue: Queue, mode: str, helds: list[Held]) -> Cal
         mode=cast(ReleaseMode, mode),
         max_deliveries=queue.max_deliveries,
         worker=process.consumer,
+    )
+
+
+def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
+    """Return the call that makes a dead letter of a held message."""
+    return cast(
+        "Call[str]",
+        queue.partition.dead_letter(
+            process.consumer,
+            Tag(burial.held.claim, burial.held.id),
+            reason=burial.reason,
+            worker=process.consumer,
+            record=burial.record,
+        ),
     )
 
 

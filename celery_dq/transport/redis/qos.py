@@ -56,8 +56,8 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu ships no types
                 self.channel.requeue_transient(message)
         elif requeue:
             self.channel.ledger.release(delivery_tag, "crashed" if message.crashed else "requeue")
-        elif self.channel.dead_letters_rejects:
-            self.channel.dead_letter(message, "rejected")
+        elif message.burial or self.channel.dead_letters_rejects:
+            self.channel.bury(message, message.burial or "rejected")
         else:
             self.channel.ledger.finish(delivery_tag)
         self.channel.tell_now()

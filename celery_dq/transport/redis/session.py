@@ -40,12 +40,17 @@ class Session:
             process = processes[self.address] = Process(self.options.lease_us / 1e6)
             atexit.register(last_words, process)
         self.process: Process = process
+        process.running_tags = self._running_tags
         self.poller = Poller(process.clock)
 
     @property
     def gate(self) -> WorkerGate | None:
         """The worker in this process, if there is one."""
         return self._wires.gate
+
+    def _running_tags(self) -> frozenset[str]:
+        gate = self.gate
+        return frozenset() if gate is None else gate.running_tags()
 
     @property
     def registry_key(self) -> str:

@@ -1,0 +1,63 @@
+"""The boot steps that celery-dq adds to a worker."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from celery import bootsteps
+
+from celery_dq.clock import SystemClock
+from celery_dq.hooks import WIRES, Wires
+from celery_dq.transport.redis.message import Message
+from celery_dq.worker.gate import Gate
+from celery_dq.worker.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+
+class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
+    """Connects Celery's consumer with the tenant broker.
+
+    Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect;
+    the ties made here last as long as the worker.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._gate: Gate | None = None
+        wires = consumer.conninfo.transport_options.get(WIRES)
+        if isinstance(wires, Wires) and str(consumer.conninfo.transport_cls).startswith("dq-"):
+            options = wires.options
+            clock = SystemClock()
+            lifecycle = Lifecycle(consumer.pool, clock, options.dead_letter_failures)
+            self._gate = wires.gate = Gate(consumer, lifecycle, options.claim_ahead_us / 1e6)
+            for name, reason in (
+                ("on_unknown_message", "unknown message"),
+                ("on_unknown_task", "unknown task"),
+                ("on_invalid_task", "invalid task"),
+            ):
+                setattr(consumer, name, partial(_bury_then, getattr(consumer, name), reason))
+            consumer.on_decode_error = partial(_on_decode_error, consumer.on_decode_error)
+
+    def shutdown(self, consumer: Any) -> None:
+        """The pool is drained or killed: whatever is still held may run elsewhere."""
+        if self._gate is not None:
+            self._gate.over = True
+
+
+def _bury_then(handler: Any, reason: str, body: Any, message: Any, *args: Any) -> Any:
+    """Keep what this worker cannot run as a dead letter; Celery would drop it."""
+    if isinstance(message, Message):
+        message.burial = f"{reason}: {args[0]}"[:500] if args else reason
+    return handler(body, message, *args)
+
+
+def _on_decode_error(handler: Any, message: Any, exc: BaseException) -> Any:
+    if isinstance(message, Message):
+        # Celery acknowledges what it cannot decode, and it is gone.
+        message.bury(f"undecodable: {type(exc).__name__}: {exc}"[:500])
+    return handler(message, exc)

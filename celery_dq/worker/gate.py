@@ -1,0 +1,110 @@
+"""What the transport asks of the worker that it feeds."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from celery import signals
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from celery_dq.errors import DeliveriesExhausted
+from celery_dq.transport.redis.message import Message
+from celery_dq.worker.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+#: Long ago: a worker whose clock is behind must not run what the broker knows to be expired.
+_LONG_AGO = "1970-01-01T00:00:00+00:00"
+
+
+class Gate:
+    """The worker's side of :class:`celery_dq.hooks.WorkerGate`.
+
+    Arguments:
+        consumer: Celery's consumer; its pool and task handlers are used.
+        lifecycle: knows what is in the pool and how long tasks take.
+        claim_ahead_s: service time that may be claimed ahead, in seconds.
+    """
+
+    def __init__(self, consumer: Any, lifecycle: Lifecycle, claim_ahead_s: float) -> None:
+        self._consumer = consumer
+        self._lifecycle = lifecycle
+        self._claim_ahead_s = claim_ahead_s
+        self.blocking = isinstance(consumer.pool, SoloPool)
+        #: The worker shuts down and its pool is empty or killed: nothing runs any more.
+        self.over = False
+
+    def room(self) -> int | None:
+        """Return how many pool slots are free."""
+        slots: int | None = getattr(self._consumer.pool, "num_processes", None)
+        return None if slots is None else slots - len(state.reserved_requests)
+
+    def ahead(self) -> int:
+        """Return how many messages more fit the claim-ahead time at the pace seen so far."""
+        service_s = self._lifecycle.service_s
+        slots = getattr(self._consumer.pool, "num_processes", None)
+        if service_s is None or not slots:
+            return 0
+        waiting = max(len(state.reserved_requests) - slots, 0)
+        return max(int(slots * self._claim_ahead_s / max(service_s, 1e-6)) - waiting, 0)
+
+    def running_tags(self) -> frozenset[str]:
+        """Return the delivery tags of what the pool runs or will run."""
+        return frozenset() if self.over else self._lifecycle.in_pool
+
+    def deliver_discard(self, message: Message, reason: str) -> bool:
+        """Let Celery do its bookkeeping for a task that must not run.
+
+        Result state, chords, errbacks and events are Celery's, so the message takes
+        the way of a revoked or expired one; a dead letter fails its task.
+        """
+        task_id, name = message.headers.get("id"), message.headers.get("task")
+        if not isinstance(task_id, str) or name not in self._consumer.app.tasks:
+            return False
+        if reason.startswith("dead:"):
+            self._fail(message, name, reason.partition(":")[2])
+        elif reason == "expired":
+            message.headers["expires"] = _LONG_AGO
+            self._receive(message)
+        else:
+            # Celery refuses what is in this set; only this delivery is meant, not a later replay.
+            known = task_id in state.revoked
+            state.revoked.add(task_id)
+            try:
+                self._receive(message)
+            finally:
+                if not known:
+                    state.revoked.discard(task_id)
+        return True
+
+    def _receive(self, message: Message) -> None:
+        self._consumer.task_consumer.on_message(message)
+
+    def _fail(self, message: Message, name: str, why: str) -> None:
+        app = self._consumer.app
+        task = app.tasks[name]
+        exc = DeliveriesExhausted(
+            f"{name}[{message.headers['id']}] was given up on after {message.deliveries} deliveries ({why}): "
+            "every worker that had it was lost. It is among the dead letters."
+        )
+        try:
+            request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=self._consumer.hostname)
+            task.backend.mark_as_failure(
+                request.id, exc, request=request._context, store_result=request.store_errors
+            )
+            try:
+                raise exc
+            except DeliveriesExhausted:
+                signals.task_failure.send(
+                    sender=task, task_id=request.id, exception=exc, args=request.args, kwargs=request.kwargs,
+                    traceback=exc.__traceback__, einfo=sys.exc_info(),
+                )
+        except Exception:
+            # The dead letter is safe; the worker must not die of a result backend that is down.
+            logger.exception("The failure of %s[%s] could not be recorded.", name, message.headers["id"])
+        logger.error("%s", exc)
+        message.ack()

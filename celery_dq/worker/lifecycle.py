@@ -1,0 +1,165 @@
+"""What a task's life means for its message.
+
+::
+
+    claimed ─▶ reserved ─▶ in the pool ─▶ started ─▶ over
+                  │             │            │         │
+               released      vetoed       settled   finished, released or buried
+
+Celery's default is to acknowledge when the task *starts*. To the broker that is
+not the end: the tenant's slot is taken until the task is over. Celery tells nobody
+about that end, so this module listens where every pool reports: at the callbacks
+that a request hands to ``pool.apply_async``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+from celery.worker import state
+
+from celery_dq.clock import Clock
+from celery_dq.transport.redis.message import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Stands between requests and one pool.
+
+    Arguments:
+        pool: the worker's pool; its ``apply_async`` is replaced on the instance.
+        clock: monotonic time measures how long tasks take.
+        dead_letter_failures: keep tasks that failed for good as dead letters.
+    """
+
+    def __init__(self, pool: Any, clock: Clock, dead_letter_failures: bool) -> None:
+        self._apply = pool.apply_async
+        self._clock = clock
+        self._dead_letter_failures = dead_letter_failures
+        self._in_pool: dict[str, float] = {}
+        #: Seconds that a task takes, from its start; a moving average, None before the first.
+        self.service_s: float | None = None
+        pool.apply_async = self.apply_async
+        # After a lost connection Celery would throw away what lies in the pool's buffer, and
+        # with it the callbacks of tasks that run. Here they stay ours, so they go on.
+        pool.flush = None
+
+    @property
+    def in_pool(self) -> frozenset[str]:
+        """Delivery tags of the messages that the pool runs or will run."""
+        return frozenset(tuple(self._in_pool))
+
+    def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        """Run a task in the pool, as the pool's own method does.
+
+        Raises:
+            TaskRevokedError: its message is not ours any more. Celery frees the
+                pool slot and forgets the request.
+        """
+        request = getattr(options.get("callback"), "__self__", None)
+        message = getattr(request, "message", None)
+        if not isinstance(message, Message):
+            return self._apply(target, args, kwargs, **options)
+        tag: str = message.delivery_tag
+        self._veto(request, message)
+        self._in_pool[tag] = self._clock.monotonic()
+        options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
+        options["callback"] = self._on_over(request, message, options["callback"])
+        for name in ("error_callback", "timeout_callback"):
+            if options.get(name) is not None:
+                wrap = self._on_error if name == "error_callback" else self._on_timeout
+                options[name] = wrap(request, message, options[name])
+        try:
+            return self._apply(target, args, kwargs, **options)
+        except BaseException:
+            self._in_pool.pop(tag, None)
+            raise
+
+    def _veto(self, request: Any, message: Message) -> None:
+        """Do not start what others may have by now."""
+        channel = message.channel
+        held = channel.ledger.get(message.delivery_tag)
+        if held is not None and channel.ledger.trusted(held.partition):
+            return
+        logger.warning(
+            "Task %s[%s] is not started: the lease on its message is not fresh.", request.name, request.id
+        )
+        self._in_pool.pop(message.delivery_tag, None)
+        channel.qos.forget(message.delivery_tag)
+        channel.ledger.release(message.delivery_tag, "unstarted")
+        state.task_ready(request)
+        raise TaskRevokedError(request.id)
+
+    def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
+        def accepted(pid: int, time_accepted: float) -> Any:
+            tag: str = message.delivery_tag
+            if tag not in message.channel.ledger:
+                # It waited in the pool's queue while the lease was lost.
+                self._veto(request, message)
+            self._in_pool[tag] = self._clock.monotonic()
+            message.started = True
+            if not request.task.acks_late:
+                message.settles = True
+                message.channel.basic_settle(tag)
+            return callback(pid, time_accepted)
+
+        return accepted
+
+    def _on_over(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
+        def over(result: Any, **options: Any) -> Any:
+            failed = isinstance(result, tuple) and bool(result[0])
+            if failed and self._dead_letter_failures:
+                self._bury_failure(message, getattr(result[1], "exception", None))
+            try:
+                return callback(result, **options)
+            finally:
+                self._over(request, message)
+
+        return over
+
+    def _on_error(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
+        def error(info: Any, **options: Any) -> Any:
+            exc = getattr(info, "exception", None)
+            if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+                message.crashed = True
+            elif self._dead_letter_failures:
+                self._bury_failure(message, exc)
+            try:
+                return callback(info, **options)
+            finally:
+                self._over(request, message)
+
+        return error
+
+    def _on_timeout(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
+        def timeout(soft: bool, limit: float) -> Any:
+            try:
+                return callback(soft, limit)
+            finally:
+                if not soft:
+                    self._over(request, message)
+
+        return timeout
+
+    def _bury_failure(self, message: Message, exc: BaseException | None) -> None:
+        exc = getattr(exc, "exc", None) or exc if not isinstance(exc, (Retry, Ignore, Reject)) else exc
+        if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
+            message.bury(f"failed: {type(exc).__name__}: {exc}"[:500])
+
+    def _over(self, request: Any, message: Message) -> None:
+        started_at = self._in_pool.pop(message.delivery_tag, None)
+        if started_at is None:
+            return
+        seen = self._clock.monotonic() - started_at
+        self.service_s = seen if self.service_s is None else 0.8 * self.service_s + 0.2 * seen
+        if message.settles:
+            message.finish()
+        elif not request.acknowledged:
+            # Celery cancelled it and leaves the redelivery to the broker.
+            message.channel.qos.forget(message.delivery_tag)
+            message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
