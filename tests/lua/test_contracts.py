@@ -1,0 +1,100 @@
+"""What a script says on top of its file is what it does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.scripts.loader import Script
+from celery_dq.transport.redis.partition import Outgoing, Partition, load_scripts
+
+SCRIPTS = load_scripts()
+KEYS = PartitionKeys("online", "push")
+TYPES = {"HASH", "ZSET", "LIST", "STRING"}
+PLACES = {"turn", "throttled", "limited", "parked"}
+
+
+def code_of(script: Script) -> str:
+    return "\n".join(line.split("--")[0] for line in script.source.splitlines())
+
+
+def derived_by(script: Script) -> set[str]:
+    code = code_of(script)
+    found = set(re.findall(r"P \.\. '([a-z_]+:?)'", code))
+    if "P .. place" in code:
+        found |= PLACES
+    return found
+
+
+@pytest.mark.parametrize("name", SCRIPTS.names())
+class TestContract:
+    def test_has_one_key(self, name: str) -> None:
+        assert SCRIPTS[name].contract.keys == ("state HASH",)
+        assert set(re.findall(r"KEYS\[(\d+)\]", code_of(SCRIPTS[name]))) == {"1"}
+
+    def test_derives_what_the_body_derives(self, name: str) -> None:
+        declared = {each.split()[0].split("<")[0] for each in SCRIPTS[name].contract.derives}
+        assert declared == derived_by(SCRIPTS[name])
+
+    def test_derived_keys_exist_with_their_types(self, name: str) -> None:
+        for entry in SCRIPTS[name].contract.derives:
+            key, kind = entry.split()
+            attribute, parametrised = re.sub(r":<.*", "", key), ":<" in key
+            documented: Any = getattr(PartitionKeys, attribute)
+            assert kind in TYPES
+            assert (documented.__doc__ or documented.fget.__doc__).startswith(kind + ":"), entry
+            spelled = getattr(KEYS, attribute)("x") if parametrised else getattr(KEYS, attribute)
+            assert spelled == KEYS.prefix + re.sub("<.*>", "x", key)
+
+    def test_reads_the_arguments_it_declares(self, name: str) -> None:
+        contract = SCRIPTS[name].contract
+        fixed = next((i for i, each in enumerate(contract.argv) if "*" in each), len(contract.argv))
+        read = {int(each) for each in re.findall(r"ARGV\[(\d+)\]", code_of(SCRIPTS[name]))}
+        assert all(each <= len(contract.argv) for each in read)
+        counters = {i + 1 for i, each in enumerate(contract.argv) if each.startswith(("n", "count"))}
+        assert set(range(1, fixed + 1)) - counters <= read
+
+
+def test_the_python_layer_sends_what_the_contracts_declare() -> None:
+    partition = Partition(KEYS, SCRIPTS)
+    tag = ("1", "a")
+    calls = [
+        (partition.push([Outgoing(1, "a", b"")]), 4 + 3),
+        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 6 + 1 + 2 + 1 + 4),
+        (partition.settle("c", [tag]), 2 + 2),
+        (partition.finish("c", [tag]), 2 + 2),
+        (partition.release("c", [tag], mode="requeue"), 5 + 2),
+        (partition.renew("c", lease_ms=1), 4),
+        (partition.resign("c"), 2),
+        (partition.nudge(), 0),
+        (partition.set_quota("t", None), 2),
+        (partition.place(["t"]), 1 + 1),
+        (partition.cancel(["a"]), 3 + 1),
+        (partition.cancel_tenant("t"), 3),
+        (partition.purge(), 1),
+        (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
+        (partition.replay("a"), 3),
+        (partition.forget_dead(["a"]), 1 + 1),
+        (partition.explain_tenant("t"), 1),
+        (partition.locate("a"), 1),
+    ]
+    assert {call.script.name for call, _ in calls} == set(SCRIPTS.names())
+    for call, sent in calls:
+        assert len(call.args) == sent, call.script.name
+        assert call.keys == (KEYS.state,)
+        single = [each for each in call.script.contract.argv if "*" not in each]
+        assert len(single) <= sent
+
+
+def test_a_chunk_that_is_too_long_is_refused() -> None:
+    partition = Partition(KEYS, SCRIPTS)
+    with pytest.raises(ValueError, match="1001 in one call"):
+        partition.finish("c", [("1", "a")] * 1001)
+
+
+def test_no_script_searches_the_keyspace() -> None:
+    for name in SCRIPTS.names():
+        assert not re.search(r"'(KEYS|SCAN|HGETALL|SMEMBERS|HKEYS|HVALS)'", SCRIPTS[name].source), name
