@@ -65,5 +65,6 @@ class Broker:
         options = self._wires.options
         names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
         with self.channel() as channel:
-            names.update(map(text, channel.client.smembers(queue_registry(options.environment, options.key_prefix))))
+            registry = queue_registry(options.environment, options.key_prefix)
+            names.update(map(text, channel.client.smembers(registry)))
         return sorted(names)

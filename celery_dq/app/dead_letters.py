@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kombu.serialization import dumps, loads
+from kombu import serialization
 
 from celery_dq.app.broker import Broker, Opened
 from celery_dq.errors import InvalidMessage
@@ -54,6 +54,7 @@ class DeadLetters:
         """Send a dead letter again, changed; returns its new message id, None when there is none.
 
         Arguments:
+            message_id: Which dead letter.
             changes: ``args``, ``kwargs`` (of the task), ``tenant``, ``priority``. What is not named stays.
 
         Raises:
@@ -61,13 +62,17 @@ class DeadLetters:
         """
         unknown = sorted(changes.keys() - {"args", "kwargs", "tenant", "priority"})
         if unknown:
-            raise InvalidMessage(f"edit: {unknown[0]!r} cannot be changed; args, kwargs, tenant and priority can")
+            raise InvalidMessage(
+                f"edit: {unknown[0]!r} cannot be changed: only args, kwargs, tenant, priority"
+            )
         head_start = self._wires.options.queue(self.name).head_start_us
         with self._broker.open(self.name) as opened:
             raw = opened.client.hget(opened.partition.keys.dead, message_id)
             if raw is None:
                 return None
-            return self._replayed(opened, message_id, edited(Record.unpack(raw), **changes).pack(), head_start)
+            return self._replayed(
+                opened, message_id, edited(Record.unpack(raw), **changes).pack(), head_start
+            )
 
     def purge(self, message_id: str | None = None) -> int:
         """Delete one dead letter, or all of them, for good; returns how many."""
@@ -84,7 +89,9 @@ class DeadLetters:
 
     @staticmethod
     def _replayed(opened: Opened, message_id: str, record: bytes, head_start_us: int) -> str | None:
-        return opened.partition.replay(message_id, record=record, head_start_us=head_start_us).run(opened.client)
+        return opened.partition.replay(message_id, record=record, head_start_us=head_start_us).run(
+            opened.client
+        )
 
 
 def edited(record: Record, **changes: Any) -> Record:
@@ -96,21 +103,21 @@ def edited(record: Record, **changes: Any) -> Record:
     if "args" not in changes and "kwargs" not in changes:
         return record
     headers, properties, content_type, encoding = envelope.unpack(record.envelope)
-    body = loads(record.body, content_type, encoding, accept={content_type})
+    kind = content_type or "application/json"
+    name = _serializer(kind)
+    body: Any = serialization.loads(record.body, kind, encoding or "utf-8", accept={kind})
     if not (isinstance(body, (list, tuple)) and len(body) == 3):
         raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
-    args = list(changes.get("args", body[0]))
-    kwargs = dict(changes.get("kwargs", body[1]))
-    content_type, encoding, payload = dumps((args, kwargs, body[2]), _serializer(content_type))
+    args = list(changes["args"] if "args" in changes else body[0])
+    kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
+    kind, encoding, payload = serialization.dumps((args, kwargs, body[2]), name)
     headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
-    return replace(
-        record, envelope=envelope.pack(headers, properties, content_type, encoding), body=payload
-    )
+    return replace(record, envelope=envelope.pack(headers, properties, kind, encoding), body=payload)
 
 
-def _serializer(content_type: str | None) -> str:
-    from kombu.serialization import registry
-
+def _serializer(content_type: str) -> str:
+    """Return kombu's name for what wrote this content type."""
+    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in kombu's stubs
     name = registry.type_to_name.get(content_type)
     if name is None:
         raise InvalidMessage(f"edit: no serializer is registered for content type {content_type!r}")

@@ -1,4 +1,4 @@
-"""What is wrong with a set-up, before a message is lost over it: for ``celery dq doctor`` and Django's checks."""
+"""What is wrong with a set-up: for ``celery dq doctor`` and Django's checks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ def check_settings(app: Any) -> list[Finding]:
     """Check the ``dq_*`` settings, the broker's scheme and the tenant option of every task. Opens nothing."""
     findings = [_options(app), _scheme(app)]
     rules = TenantRules(app)
-    for name in sorted(app.tasks):
-        try:
-            rules.rule(name)
-        except (DQError, TypeError, ValueError) as exc:
-            findings.append(Finding("error", "E003", str(exc), "Mend the task's tenant option."))
+    findings += filter(None, (_tenant_option(rules, name) for name in sorted(app.tasks)))
     return findings
 
 
@@ -51,14 +47,19 @@ def check_server(app: Any) -> list[Finding]:
             return []
         with Broker(app, face.wires).channel() as channel:
             refuse_unfit(channel.client, options.allow_eviction)
-            info = channel.client.info("server") | channel.client.info("memory") | channel.client.info("persistence")
+            client = channel.client
+            info = client.info("server") | client.info("memory") | client.info("persistence")
     except ConfigurationError:
         return []  # check_settings says so
     except ServerError as exc:
         return [Finding("error", "E010", str(exc))]
     except OperationalError as exc:
-        return [Finding("error", "E011", f"The broker cannot be reached: {exc}", "Start it, or mend broker_url.")]
-    findings = [Finding("ok", "I010", f"The server is Redis {info.get('redis_version')}, its policy {_policy(info)}.")]
+        return [
+            Finding("error", "E011", f"The broker cannot be reached: {exc}", "Start it, or mend broker_url.")
+        ]
+    findings = [
+        Finding("ok", "I010", f"The server runs Redis {info.get('redis_version')}, policy {_policy(info)}.")
+    ]
     if not int(info.get("aof_enabled", 0)):
         findings.append(
             Finding(
@@ -69,6 +70,14 @@ def check_server(app: Any) -> list[Finding]:
             )
         )
     return findings
+
+
+def _tenant_option(rules: TenantRules, name: str) -> Finding | None:
+    try:
+        rules.rule(name)
+    except (DQError, TypeError, ValueError) as exc:
+        return Finding("error", "E003", str(exc), "Mend the task's tenant option.")
+    return None
 
 
 def _options(app: Any) -> Finding:

@@ -72,7 +72,7 @@ class DQ:
     def explain(
         self, *, tenant: str | int | None = None, queue: str | None = None, task_id: str | None = None
     ) -> Explanation:
-        """Why is it waiting, and until when?
+        """Why it is waiting, and until when.
 
         Arguments:
             tenant: Whose work, together with `queue`.

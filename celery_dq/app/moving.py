@@ -21,7 +21,7 @@ class Mover:
 
     Three steps per chunk: take the messages under a lease, push them under a producer's sequence (a
     push whose answer was lost is repeated without effect), finish them at the source. Dying before the
-    push leaves them to the source; dying after it leaves them in both.
+    push leaves them to the source (as a delivery that crashed); dying after it leaves them in both.
 
     Arguments:
         head_start_us: What a step of priority is worth in the destination, µs.
@@ -69,14 +69,20 @@ class Mover:
         push = self._destination.push(
             outgoing, producer=self._name, marker_ttl_ms=LEASE_MS, head_start_us=self._head_start_us
         )
+        tags = [entry.tag for entry in taken]
         try:
-            push.run(self._client)
-        except redis.ConnectionError:
-            push.run(self._client)
-        self._source.finish(self._name, [entry.tag for entry in taken]).run(self._client)
+            try:
+                push.run(self._client)
+            except redis.ConnectionError:
+                push.run(self._client)
+        except redis.RedisError:
+            # To their old places at once, rather than when the lease is over.
+            self._source.release(self._name, tags, mode="requeue").run(self._client)
+            raise
+        self._source.finish(self._name, tags).run(self._client)
         return len(taken)
 
     def _resign(self) -> None:
-        """Give back at once what was taken and not pushed."""
+        """End the lease; by now nothing is held."""
         while self._source.resign(self._name).run(self._client):
             pass

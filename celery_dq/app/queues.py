@@ -146,7 +146,8 @@ class QueueFace:
         with self._broker.channel() as channel:
             mover = Mover(channel.partition(self.name), channel.partition(to), channel.client, head_start)
             if task_id is not None:
-                return mover.move([task_id])
+                found = messages.find(channel.partition(self.name), channel.client, task_id)
+                return mover.move([found.id]) if found is not None else 0
             return mover.move_tenant(check_tenant(tenant))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from celery_dq.app.broker import Broker, Opened
 from celery_dq.inspector.reading import scan, text
 from celery_dq.inspector.tenants import own_quotas, quota_in_force
-from celery_dq.keys import DEFAULT_QUOTA
 from celery_dq.options import Quota
 from celery_dq.transport.redis.partition import MAX_CHUNK
 from celery_dq.transport.tenant import check_tenant
@@ -33,6 +32,8 @@ class Quotas:
         """Give a tenant a quota of its own; a part that is not named keeps what is in force for it.
 
         Arguments:
+            queue: Which queue.
+            tenant: Whose quota.
             parts: ``rate`` (``"50/s"``, ``"3000/m"``, a number per second, None for unlimited), ``burst``,
                 ``weight``, ``concurrency`` (None for unlimited), ``paused``.
 
@@ -74,14 +75,14 @@ class Quotas:
         with self._broker.open(queue) as opened:
             base = quota_in_force(*opened, None)
             quota = Quota.parse(parts, base=base, where=f"default quota of {queue!r}")
-            opened.partition.set_shared_quota(DEFAULT_QUOTA, quota.pack()).run(opened.client)
+            opened.partition.set_shared_quota("default", quota.pack()).run(opened.client)
             _place_all(opened)
             return quota
 
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
-            opened.partition.set_shared_quota(DEFAULT_QUOTA, None).run(opened.client)
+            opened.partition.set_shared_quota("default", None).run(opened.client)
             _place_all(opened)
             return quota_in_force(*opened, None)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import click
 
-from celery_dq.cli.operate import cancel, explain, find, move, peek, purge, queues, tenants
 from celery_dq.cli.keep import dead, doctor, quotas
+from celery_dq.cli.operate import cancel, explain, find, move, peek, purge, queues, tenants
 from celery_dq.wiring import equip_every_app
 
 equip_every_app()

@@ -49,7 +49,7 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: An
             given[name] = None
     if isinstance(given.get("concurrency"), str):
         if not given["concurrency"].isdecimal():
-            raise click.UsageError(f"--concurrency {given['concurrency']}: give a whole number, or 'unlimited'.")
+            raise click.UsageError("Give --concurrency a whole number, or 'unlimited'.")
         given["concurrency"] = int(given["concurrency"])
     quota = dq.quotas.set_default(queue, **given) if tenant is None else dq.quotas.set(queue, tenant, **given)
     show(as_json, quota, spell(quota))
@@ -136,7 +136,7 @@ def doctor(dq: DQ, as_json: bool) -> None:
     """Check the settings, the tasks' tenants, and the server. Exit status 1 when something is wrong."""
     app = click.get_current_context().obj.app
     findings = [*check_settings(app), *check_server(app)]
-    lines = [f"{each.level.upper():8}{each.problem}" + (f" {each.remedy}" if each.remedy else "") for each in findings]
+    lines = [f"{each.level.upper():8}{each.problem} {each.remedy}".rstrip() for each in findings]
     show(as_json, findings, "\n".join(lines))
     if any(each.level == "error" for each in findings):
         raise SystemExit(1)

@@ -7,7 +7,7 @@ import click
 from celery_dq.app.face import DQ
 from celery_dq.cli.output import command, show, show_table
 
-_QUEUE_COLUMNS = ("name", "waiting", "delayed", "held", "discards", "dead", "throttled", "limited", "paused", "consumers")
+_QUEUE_COLUMNS = ("name", "waiting", "delayed", "held", "discards", "dead", "limited", "paused", "consumers")
 _MESSAGE_COLUMNS = ("id", "queue", "state", "task", "tenant", "priority", "due", "args", "consumer")
 
 
@@ -91,7 +91,7 @@ def move(dq: DQ, as_json: bool, queue: str, to: str, task_id: str | None, tenant
 def purge(dq: DQ, as_json: bool, queue: str, force: bool) -> None:
     """Remove all that waits or is delayed in QUEUE. What workers have stays."""
     if not force:
-        click.confirm(f"Remove {dq.queues[queue].depth} messages from {queue!r} for good?", abort=True, err=True)
+        click.confirm(f"Remove {dq.queues[queue].depth} messages for good?", abort=True, err=True)
     count = dq.queues[queue].purge()
     show(as_json, {"purged": count}, f"Purged {count}.")
 

@@ -35,7 +35,9 @@ class DeadLetter:
     kwargs: str = ""
 
 
-def list_dead_letters(partition: Partition, client: Client, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
+def list_dead_letters(
+    partition: Partition, client: Client, limit: int = 100, offset: int = 0
+) -> list[DeadLetter]:
     """Read dead letters, the latest first."""
     keys = partition.keys
     found = client.zrevrange(keys.dead_index, offset, offset + limit - 1, withscores=True)

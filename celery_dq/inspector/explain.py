@@ -63,12 +63,12 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
 
 def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
     """What to say of a task that is in no queue."""
-    looked = ", ".join(map(repr, queues)) or "no queue: none is declared"
+    looked = ", ".join(map(repr, queues)) or "no queues"
     return Explanation(
         "",
         "unknown",
         "unknown",
-        f"Task {task_id} is in no queue (looked in {looked}): it has finished, was purged, or was never published.",
+        f"Task {task_id} is in none of {looked}: it has finished, was purged, or was never published.",
         task_id=task_id,
     )
 
@@ -93,8 +93,8 @@ def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> 
 
 
 def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    allowed = tenant.quota.concurrency
-    return "concurrency", f"{tenant.running} of {allowed} run at once, the next starts when one of them ends", None
+    slots = f"{tenant.running} of {tenant.quota.concurrency} run at once"
+    return "concurrency", f"{slots}, the next starts when one of them ends", None
 
 
 def _paused(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
@@ -123,7 +123,8 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         tenant = explain_tenant(partition, client, message.tenant)
         if before:
             whose = f"of tenant {message.tenant!r}" if message.tenant else "without a tenant"
-            return "behind", f"waits behind {_count(before, 'message')} {whose}. {tenant.sentence[:-1]}", tenant.until
+            ahead = f"{_count(before, 'message')} {whose}"
+            return "behind", f"waits behind {ahead}. {tenant.sentence[:-1]}", tenant.until
         return tenant.reason, f"waits and is the next of its tenant. {tenant.sentence[:-1]}", tenant.until
     if message.state == "delayed":
         return "eta", f"waits for its ETA, {_clock(message.due)}", message.due
@@ -134,6 +135,8 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
     if message.state == "discarded":
         why = text(client.hget(keys.reasons, message.id) or b"cancelled")
         return "cancelled", f"will not run ({why}); a worker has still to record that", None
+    if message.state == "cancelled":
+        return "cancelled", "was cancelled before it was published; when it is, it will not run", None
     if message.state == "dead":
         return "dead", f"was given up on; see app.dq.dead_letters[{keys.queue!r}]", None
     return "unknown", f"is in the state {message.state!r}", None

@@ -21,7 +21,8 @@ class MessageSnapshot:
 
     :param id: the message id: the task id, with ``~1`` … when that was taken.
     :param state: ``waiting``, ``delayed``, ``claimed`` (a consumer has it), ``settled`` (its task has
-        started and it is never delivered again), ``discarded`` or ``dead``.
+        started and it is never delivered again), ``discarded`` (a worker has still to record that it
+        will not run), ``dead``, or ``cancelled`` (not published yet; it will not run when it is).
     :param due: when a delayed message is due; None for one that may run at once.
     :param expires: from when on it must not run; None for never.
     :param args: Celery's short representation of the arguments.
@@ -49,6 +50,8 @@ def peek(
     """Read what waits, roughly as it will be served, without taking it.
 
     Arguments:
+        partition: Where.
+        client: A redis client.
         limit: How many messages at most.
         tenant: Only of this tenant, in its own order. Default: one message of each tenant, in the order
             of their turns, the throttled, limited and paused ones last; then the next of each.
@@ -99,10 +102,9 @@ def described(partition: Partition, client: Client, ids: list[str], state: str) 
 def find(partition: Partition, client: Client, task_id: str) -> MessageSnapshot | None:
     """Return where a task is in this partition, None when it is not here (or has finished)."""
     place = partition.locate(task_id).run(client)
-    if not place or place.get("state", "none") == "none":
+    if not place:
         return None
-    message_id = place.get("id", task_id)
-    state = place["state"]
+    message_id, state = place["id"], place["state"]
     keys = partition.keys
     raw = client.hget(keys.dead if state == "dead" else keys.messages, message_id)
     message = message_of(raw or b"", message_id, keys.queue, state)

@@ -80,4 +80,3 @@ def queue_snapshot(partition: Partition, client: Client) -> QueueSnapshot:
             for (name, deadline), count in zip(deadlines, held, strict=True)
         ),
     )
-

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
-
 #: A ``redis.Redis`` that does not decode. Its own annotations mix blocking and asyncio replies.
 Client: TypeAlias = Any
 

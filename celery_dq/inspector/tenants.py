@@ -79,7 +79,9 @@ def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> 
 
     A tenant's own quota wins over the default that was set live, which wins over the settings'.
     """
-    fields = [DEFAULT_QUOTA, CONFIG_QUOTA] if tenant is None else [quota_field(tenant), DEFAULT_QUOTA, CONFIG_QUOTA]
+    fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
+    if tenant is not None:
+        fields.insert(0, quota_field(tenant))
     return _first(client.hmget(partition.keys.quotas, fields))
 
 
@@ -116,7 +118,9 @@ def _described(
             until=until,
             quota=_first([packed, default, config]),
         )
-        for (tenant, (state, until)), waits, slots, packed in zip(found.items(), waiting, running, own, strict=True)
+        for (tenant, (state, until)), waits, slots, packed in zip(
+            found.items(), waiting, running, own, strict=True
+        )
     ]
 
 

@@ -13,6 +13,7 @@ class CeleryDQConfig(AppConfig):
     verbose_name = "Celery queues"
 
     def ready(self) -> None:
+        """Set the project's Celery app up, and register the system checks."""
         from celery_dq.contrib.django import checks  # noqa: F401 - registers itself
         from celery_dq.contrib.django.conf import project_app
         from celery_dq.wiring import setup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core import checks
 
 from celery_dq.app.doctor import Finding, check_server, check_settings
 from celery_dq.contrib.django.conf import project_app
@@ -14,20 +14,20 @@ from celery_dq.contrib.django.conf import project_app
 TAG = "celery_dq"
 
 
-@register(TAG, Tags.compatibility)
-def settings_are_valid(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@checks.register(TAG)
+def settings_are_valid(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """The ``dq_*`` settings, the broker's scheme, the tenant templates of the tasks: opens nothing."""
     return _messages(check_settings(project_app()))
 
 
-@register(TAG, Tags.compatibility, deploy=True)
-def server_is_fit(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@checks.register(TAG, deploy=True)
+def server_is_fit(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """The Redis server's version and eviction policy."""
     return _messages(check_server(project_app()))
 
 
-def _messages(findings: Sequence[Finding]) -> list[CheckMessage]:
-    kinds = {"error": Error, "warning": Warning}
+def _messages(findings: Sequence[Finding]) -> list[checks.CheckMessage]:
+    kinds = {"error": checks.Error, "warning": checks.Warning}
     return [
         kinds[finding.level](finding.problem, hint=finding.remedy, id=f"celery_dq.{finding.code}")
         for finding in findings

@@ -27,7 +27,8 @@ def project_app() -> Any:
     if named:
         return _imported(str(named))
     # Asking `celery.current_app` would make one up.
-    app = getattr(_state._tls, "current_app", None) or _state.default_app
+    state: Any = _state
+    app = state._tls.current_app or state.default_app
     if app is not None:
         return app
     package = (settings.SETTINGS_MODULE or "").rpartition(".")[0]
