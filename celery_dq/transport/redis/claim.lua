@@ -5,7 +5,6 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
---   tenant:<tenant> ZSET
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
@@ -19,11 +18,12 @@
 --   reasons HASH
 --   deliveries HASH
 --   leases ZSET
---   held:<consumer> HASH
 --   wake LIST
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
+--   tenant:<tenant> ZSET
+--   held:<consumer> HASH
 -- ARGV
 --   consumer: who claims
 --   lease_ms: how long the lease holds from now

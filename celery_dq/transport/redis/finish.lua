@@ -4,22 +4,22 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
---   held:<consumer> HASH
---   running HASH
---   tenant:<tenant> ZSET
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
 --   parked ZSET
 --   finish ZSET
 --   limiter ZSET
+--   running HASH
 --   quotas HASH
---   deliveries HASH
---   reasons HASH
 --   delayed ZSET
 --   discards ZSET
+--   reasons HASH
+--   deliveries HASH
 --   leases ZSET
 --   wake LIST
+--   tenant:<tenant> ZSET
+--   held:<consumer> HASH
 -- ARGV
 --   consumer: who holds them
 --   n: number of tags, at most 1000

@@ -5,8 +5,6 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
---   dead HASH
---   tenant:<tenant> ZSET
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
@@ -18,10 +16,12 @@
 --   delayed ZSET
 --   discards ZSET
 --   reasons HASH
---   tombstones ZSET
---   producer:<producer> STRING
 --   leases ZSET
 --   wake LIST
+--   tombstones ZSET
+--   dead HASH
+--   tenant:<tenant> ZSET
+--   producer:<producer> STRING
 -- ARGV
 --   producer: who numbers the messages; '' for nobody
 --   marker_ttl_ms: how long its last sequence is remembered

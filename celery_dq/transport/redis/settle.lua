@@ -4,18 +4,18 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
---   held:<consumer> HASH
---   running HASH
---   tenant:<tenant> ZSET
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
 --   parked ZSET
 --   finish ZSET
 --   limiter ZSET
+--   running HASH
 --   quotas HASH
---   deliveries HASH
 --   reasons HASH
+--   deliveries HASH
+--   tenant:<tenant> ZSET
+--   held:<consumer> HASH
 -- ARGV
 --   consumer: who holds them
 --   n: number of tags, at most 1000

@@ -1,0 +1,85 @@
+-- Cancels tasks: what waits or is delayed becomes a discard, the rest gets a tombstone.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   reasons HASH
+--   leases ZSET
+--   wake LIST
+--   tombstones ZSET
+--   tenant:<tenant> ZSET
+-- ARGV
+--   reason: what the discards are flagged with
+--   tombstone_ttl_ms: how long a tombstone stands; 0 sets none
+--   n: number of tasks, at most 100
+--   id*: task ids; the message ids '<id>~1' to '<id>~9' are looked at, too
+-- RETURNS
+--   an array with a word per task: 'claimed' (somebody holds it; a tombstone keeps it from being delivered again),
+--   'waiting', 'delayed', 'discarded' (it was already), 'tombstone' (not here, yet), 'none' (not here, no tombstone)
+-- COST
+--   one command per task, three per message that is found, some 20 more
+-- GUARANTEE
+--   A task that is pushed or given back while its tombstone stands becomes a discard.
+--@include state
+--@include record
+--@include ids
+--@include discard
+--@include place
+--@include wake
+local reason, ttl, n = ARGV[1], tonumber(ARGV[2]) * 1000, tonumber(ARGV[3])
+if n > 100 then return redis.error_reply('DQINVALID cancel: at most 100 tasks a call') end
+local RANK = {none = 0, tombstone = 1, discarded = 2, delayed = 3, waiting = 4, claimed = 5}
+local replies, found, tenants, seen, emptied, undelayed, stones = {}, {}, {}, {}, {}, {}, {}
+for i = 1, n do
+  local ids = ids_of(ARGV[i + 3])
+  local records = call('HMGET', P .. 'messages', unpack(ids))
+  local reply = 'none'
+  for j = 1, #ids do
+    local id, record = ids[j], records[j]
+    if record then
+      local priority, _, _, tenant = header(record)
+      local where = 'claimed'
+      if emptied[id] or undelayed[id] then
+        where = 'discarded'
+      elseif tenant and call('ZSCORE', P .. 'tenant:' .. tenant, id) then
+        where = 'waiting'
+        emptied[id] = tenant
+        found[#found + 1] = id
+        if not seen[tenant] then tenants[#tenants + 1] = tenant end
+        seen[tenant] = true
+      elseif call('ZSCORE', P .. 'delayed', id) then
+        where = 'delayed'
+        undelayed[id] = true
+        found[#found + 1] = id
+      elseif call('ZSCORE', P .. 'discards', id) then
+        where = 'discarded'
+      end
+      if RANK[where] > RANK[reply] then reply = where end
+    end
+  end
+  if ttl > 0 and (reply == 'none' or reply == 'claimed') then
+    stones[#stones + 1] = now + ttl
+    stones[#stones + 1] = ids[1]
+    if reply == 'none' then reply = 'tombstone' end
+  end
+  replies[i] = reply
+end
+write('ZADD', P .. 'tombstones', stones)
+discard(found, reason)
+for id, tenant in pairs(emptied) do call('ZREM', P .. 'tenant:' .. tenant, id) end
+for id in pairs(undelayed) do call('ZREM', P .. 'delayed', id) end
+replace(tenants)
+wake()
+save()
+return replies

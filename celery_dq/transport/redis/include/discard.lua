@@ -1,0 +1,13 @@
+--@include state
+-- Turns messages into discards, in this order; they must have been found in `messages`.
+local function discard(ids, reason)
+  local discards, reasons = {}, {}
+  for i = 1, #ids do
+    discards[2 * i - 1] = next_seq()
+    discards[2 * i] = ids[i]
+    reasons[2 * i - 1] = ids[i]
+    reasons[2 * i] = reason
+  end
+  write('HSET', P .. 'reasons', reasons)
+  write('ZADD', P .. 'discards', discards)
+end

@@ -1,0 +1,39 @@
+-- Promotes what is due and makes sure that a token is there when there must be one.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   leases ZSET
+--   wake LIST
+--   dead HASH
+--   dead_info HASH
+--   dead_index ZSET
+--   tenant:<tenant> ZSET
+-- ARGV
+--   none
+-- RETURNS
+--   1 when something may be served right now, else 0
+-- COST
+--   some 15 commands; promotes at most 128 of each kind
+-- GUARANTEE
+--   Harmless at any time.
+--@include state
+--@include promote
+--@include wake
+promote(128)
+wake()
+save()
+if call('EXISTS', P .. 'turn', P .. 'discards') > 0 then return 1 end
+local due = next_due()
+return due and due <= now and 1 or 0

@@ -1,0 +1,64 @@
+-- Removes what waits, is delayed or is to be discarded, a chunk a call. What is held stays.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   reasons HASH
+--   deliveries HASH
+--   leases ZSET
+--   wake LIST
+--   tenant:<tenant> ZSET
+-- ARGV
+--   limit: most messages to remove, at most 1000
+-- RETURNS
+--   an array of two: messages removed; '1' when there are more, else '0'
+-- COST
+--   some 20 commands, and three per tenant
+-- GUARANTEE
+--   A purged message leaves nothing behind.
+--@include state
+--@include place
+--@include wake
+local limit = math.min(tonumber(ARGV[1]), 1000)
+local removed = {}
+local function remove_from(key)
+  local ids = call('ZRANGE', key, 0, limit - #removed - 1)
+  if #ids == 0 then return end
+  call('HDEL', P .. 'messages', unpack(ids))
+  call('HDEL', P .. 'deliveries', unpack(ids))
+  call('HDEL', P .. 'reasons', unpack(ids))
+  call('ZREM', key, unpack(ids))
+  for i = 1, #ids do removed[#removed + 1] = ids[i] end
+end
+local tenants = {}
+for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
+  local left = limit - #removed
+  if left > 0 then
+    local standing = call('ZRANGE', P .. place, 0, left - 1)
+    for i = 1, #standing do
+      if #removed < limit then
+        remove_from(P .. 'tenant:' .. standing[i])
+        tenants[#tenants + 1] = standing[i]
+      end
+    end
+  end
+end
+if #removed < limit then remove_from(P .. 'delayed') end
+if #removed < limit then remove_from(P .. 'discards') end
+replace(tenants)
+wake()
+save()
+local more = call('EXISTS', P .. 'turn', P .. 'throttled', P .. 'limited', P .. 'parked', P .. 'delayed',
+  P .. 'discards')
+return {tostring(#removed), more > 0 and '1' or '0'}

@@ -1,0 +1,54 @@
+-- The heartbeat: renews a lease, takes back what lost consumers held, promotes what is due, wakes, tidies.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   reasons HASH
+--   deliveries HASH
+--   leases ZSET
+--   wake LIST
+--   tombstones ZSET
+--   dead HASH
+--   dead_info HASH
+--   dead_index ZSET
+--   tenant:<tenant> ZSET
+--   held:<consumer> HASH
+-- ARGV
+--   consumer: whose lease
+--   lease_ms: how long it holds from now
+--   limit: most messages to take back, and most of each kind to promote and to tidy, at most 1000
+--   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
+-- RETURNS
+--   an array of three: '1' when the lease was still there, '0' when it had been lost; the number of messages taken
+--   back; '1' when something was due that nobody had been woken for, else '0'
+-- COST
+--   some 20 commands, and those of a release per lost consumer
+-- GUARANTEE
+--   An expired lease whose messages nobody has taken back yet goes on as if it had not expired. Settled messages of a
+--   lost consumer are dropped, the others come back with one delivery counted.
+--@include state
+--@include promote
+--@include reap
+--@include wake
+local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
+local alive = call('ZSCORE', P .. 'leases', consumer)
+call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
+local reaped = reap(limit, tonumber(ARGV[4]))
+local overdue = promote(limit) > 0 and call('EXISTS', P .. 'wake') == 0
+collect(P .. 'finish', string.format('%.17g', state.v), limit)
+collect(P .. 'limiter', now, limit)
+collect(P .. 'tombstones', now, limit)
+wake()
+save()
+return {alive and '1' or '0', tostring(reaped), overdue and '1' or '0'}
