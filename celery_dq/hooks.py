@@ -76,6 +76,7 @@ class Wires(str):
     _own: _Forked
 
     def __new__(cls, label: str, resolve: Callable[[], Any]) -> Wires:
+        """Make the wires of one owner; see the class."""
         self = super().__new__(cls, label)
         self._resolve = resolve
         self._options = None

@@ -183,3 +183,8 @@ class PartitionKeys:
     def dead_index(self) -> str:
         """ZSET: message id -> when it was given up on, µs."""
         return self.prefix + "dead_index"
+
+
+def queue_registry(environment: str, key_prefix: str = "") -> str:
+    """SET: the names of all queues that were ever declared in the environment. In no partition's slot."""
+    return f"{key_prefix}dq:{environment}:queues"

@@ -8,9 +8,9 @@ from celery_dq.app.amqp import WiredAMQP
 from celery_dq.app.control import LastingControl
 from celery_dq.app.face import dq_of
 from celery_dq.app.mixed import mix_into
-from celery_dq.transport.aliases import register_transports
+from celery_dq.transport.aliases import SCHEMES, register_transports
 
-__all__ = ["register_transports", "setup"]
+__all__ = ["equip_every_app", "register_transports", "setup"]
 
 #: The worker's boot steps, by name: a producer never imports them. Celery resolves a name when a
 #: worker starts.
@@ -35,3 +35,33 @@ def setup(app: Any) -> Any:
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
     return app
+
+
+class Equipment:
+    """A Celery fixup: sets an app up as soon as its settings name a broker of celery-dq.
+
+    For programs that load an app which nobody may have set up yet: in a Django project, ``celery
+    purge`` runs without the Django apps being ready, and would look in the wrong namespace.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        # Celery keeps the fixup, and so this receiver, alive.
+        app.on_after_configure.connect(self.on_configured)
+
+    def on_configured(self, **_: Any) -> None:
+        """Celery calls this when it has read the app's settings."""
+        scheme = str(self._app.conf.broker_url or "").partition("://")[0]
+        if scheme in [known for known, _ in SCHEMES]:
+            setup(self._app)
+
+
+def equip_every_app() -> None:
+    """Register the transports, and set up every app that is made from now on and uses one of them.
+
+    For the ``celery`` command only: it calls this before it loads the project. Idempotent.
+    """
+    from celery import Celery
+
+    register_transports()
+    Celery.builtin_fixups.add(f"{Equipment.__module__}:{Equipment.__name__}")

@@ -48,7 +48,10 @@ class WiredAMQP:
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             tenant = options.pop("tenant", None)
-            tenant = tenant_of(name, message) if tenant is None else check_tenant(tenant, where=f"{name}: tenant")
+            if tenant is None:
+                tenant = tenant_of(name, message)
+            else:
+                tenant = check_tenant(tenant, where=f"{name}: tenant")
             if tenant:
                 options["tenant"] = tenant
             priority = options.get("priority")

@@ -28,10 +28,10 @@ class MixedIn:
     mixin: type
 
     def __call__(self, app: Any) -> Any:
-        base = symbol_by_name(self.base)
-        if isinstance(base, type) and issubclass(base, self.mixin):
-            return base(app=app)
-        return mixed_class(base, self.mixin)(app=app)
+        """Make the part."""
+        base: Any = symbol_by_name(self.base)
+        made: Any = base if issubclass(base, self.mixin) else mixed_class(base, self.mixin)
+        return made(app=app)
 
 
 def mixed_class(base: type, mixin: type) -> type:
@@ -43,7 +43,9 @@ def mix_into(app: Any, part: str, mixin: type) -> None:
     """Mix `mixin` into the part of `app`, made already or not. Idempotent.
 
     Arguments:
+        app: A Celery app.
         part: ``"amqp"`` or ``"control"``: the cached property of the app.
+        mixin: The class to mix in.
     """
     attribute = f"{part}_cls"
     base = getattr(app, attribute)

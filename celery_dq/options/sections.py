@@ -42,6 +42,7 @@ SETTINGS = (
         "Namespace of everything that is stored.",
         choices=("online", "sandbox"),
     ),
+    Setting("dq_app", Kind.TEXT, "", "Where a Django project's Celery app is, such as 'shop.celery:app'."),
     Setting("dq_key_prefix", Kind.TEXT, "", "Put in front of every key."),
     Setting(
         "dq_lease",

@@ -58,7 +58,7 @@ def check_tenant(value: Any, *, where: str = "tenant") -> str:
         size = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError as exc:
         raise InvalidTenant(
-            f"{where}: {_short(value)} is not valid Unicode text ({exc.reason}); decode it with the right encoding"
+            f"{where}: {_short(value)} is not valid Unicode ({exc.reason}); decode it with its encoding"
         ) from exc
     if size > MAX_TENANT_BYTES:
         raise InvalidTenant(
@@ -143,10 +143,10 @@ class TenantTemplate:
                 continue
             name = re.split(r"[.\[]", field, maxsplit=1)[0]
             if not name or name.isdigit():
-                raise self._error("has a field without a name; write the argument's name, as in {merchant_id}")
+                raise self._error("has a field without a name; name the argument, as in {merchant_id}")
             if not self._takes(name):
                 known = ", ".join([*self._arguments, *(rest for rest in self._rest[1:] if rest)])
-                raise self._error(f"names {name!r}, which the task does not take; it takes {known or 'nothing'}")
+                raise self._error(f"names {name!r}, which the task does not take: {known or 'nothing'}")
             self._fields.append((pending, field, spec or "", conversion or ""))
             pending = ""
         self._tail = pending
@@ -168,16 +168,18 @@ class TenantTemplate:
         formatter = Formatter()
         bound = _Lookup(self, args, kwargs)
         text = []
-        for literal, field, spec, conversion in self._fields:
-            try:
+        try:
+            for literal, field, spec, conversion in self._fields:
                 value, _ = formatter.get_field(field, (), bound)
                 if value is None:
                     return None
                 if conversion:
                     value = formatter.convert_field(value, conversion)
                 text += [literal, format(value, spec)]
-            except (LookupError, AttributeError, TypeError, ValueError) as exc:
-                raise self._unusable(f"cannot be filled from this call: {{{field}}}: {exc!r}") from exc
+        except InvalidTenant:
+            raise
+        except (LookupError, AttributeError, TypeError, ValueError) as exc:
+            raise self._unusable(f"cannot be filled from this call: {exc!r}") from exc
         return "".join(text) + self._tail
 
     def _unusable(self, problem: str) -> InvalidTenant:

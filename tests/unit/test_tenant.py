@@ -106,7 +106,9 @@ def plain(merchant_id: Any, order: Any = 7) -> None:
         (5, (1,), {}, "5"),
     ],
 )
-def test_a_template_is_filled_from_the_bound_arguments(template: Any, args: Any, kwargs: Any, tenant: Any) -> None:
+def test_a_template_is_filled_from_the_bound_arguments(
+    template: Any, args: Any, kwargs: Any, tenant: Any
+) -> None:
     rule = tenant_rule(template, "shop.plain", plain)
     assert rule is not None
     assert rule(args, kwargs) == tenant
@@ -130,7 +132,7 @@ def test_a_template_reaches_star_arguments(template: str, args: Any, kwargs: Any
 @pytest.mark.parametrize(
     ("option", "lesson"),
     [
-        ("{merchant}", "'merchant', which the task does not take; it takes merchant_id, order"),
+        ("{merchant}", "'merchant', which the task does not take: merchant_id, order"),
         ("{}", "without a name"),
         ("{0}", "without a name"),
         ("{merchant_id", "not a format template"),
@@ -139,7 +141,9 @@ def test_a_template_reaches_star_arguments(template: str, args: Any, kwargs: Any
         (["x"], "list"),
     ],
 )
-def test_a_template_that_cannot_work_is_an_error_that_names_task_and_template(option: Any, lesson: str) -> None:
+def test_a_template_that_cannot_work_is_an_error_that_names_task_and_template(
+    option: Any, lesson: str
+) -> None:
     with pytest.raises((ConfigurationError, InvalidTenant), match=lesson) as caught:
         tenant_rule(option, "shop.plain", plain)
     assert "shop.plain" in str(caught.value)

@@ -182,6 +182,16 @@ class Partition:
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), _claimed)
 
+    def take(
+        self, consumer: str, message_ids: Sequence[str], *, lease_ms: int
+    ) -> Call[list[ClaimedEntry]]:
+        """Takes these, waiting or delayed, under a lease, to move them elsewhere; others are left out.
+
+        Takes no token of a rate, so give back with ``release(mode="requeue")``.
+        """
+        _check_chunk(message_ids)
+        return self._call("take", (consumer, lease_ms, len(message_ids), *message_ids), _entries)
+
     def settle(self, consumer: str, tags: Sequence[tuple[str, str]]) -> Call[int]:
         """Never deliver these again; the slots stay taken. Returns the number of stale tags."""
         _check_chunk(tags)
@@ -323,13 +333,17 @@ def _pushed(reply: Any) -> list[Pushed]:
 
 def _claimed(reply: Any) -> Claimed:
     more, appointment, stale, suspect = (int(each) for each in reply[:4])
+    delay = None if appointment < 0 else appointment / 1e6
+    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[4:]))
+
+
+def _entries(reply: Any) -> list[ClaimedEntry]:
     entries = []
-    for position in range(4, len(reply), 3):
+    for position in range(0, len(reply), 3):
         claim, deliveries, reason = _text(reply[position + 1]).split("|", 2)
         record = _binary(reply[position + 2])
         entries.append(ClaimedEntry(_text(reply[position]), claim, int(deliveries), reason, record))
-    delay = None if appointment < 0 else appointment / 1e6
-    return Claimed(more == 1, delay, stale, suspect == 1, entries)
+    return entries
 
 
 def _renewed(reply: Any) -> Renewed:

@@ -1,0 +1,141 @@
+"""``app.dq.dead_letters``: look at what was given up on, send it again, or delete it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kombu import serialization
+
+from celery_dq.app.broker import Broker, Opened
+from celery_dq.errors import InvalidMessage
+from celery_dq.hooks import Wires
+from celery_dq.inspector.dead_letters import DeadLetter, dead_ids, list_dead_letters
+from celery_dq.transport import envelope
+from celery_dq.transport.redis.partition import MAX_CHUNK
+from celery_dq.transport.redis.record import Record
+from celery_dq.transport.tenant import check_priority, check_tenant
+
+
+class DeadLetters:
+    """The dead letters of one queue."""
+
+    def __init__(self, broker: Broker, wires: Wires, name: str) -> None:
+        self.name = name
+        self._broker = broker
+        self._wires = wires
+
+    def __len__(self) -> int:
+        with self._broker.open(self.name) as (partition, client):
+            return int(client.hlen(partition.keys.dead))
+
+    def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
+        """Dead letters with reason, last worker and times; the latest first."""
+        with self._broker.open(self.name) as (partition, client):
+            return list_dead_letters(partition, client, limit, offset)
+
+    def replay(self, message_id: str | None = None) -> int:
+        """Send one dead letter, or all of them, to the end of the queue; returns how many.
+
+        A replayed message starts anew: its crash deliveries are forgotten, its ETA and expiry are not.
+        """
+        head_start = self._wires.options.queue(self.name).head_start_us
+        with self._broker.open(self.name) as opened:
+            if message_id is not None:
+                return int(self._replayed(opened, message_id, b"", head_start) is not None)
+            count = 0
+            # As many as there are now: what dies again meanwhile is not replayed in a circle.
+            for message_id in dead_ids(*opened, limit=int(opened.client.hlen(opened.partition.keys.dead))):
+                count += self._replayed(opened, message_id, b"", head_start) is not None
+            return count
+
+    def edit(self, message_id: str, **changes: Any) -> str | None:
+        """Send a dead letter again, changed; returns its new message id, None when there is none.
+
+        Arguments:
+            message_id: Which dead letter.
+            changes: ``args``, ``kwargs`` (of the task), ``tenant``, ``priority``. What is not named stays.
+
+        Raises:
+            InvalidMessage: A change is unknown, or the message's body cannot be read.
+        """
+        unknown = sorted(changes.keys() - {"args", "kwargs", "tenant", "priority"})
+        if unknown:
+            raise InvalidMessage(
+                f"edit: {unknown[0]!r} cannot be changed: only args, kwargs, tenant, priority"
+            )
+        head_start = self._wires.options.queue(self.name).head_start_us
+        with self._broker.open(self.name) as opened:
+            raw = opened.client.hget(opened.partition.keys.dead, message_id)
+            if raw is None:
+                return None
+            return self._replayed(
+                opened, message_id, edited(Record.unpack(raw), **changes).pack(), head_start
+            )
+
+    def purge(self, message_id: str | None = None) -> int:
+        """Delete one dead letter, or all of them, for good; returns how many."""
+        with self._broker.open(self.name) as (partition, client):
+            if message_id is not None:
+                return partition.forget_dead([message_id]).run(client)
+            count = 0
+            while True:
+                ids = dead_ids(partition, client, MAX_CHUNK)
+                gone = partition.forget_dead(ids).run(client) if ids else 0
+                count += gone
+                if not gone:
+                    return count
+
+    @staticmethod
+    def _replayed(opened: Opened, message_id: str, record: bytes, head_start_us: int) -> str | None:
+        return opened.partition.replay(message_id, record=record, head_start_us=head_start_us).run(
+            opened.client
+        )
+
+
+def edited(record: Record, **changes: Any) -> Record:
+    """Return a record with other arguments, tenant or priority."""
+    if "tenant" in changes:
+        record = replace(record, tenant=check_tenant(changes["tenant"]))
+    if "priority" in changes:
+        record = replace(record, priority=check_priority(changes["priority"]))
+    if "args" not in changes and "kwargs" not in changes:
+        return record
+    headers, properties, content_type, encoding = envelope.unpack(record.envelope)
+    kind = content_type or "application/json"
+    name = _serializer(kind)
+    body: Any = serialization.loads(record.body, kind, encoding or "utf-8", accept={kind})
+    if not (isinstance(body, (list, tuple)) and len(body) == 3):
+        raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
+    args = list(changes["args"] if "args" in changes else body[0])
+    kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
+    kind, encoding, payload = serialization.dumps((args, kwargs, body[2]), name)
+    headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
+    return replace(record, envelope=envelope.pack(headers, properties, kind, encoding), body=payload)
+
+
+def _serializer(content_type: str) -> str:
+    """Return kombu's name for what wrote this content type."""
+    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in kombu's stubs
+    name = registry.type_to_name.get(content_type)
+    if name is None:
+        raise InvalidMessage(f"edit: no serializer is registered for content type {content_type!r}")
+    return str(name)
+
+
+class DeadLetterQueues(Mapping[str, DeadLetters]):
+    """The dead letters by queue."""
+
+    def __init__(self, broker: Broker, wires: Wires) -> None:
+        self._broker = broker
+        self._wires = wires
+
+    def __getitem__(self, name: str) -> DeadLetters:
+        return DeadLetters(self._broker, self._wires, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._broker.queue_names())
+
+    def __len__(self) -> int:
+        return len(self._broker.queue_names())

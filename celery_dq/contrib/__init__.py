@@ -1,0 +1,1 @@
+"""Doors into other frameworks; each is loaded only by its own framework."""

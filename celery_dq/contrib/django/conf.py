@@ -1,0 +1,55 @@
+"""Which Celery app a Django project means."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from celery import _state
+from celery.utils.imports import symbol_by_name
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+#: Optional setting: where the app is, such as ``"shop.celery:app"``.
+APP_SETTING = "CELERY_DQ_APP"
+
+
+def project_app() -> Any:
+    """Return the Celery app of the project.
+
+    In this order: what ``CELERY_DQ_APP`` names; the app that is current (in the usual layout the
+    project's ``__init__`` imports it); ``app`` in the module ``celery`` beside the settings module.
+
+    Raises:
+        ImproperlyConfigured: There is none, or the setting names something else.
+    """
+    named = getattr(settings, APP_SETTING, None)
+    if named:
+        return _imported(str(named))
+    # Asking `celery.current_app` would make one up.
+    state: Any = _state
+    app = state._tls.current_app or state.default_app
+    if app is not None:
+        return app
+    package = (settings.SETTINGS_MODULE or "").rpartition(".")[0]
+    if package:
+        return _imported(f"{package}.celery:app")
+    raise ImproperlyConfigured(
+        f"celery_dq.contrib.django found no Celery app; set {APP_SETTING} = 'shop.celery:app', or import the"
+        " app in the project's __init__.py as Celery's guide for Django shows"
+    )
+
+
+def _imported(path: str) -> Any:
+    try:
+        module, _, attribute = path.partition(":")
+        import_module(module)
+        app = symbol_by_name(f"{module}:{attribute or 'app'}")
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ImproperlyConfigured(
+            f"celery_dq.contrib.django cannot import the Celery app {path!r} ({exc});"
+            f" set {APP_SETTING} to 'module:attribute'"
+        ) from exc
+    if not hasattr(app, "send_task"):
+        raise ImproperlyConfigured(f"{APP_SETTING} = {path!r} is a {type(app).__name__}, not a Celery app")
+    return app

@@ -1,0 +1,150 @@
+"""Why is it waiting, and until when? Answered in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from celery_dq.inspector.messages import MessageSnapshot
+from celery_dq.inspector.reading import Client, server_time_us, text
+from celery_dq.inspector.tenants import TenantSnapshot, tenant_snapshot
+from celery_dq.transport.redis.partition import Partition
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why something waits.
+
+    :param queue: where.
+    :param state: the state of the tenant or of the message, see their snapshots.
+    :param reason: one word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
+        ``empty``, ``eta``, ``behind``, ``running``, ``cancelled``, ``dead``, ``unknown``.
+    :param until: when that ends by itself; None when it depends on somebody.
+    :param sentence: all of it for people.
+    """
+
+    queue: str
+    state: str
+    reason: str
+    sentence: str
+    tenant: str = ""
+    task_id: str = ""
+    until: datetime | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explanation:
+    """Explain why a tenant's work is or is not served."""
+    queue = partition.keys.queue
+    found = tenant_snapshot(partition, client, tenant)
+    reason, why, until = _TENANT[found.state](found, partition, client)
+    waiting = _count(found.waiting, "message")
+    sentence = f"Tenant {tenant!r} has {waiting} waiting in {queue!r}: {why}."
+    return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
+
+
+def explain_message(partition: Partition, client: Client, message: MessageSnapshot) -> Explanation:
+    """Explain why a message has not run yet."""
+    reason, why, until = _message(partition, client, message)
+    what = f"Task {message.id}" + (f" ({message.task})" if message.task else "")
+    return Explanation(
+        message.queue,
+        message.state,
+        reason,
+        f"{what} in {message.queue!r} {why}.",
+        tenant=message.tenant,
+        task_id=message.id,
+        until=until,
+    )
+
+
+def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
+    """What to say of a task that is in no queue."""
+    looked = ", ".join(map(repr, queues)) or "no queues"
+    return Explanation(
+        "",
+        "unknown",
+        "unknown",
+        f"Task {task_id} is in none of {looked}: it has finished, was purged, or was never published.",
+        task_id=task_id,
+    )
+
+
+_Why = tuple[str, str, "datetime | None"]
+
+
+def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    keys = partition.keys
+    now = server_time_us(client)
+    if not client.zcount(keys.leases, now, "+inf"):
+        return "no-worker", f"no worker consumes {keys.queue!r}; start one with -Q {keys.queue}", None
+    before = int(client.zrank(keys.turn, tenant.tenant) or 0)
+    turn = f"after {_count(before, 'other tenant')}" if before else "next"
+    return "turn", f"it may be served now, its turn is {turn}; the workers are busy or about to take it", None
+
+
+def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    rate = tenant.quota.rate
+    spelled = "its rate" if rate is None else f"its rate of {rate:g}/s"
+    return "rate", f"{spelled} is used up, the next may start at {_clock(tenant.until)}", tenant.until
+
+
+def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    slots = f"{tenant.running} of {tenant.quota.concurrency} run at once"
+    return "concurrency", f"{slots}, the next starts when one of them ends", None
+
+
+def _paused(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    resume = f"app.dq.quotas.resume({partition.keys.queue!r}, {tenant.tenant!r})"
+    return "paused", f"it is paused until somebody calls {resume}", None
+
+
+def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    running = f", and {_count(tenant.running, 'task')} of it running" if tenant.running else ""
+    return "empty", f"there is nothing to wait for{running}", None
+
+
+_TENANT: dict[str, Callable[[TenantSnapshot, Partition, Client], _Why]] = {
+    "eligible": _eligible,
+    "throttled": _throttled,
+    "limited": _limited,
+    "paused": _paused,
+    "idle": _idle,
+}
+
+
+def _message(partition: Partition, client: Client, message: MessageSnapshot) -> _Why:
+    keys = partition.keys
+    if message.state == "waiting":
+        before = int(client.zrank(keys.tenant(message.tenant), message.id) or 0)
+        tenant = explain_tenant(partition, client, message.tenant)
+        if before:
+            whose = f"of tenant {message.tenant!r}" if message.tenant else "without a tenant"
+            ahead = f"{_count(before, 'message')} {whose}"
+            return "behind", f"waits behind {ahead}. {tenant.sentence[:-1]}", tenant.until
+        return tenant.reason, f"waits and is the next of its tenant. {tenant.sentence[:-1]}", tenant.until
+    if message.state == "delayed":
+        return "eta", f"waits for its ETA, {_clock(message.due)}", message.due
+    if message.state == "claimed":
+        return "running", f"is with worker {message.consumer}: it runs, or starts next", None
+    if message.state == "settled":
+        return "running", f"has started on worker {message.consumer} and is not delivered again", None
+    if message.state == "discarded":
+        why = text(client.hget(keys.reasons, message.id) or b"cancelled")
+        return "cancelled", f"will not run ({why}); a worker has still to record that", None
+    if message.state == "cancelled":
+        return "cancelled", "was cancelled before it was published; when it is, it will not run", None
+    if message.state == "dead":
+        return "dead", f"was given up on; see app.dq.dead_letters[{keys.queue!r}]", None
+    return "unknown", f"is in the state {message.state!r}", None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _clock(when: datetime | None) -> str:
+    return "an unknown time" if when is None else when.isoformat(timespec="milliseconds")

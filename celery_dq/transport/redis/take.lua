@@ -1,0 +1,84 @@
+-- Takes messages that are named under a lease, to move them elsewhere: waiting or delayed ones, out of order.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   tenant:<tenant> ZSET
+--   turn ZSET
+--   throttled ZSET
+--   limited ZSET
+--   parked ZSET
+--   finish ZSET
+--   limiter ZSET
+--   running HASH
+--   quotas HASH
+--   delayed ZSET
+--   discards ZSET
+--   leases ZSET
+--   held:<consumer> HASH
+--   wake LIST
+-- ARGV
+--   consumer: who takes them
+--   lease_ms: how long the lease holds from now
+--   n: number of message ids, at most 1000
+--   id*: the message ids
+-- RETURNS
+--   three strings per message that was taken: message id, 'claim number|0|', record. One that is held, discarded
+--   or gone is left out.
+-- COST
+--   some 15 commands, and three per message
+-- GUARANTEE
+--   What is taken counts as running until it is finished or released, but takes no token of its tenant's rate, so
+--   release it with the mode 'requeue'. A delayed one that is released is delayed again.
+--@include state
+--@include record
+--@include held
+--@include wake
+local consumer, n = ARGV[1], tonumber(ARGV[3])
+local ids = {}
+for i = 1, n do ids[i] = ARGV[3 + i] end
+local reply = {}
+if n == 0 then return reply end
+
+local records = call('HMGET', P .. 'messages', unpack(ids))
+local claim = state.claim + 1
+local held, delayed, tenants, names, more = {}, {}, {}, {}, {}
+for i = 1, n do
+  local id, record = ids[i], records[i]
+  local priority, due, _, tenant = header(record)
+  local score = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id)
+  if priority and not score and call('ZSCORE', P .. 'delayed', id) then
+    delayed[#delayed + 1] = id
+    score = due - priority * state.head
+  end
+  if score then
+    held[#held + 1] = id
+    held[#held + 1] = pack_held(claim, tonumber(score), now, 0, tenant)
+    if not more[tenant] then
+      more[tenant] = {}
+      names[#names + 1] = tenant
+    end
+    tenants[tenant] = (tenants[tenant] or 0) + 1
+    more[tenant][#more[tenant] + 1] = id
+    reply[#reply + 1] = id
+    reply[#reply + 1] = string.format('%.0f|0|', claim)
+    reply[#reply + 1] = record
+  end
+end
+if #reply == 0 then return reply end
+
+-- Written under the consumer's name before it is removed from where it waited.
+state.claim = claim
+state.held = state.held + #reply / 3
+call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
+write('HSET', P .. 'held:' .. consumer, held)
+for i = 1, #names do
+  call('HINCRBY', P .. 'running', names[i], tenants[names[i]])
+  call('ZREM', P .. 'tenant:' .. names[i], unpack(more[names[i]]))
+end
+write('ZREM', P .. 'delayed', delayed)
+replace(names)
+wake()
+save()
+return reply
