@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +113,9 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
         """Return the partition of the queue called *name*."""
         return self.queue(name).partition
 
-    def keeper_client(self) -> redis.Redis:
-        """Return a client of its own for the keeper's thread; it outlives this channel."""
-        client: redis.Redis = self.Client(connection_pool=self._get_pool())
-        return client
+    def keeper_clients(self) -> Callable[[], redis.Redis]:
+        """Return what makes clients for the keeper's thread; it outlives this channel."""
+        return partial(self.Client, connection_pool=self._get_pool())
 
     # -- declaring -------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
         if self.transients.holds(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         target = self.queue(queue)
-        self.process.keeper.use(target, self.keeper_client)
+        self.process.keeper.use(target, self.keeper_clients)
         try:
             sent_at = self.process.clock.monotonic()
             claimed = target.partition.claim(

@@ -64,7 +64,7 @@ class Intake:
         first = queue.name not in self._consumers
         self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
         if first:
-            self._process.keeper.use(queue, self._channel.keeper_client)
+            self._process.keeper.use(queue, self._channel.keeper_clients)
             if not self._fetching:
                 self._process.keeper.watch(self._check)
             self.fetcher.consume(queue)

@@ -108,7 +108,6 @@ class Poller:
         for channel in tuple(self._channels):
             channel.tick()
             self._watch_wires(channel)
-        self._set_timer()
 
     def _set_timer(self) -> None:
         deadline = self._deadline()
@@ -222,7 +221,13 @@ class Poller:
         if known is None:
             return False
         channel, kind, _ = known
-        return channel.on_readable(fd, kind, deliver=self._loop is not None)
+        if self._loop is None:
+            return channel.on_readable(fd, kind, deliver=False)
+        self._thread = threading.get_ident()
+        delivered = channel.on_readable(fd, kind, deliver=True)
+        # Not in the tick: by then the loop has computed how long it is going to wait.
+        self._set_timer()
+        return delivered
 
     def _deadline(self) -> float | None:
         times = [at for at in (channel.next_deadline() for channel in self._channels) if at is not None]

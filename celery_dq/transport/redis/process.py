@@ -79,11 +79,17 @@ class Keeper:
 
     # -- who needs a lease -----------------------------------------------------
 
-    def use(self, queue: Queue, connect: Callable[[], redis.Redis]) -> None:
-        """Keep a lease on the partition of *queue* from now on; counted, see :meth:`leave`."""
+    def use(self, queue: Queue, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Keep a lease on the partition of *queue* from now on; counted, see :meth:`leave`.
+
+        Arguments:
+            queue: what is consumed.
+            clients: returns what makes a client that outlives the caller's connection.
+        """
         name = queue.key
         with self._start_stop:
-            self._connect = connect
+            if not self._queues or self._connect is None:
+                self._connect = clients()
             self._users[name] = self._users.get(name, 0) + 1
             self._queues[name] = queue
             if not self._running:
@@ -114,12 +120,12 @@ class Keeper:
         return bool(length)
 
     def last_words(self) -> None:
-        """Tell, from the calling thread, everything that the ledger still has to tell."""
-        pending = [queue for key, queue in list(self._queues.items()) if self._process.ledger.outbox(key)]
-        if pending and self._connect is not None:
+        """Tell what there is to tell and give the leases back, from the calling thread, at exit."""
+        if self._connect is not None and self._queues:
             client = self._connect()
-            for queue in pending:
+            for queue in list(self._queues.values()):
                 self.tell(queue, client)
+                self._resign(queue, client)
 
     def ring(self) -> None:
         """Do a round now rather than at the next heartbeat."""

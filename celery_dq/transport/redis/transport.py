@@ -58,8 +58,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu ships no 
             # As kombu does for rediss://, and as unsafe: broker_use_ssl says what to trust.
             client.ssl = {"ssl_cert_reqs": ssl.CERT_NONE}
 
-    @property
-    def qos_semantics_matches_spec(self) -> bool:
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Say no, or Celery does not reduce the prefetch count after a reconnect."""
         return False
 
