@@ -27,11 +27,6 @@ def quota_field(tenant: str) -> str:
     return f"t:{tenant}"
 
 
-def queue_registry(environment: str, key_prefix: str = "") -> str:
-    """SET: the names of the queues that were declared in ``environment``."""
-    return f"{key_prefix}dq:{environment}:queues"
-
-
 @dataclasses.dataclass(frozen=True)
 class PartitionKeys:
     """The keys of one partition of one queue.

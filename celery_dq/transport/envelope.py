@@ -15,8 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kombu.utils.json import JSONEncoder
-from kombu.utils.json import loads as loads_with_types
+from kombu.utils.json import JSONEncoder, loads as loads_with_types
 
 from celery_dq.errors import CorruptRecord
 
@@ -45,7 +44,9 @@ SILENT: tuple[tuple[str, str, Any], ...] = (
     ("properties", "priority", 0),
 )
 
-_HEADERS = tuple((1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "headers")
+_HEADERS = tuple(
+    (1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "headers"
+)
 _PROPERTIES = tuple(
     (1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "properties"
 )

@@ -17,7 +17,7 @@ from celery_dq.worker.lifecycle import Lifecycle
 logger = logging.getLogger(__name__)
 
 
-class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
+class ConsumerStep(bootsteps.StartStopStep):
     """Connects Celery's consumer with the tenant broker.
 
     Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect;

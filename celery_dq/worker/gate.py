@@ -46,7 +46,7 @@ class Gate:
     def ahead(self) -> int:
         """Return how many messages more fit the claim-ahead time at the pace seen so far."""
         service_s = self._lifecycle.service_s
-        slots = getattr(self._consumer.pool, "num_processes", None)
+        slots: int | None = getattr(self._consumer.pool, "num_processes", None)
         if service_s is None or not slots:
             return 0
         waiting = max(len(state.reserved_requests) - slots, 0)
@@ -63,7 +63,7 @@ class Gate:
         the way of a revoked or expired one; a dead letter fails its task.
         """
         task_id, name = message.headers.get("id"), message.headers.get("task")
-        if not isinstance(task_id, str) or name not in self._consumer.app.tasks:
+        if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
             return False
         if reason.startswith("dead:"):
             self._fail(message, name, reason.partition(":")[2])
@@ -92,7 +92,9 @@ class Gate:
             "every worker that had it was lost. It is among the dead letters."
         )
         try:
-            request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=self._consumer.hostname)
+            request = symbol_by_name(task.Request)(
+                message, app=app, task=task, hostname=self._consumer.hostname
+            )
             task.backend.mark_as_failure(
                 request.id, exc, request=request._context, store_result=request.store_errors
             )
@@ -100,8 +102,13 @@ class Gate:
                 raise exc
             except DeliveriesExhausted:
                 signals.task_failure.send(
-                    sender=task, task_id=request.id, exception=exc, args=request.args, kwargs=request.kwargs,
-                    traceback=exc.__traceback__, einfo=sys.exc_info(),
+                    sender=task,
+                    task_id=request.id,
+                    exception=exc,
+                    args=request.args,
+                    kwargs=request.kwargs,
+                    traceback=exc.__traceback__,
+                    einfo=sys.exc_info(),
                 )
         except Exception:
             # The dead letter is safe; the worker must not die of a result backend that is down.

@@ -12,17 +12,17 @@ expires; see :mod:`celery_dq.transport.redis.transient`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import redis
-from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import WorkerGate
+from celery_dq.transport.redis.bases import VirtualChannel
+from celery_dq.transport.redis.driven import DrivenChannel
 from celery_dq.transport.redis.fitness import check_server
 from celery_dq.transport.redis.intake import Intake
 from celery_dq.transport.redis.ledger import Ledger
@@ -41,12 +41,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two health checks of the PUB/SUB connection.
-HEALTH_CHECK_SECONDS = 25.0
 PURGE_CHUNK = 1000
 
 
-class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no types
+class Channel(DrivenChannel):
     """A channel whose queues hold tenants."""
 
     QoS = QoS
@@ -60,6 +58,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.session: Session = args[0].session
         self.process: Process = self.session.process
+        self.poller: Poller = self.session.poller
         self.transients = Transients(self.session.list_prefix)
         self._queues: dict[str, Queue] = {}
         self._subscribed: set[str] = set()
@@ -91,14 +90,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
         return self.session.gate
 
     @property
-    def poller(self) -> Poller:
-        return self.session.poller
-
-    @property
     def dead_letters_rejects(self) -> bool:
+        """Whether a message that is rejected for good is kept (``dq_dead_letter_failures``)."""
         return self.session.options.dead_letter_failures
 
     def running_tags(self) -> frozenset[str]:
+        """Return the deliveries that the worker's pool runs or will run."""
         gate = self.gate
         return frozenset() if gate is None else gate.running_tags()
 
@@ -145,14 +142,18 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             table = list(self.state.exchanges.get(exchange, {}).get("table", ()))
         return table
 
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
         """Delete *queue* with its messages, also one that was declared elsewhere."""
         if if_empty and self._size(queue):
             return
         super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
         self._drop(queue)
 
-    def _delete(self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any) -> None:
+    def _delete(
+        self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any
+    ) -> None:
         self.auto_delete_queues.discard(queue)
         member = self.sep.join([routing_key or "", pattern or "", queue or ""])
         with self.client.pipeline(transaction=False) as pipe:
@@ -221,7 +222,9 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
     def _as_json(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return *message* as the JSON-able form that stock kombu sends: body in base64."""
         body, encoding = self.encode_body(message["body"], "base64")
-        properties = dict(message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag())
+        properties = dict(
+            message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag()
+        )
         properties.pop(STAMPS, None)
         return dict(message, body=body, properties=properties)
 
@@ -235,7 +238,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         elif self.transients.holds(self.client, queue):
             # Kombu's base class wraps the payload and calls back.
-            virtual.Channel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
+            VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
             self.intake.fetcher.consume_list(
                 self.transients.key(queue).encode(),
                 lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
@@ -260,7 +263,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             self.intake.fetcher.cancel_list(self.transients.key(queue).encode())
         else:
             self.intake.stop(queue, consumer_tag)
-        virtual.Channel.basic_cancel(self, consumer_tag)
+        VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message at once, or None."""
@@ -355,94 +358,6 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu ships no type
             queue = self.process.keeper.queue(key)
             if queue is not None:
                 self.process.keeper.tell(queue, self.client)
-
-    # -- the poller calls these ------------------------------------------------
-
-    def tick(self) -> None:
-        """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""
-        if self.active_fanout_queues - self._subscribed:
-            self._subscribe()
-        if self._subscribed:
-            self._check_health()
-        fetcher = self.intake.live_fetcher
-        if fetcher is not None:
-            fetcher.tick()
-
-    def _subscribe(self) -> None:
-        topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
-        if hasattr(self, "_get_subscribe_topics"):
-            topics = [topic for queue in self.active_fanout_queues for topic in self._get_subscribe_topics(queue)]
-        self.subclient.psubscribe(*topics)
-        self._in_listen = self.subclient.connection
-        self._subscribed = set(self.active_fanout_queues)
-
-    def _check_health(self) -> None:
-        now = self.process.clock.monotonic()
-        if now - self._health_checked_at < HEALTH_CHECK_SECONDS:
-            return
-        self._health_checked_at = now
-        if self.subclient.health_check_response_counter > 1:
-            raise redis.ConnectionError("The PUB/SUB connection does not answer its health checks: it is dead")
-        self.subclient.check_health()
-
-    def connections(self) -> Iterator[tuple[str, Any]]:
-        """The connections to be watched, with what is read from them."""
-        fetcher = self.intake.live_fetcher
-        if fetcher is not None:
-            if fetcher.scripts.connection is not None:
-                yield "scripts", fetcher.scripts.connection
-            if fetcher.tokens.connection is not None:
-                yield "tokens", fetcher.tokens.connection
-        if self._in_listen:
-            yield "broadcasts", self._in_listen
-
-    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
-        """Read what has arrived; return whether a broadcast was delivered."""
-        try:
-            if kind == "broadcasts":
-                return bool(self._receive())
-            served = self.intake.fetcher.on_readable(fd)
-        except self.connection_errors:
-            self._broken = True
-            raise
-        if deliver:
-            self.intake.deliver_all()
-        return served
-
-    def deliver_one(self) -> bool:
-        return bool(len(self.intake)) and self.intake.deliver_one()
-
-    @property
-    def has_inbox(self) -> bool:
-        return len(self.intake) > 0
-
-    @property
-    def expects_answer(self) -> bool:
-        fetcher = self.intake.live_fetcher
-        return fetcher is not None and fetcher.expects_answer
-
-    def next_deadline(self) -> float | None:
-        fetcher = self.intake.live_fetcher
-        return None if fetcher is None else fetcher.next_deadline()
-
-    def tell_at_end_of_batch(self) -> None:
-        """``drain_events`` returns: send acknowledgements off, unless more are about to come."""
-        fetcher = self.intake.live_fetcher
-        if fetcher is not None and not self.has_inbox and not self.closed:
-            fetcher.send_untold()
-
-    def has_token(self) -> bool:
-        """Return whether a token lies unclaimed in a consumed partition; called by the keeper."""
-        return any(
-            self.process.keeper.waits_for_somebody(source.queue) for source in self.intake.sources()
-        )
-
-    def _on_connection_disconnect(self, connection: Any) -> None:
-        if self._in_listen is connection:
-            self._in_listen = None
-            self._subscribed.clear()
-        if self.connection is not None:
-            self.poller.forget_connection(connection)
 
     # -- the end ---------------------------------------------------------------
 

@@ -138,11 +138,13 @@ class Fetcher:
         self._rearm()
 
     def cancel_list(self, key: bytes) -> None:
+        """Stop popping a plain list."""
         if self._lists.pop(key, None) is not None:
             self._rearm()
 
     @property
     def sources(self) -> list[Source]:
+        """What is fetched from now."""
         return list(self._sources.values())
 
     @property
@@ -171,9 +173,9 @@ class Fetcher:
                 source.hungry = True
         want, free = self._room() if self._turn else (0, 0)
         if want > 0 and not self._claiming:
-            source = self._next_hungry()
-            if source is not None:
-                self._send_claim(source, want, free, now)
+            hungry = self._next_hungry()
+            if hungry is not None:
+                self._send_claim(hungry, want, free, now)
         if want <= 0:
             self._pass_on(now)
         self.send_untold(now)
@@ -185,7 +187,8 @@ class Fetcher:
             )
         if self._sent and now - self._sent[0].sent_at > BLPOP_SECONDS + OVERDUE_SECONDS:
             raise redis.ConnectionError(
-                f"Redis has not answered a script for {now - self._sent[0].sent_at:.0f} s: the connection is dead"
+                f"Redis has not answered a script for {now - self._sent[0].sent_at:.0f} s: "
+                "the connection is dead"
             )
 
     def next_deadline(self) -> float | None:

@@ -26,13 +26,15 @@ def check_server(client: Any, allow_eviction: bool) -> None:
     version = str(info.get("redis_version", "0"))
     if _numbers(version) < OLDEST_REDIS:
         wanted = ".".join(map(str, OLDEST_REDIS))
-        raise ServerError(f"The server is {name} {version}; celery-dq needs Redis {wanted} or Valkey: upgrade it.")
+        raise ServerError(
+            f"The server is {name} {version}; celery-dq needs Redis {wanted} or Valkey: upgrade it."
+        )
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if int(info.get("maxmemory", 0)) and policy != "noeviction" and not allow_eviction:
         raise ServerError(
-            f"The server has maxmemory-policy {policy!r}, with which it throws messages away when its memory "
-            "is full. Set it to 'noeviction' (then publishing fails instead), or, if losing messages is fine, "
-            "set dq_allow_eviction = True."
+            f"The server has maxmemory-policy {policy!r}, with which it throws messages away when its "
+            "memory is full. Set it to 'noeviction' (then publishing fails instead), or, if losing messages "
+            "is fine, set dq_allow_eviction = True."
         )
 
 

@@ -139,10 +139,7 @@ class Intake:
 
     def _pace(self) -> int:
         """Without a prefetch count: what fits the claim-ahead time, at the pace seen so far."""
-        if self._service_s is None:
-            ahead = 1
-        else:
-            ahead = int(self._claim_ahead_s / max(self._service_s, 1e-6))
+        ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
         return max(min(max(ahead, 1), MOST_AHEAD) - len(self._inbox), 0)
 
     def _keeps_appointments(self) -> bool:
@@ -210,7 +207,9 @@ class Intake:
         gate = self._channel.gate
         if gate is not None and gate.deliver_discard(message, message.discard):
             return True
-        logger.info("Message %s of queue %s is discarded: %s.", message.message_id, message.queue, message.discard)
+        logger.info(
+            "Message %s of queue %s is discarded: %s.", message.message_id, message.queue, message.discard
+        )
         self._channel.qos.forget(message.delivery_tag)
         self._channel.ledger.finish(message.delivery_tag)
         return False
@@ -235,7 +234,7 @@ class Intake:
         self._inbox.extendleft(kept)
 
     def _check(self, now: float) -> None:
-        """The keeper asks, from its own thread: does this consumer still consume?"""
+        """Look, in the keeper's thread, whether this consumer still consumes."""
         if self._inbox and now - self._delivered_at > self._process.lease_s / 2:
             self._give_back(lambda message: True)
         fetcher = self._fetcher

@@ -24,11 +24,15 @@ every entry is moved by popping it, so that two threads never move it twice.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from celery_dq.clock import Clock
+
+_T = TypeVar("_T")
 
 #: Past this share of a lease since its last renewal, nothing new may start.
 TRUST = 0.6
@@ -105,6 +109,7 @@ class Ledger:
     # -- holding ---------------------------------------------------------------
 
     def hold(self, partition: str, message_id: str, claim: str) -> Held:
+        """Remember a message that was just claimed."""
         tag = f"{claim}/{message_id}"
         held = self._held[tag] = Held(partition, message_id, claim, tag)
         return held
@@ -183,11 +188,13 @@ class Ledger:
         return self._held.pop(tag, None)
 
     def get(self, tag: str) -> Held | None:
+        """Return the message with this delivery tag, if it is still held."""
         return self._held.get(tag)
 
     # -- the outboxes ----------------------------------------------------------
 
     def outbox(self, partition: str) -> Outbox:
+        """Return what *partition* has not been told yet."""
         box = self._outboxes.get(partition)
         if box is None:
             box = self._outboxes.setdefault(partition, Outbox())
@@ -204,39 +211,17 @@ class Ledger:
         it all.
         """
         box = self.outbox(partition)
-        settles: list[Held] = []
-        while box.settles and len(settles) < limit:
-            try:
-                held = box.settles.popleft()
-            except IndexError:  # another thread was faster
-                break
-            if not held.gone:
-                settles.append(held)
-        finishes: list[Held] = []
-        while box.finishes and len(finishes) < limit:
-            try:
-                finishes.append(box.finishes.popleft())
-            except IndexError:
-                break
-        return settles, finishes
+        settles = [held for held in _pop(box.settles, limit) if not held.gone]
+        return settles, _pop(box.finishes, limit)
 
     def take_releases(self, partition: str, limit: int) -> list[tuple[str, Held]]:
         """Pop up to *limit* releases, as (mode, held)."""
-        box = self.outbox(partition)
-        releases: list[tuple[str, Held]] = []
-        while box.releases and len(releases) < limit:
-            try:
-                releases.append(box.releases.popleft())
-            except IndexError:
-                break
-        return releases
+        return _pop(self.outbox(partition).releases, limit)
 
     def take_burial(self, partition: str) -> Burial | None:
         """Pop the oldest dead letter to be, if there is one."""
-        try:
-            return self.outbox(partition).burials.popleft()
-        except IndexError:
-            return None
+        burials = _pop(self.outbox(partition).burials, 1)
+        return burials[0] if burials else None
 
     def untold(
         self,
@@ -280,13 +265,24 @@ class Ledger:
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
+        """Undo :meth:`listen`."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     @property
     def has_listener(self) -> bool:
+        """Some connection will send what there is to tell."""
         return bool(self._listeners)
 
     def _tell(self) -> None:
         for listener in tuple(self._listeners):
             listener()
+
+
+def _pop(queue: deque[_T], limit: int) -> list[_T]:
+    """Pop up to *limit* items; another thread may be popping too."""
+    popped: list[_T] = []
+    with contextlib.suppress(IndexError):
+        while len(popped) < limit:
+            popped.append(queue.popleft())
+    return popped

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kombu.message import Message as BaseMessage
-
 from celery_dq.transport import envelope
+from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.partition import ClaimedEntry
 
 
-class Message(BaseMessage):  # type: ignore[misc]  # kombu ships no types
+class Message(KombuMessage):
     """A message claimed from a partition.
 
     Attributes:

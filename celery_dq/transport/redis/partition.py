@@ -182,9 +182,7 @@ class Partition:
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), _claimed)
 
-    def take(
-        self, consumer: str, message_ids: Sequence[str], *, lease_ms: int
-    ) -> Call[list[ClaimedEntry]]:
+    def take(self, consumer: str, message_ids: Sequence[str], *, lease_ms: int) -> Call[list[ClaimedEntry]]:
         """Takes these, waiting or delayed, under a lease, to move them elsewhere; others are left out.
 
         Takes no token of a rate, so give back with ``release(mode="requeue")``.

@@ -10,6 +10,7 @@ ledger.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -45,6 +46,7 @@ class Poller:
         self._watched: dict[int, tuple[Channel, str, Any]] = {}
         self._loop: Any = None
         self._timer: Any = None
+        self._timer_at = 0.0
         self._on_tick: Callable[[], None] | None = None
         self._poller: Any = None
         self._pipe: tuple[int, int] | None = None
@@ -54,10 +56,12 @@ class Poller:
     # -- channels --------------------------------------------------------------
 
     def add(self, channel: Channel) -> None:
+        """Watch this channel's sockets from now on."""
         if channel not in self._channels:
             self._channels.append(channel)
 
     def discard(self, channel: Channel) -> None:
+        """Stop watching this channel's sockets."""
         if channel in self._channels:
             self._channels.remove(channel)
         for fd, (owner, _, _) in list(self._watched.items()):
@@ -118,7 +122,9 @@ class Poller:
             self._timer = None
         if deadline is not None:
             self._timer_at = deadline
-            self._timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.0), self._timer_fired)
+            self._timer = self._loop.call_later(
+                max(deadline - self._clock.monotonic(), 0.0), self._timer_fired
+            )
 
     def _timer_fired(self) -> None:
         # The tick that follows sends what is due now.
@@ -257,10 +263,8 @@ class Poller:
     def _drain_pipe(self) -> None:
         self._rung = False
         if self._pipe is not None:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
-            except BlockingIOError:
-                pass
 
     def close(self) -> None:
         """Stop watching, and give the file descriptors back."""

@@ -8,6 +8,7 @@ away. :class:`Keeper` renews it from a native thread with a connection of its ow
 from __future__ import annotations
 
 import _thread
+import contextlib
 import logging
 import os
 import socket
@@ -111,6 +112,7 @@ class Keeper:
         self._idle_checks.append(check)
 
     def unwatch(self, check: Callable[[float], None]) -> None:
+        """Undo :meth:`watch`."""
         if check in self._idle_checks:
             self._idle_checks.remove(check)
 
@@ -129,10 +131,8 @@ class Keeper:
 
     def ring(self) -> None:
         """Do a round now rather than at the next heartbeat."""
-        try:
+        with contextlib.suppress(RuntimeError):  # it rings already
             self._bell.release()
-        except RuntimeError:  # it rings already
-            pass
 
     # -- the thread ------------------------------------------------------------
 

@@ -62,7 +62,9 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
         body = bytes(body)
     task_id = headers.get("id") or properties.get("message_id") or ""
     if task_id and not (isinstance(task_id, str) and len(task_id.encode()) <= 200):
-        raise InvalidMessage(f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one")
+        raise InvalidMessage(
+            f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one"
+        )
     task = headers.get("task") or ""
     record = Record(
         tenant=check_tenant(properties.get("tenant", "")),
@@ -80,7 +82,9 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
     return Stamped(known[0], Outgoing(known[1], known[2], record.pack()))
 
 
-def _envelope(message: dict[str, Any], headers: dict[str, Any], properties: dict[str, Any], queue: str) -> bytes:
+def _envelope(
+    message: dict[str, Any], headers: dict[str, Any], properties: dict[str, Any], queue: str
+) -> bytes:
     kept = {key: value for key, value in properties.items() if key not in _MADE_AT_DELIVERY}
     info = kept.get("delivery_info")
     if isinstance(info, dict):
@@ -123,7 +127,9 @@ def _instant_us(name: str, value: Any) -> int:
             value = value.replace(tzinfo=timezone.utc)
         return int(value.timestamp() * 1_000_000)
     except (ValueError, TypeError, AttributeError, OverflowError):
-        raise InvalidMessage(f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text") from None
+        raise InvalidMessage(
+            f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text"
+        ) from None
 
 
 class Publisher:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kombu.transport import virtual
-
+from celery_dq.transport.redis.bases import VirtualQoS
 from celery_dq.transport.redis.message import Message
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
 
 
-class QoS(virtual.QoS):  # type: ignore[misc]  # kombu ships no types
+class QoS(VirtualQoS):
     """Prefetch count and acknowledgements of one channel.
 
     Acknowledgements may come from any thread and after the channel was closed:
@@ -33,6 +32,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu ships no types
         return max(limit - len(self._delivered), 0) if limit else None
 
     def append(self, message: Any, delivery_tag: str) -> None:
+        """Count a delivered message."""
         self._delivered[delivery_tag] = message
 
     def forget(self, delivery_tag: str) -> None:
@@ -45,11 +45,13 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu ships no types
         self.channel.ledger.settle(delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
+        """The message is done with: finish it."""
         self._delivered.pop(delivery_tag, None)
         self.channel.ledger.finish(delivery_tag)
         self.channel.tell_now()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Give the message back to its place, or refuse it for good."""
         message = self._delivered.pop(delivery_tag, None)
         if not isinstance(message, Message):
             if requeue and message is not None:

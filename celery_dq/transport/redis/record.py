@@ -59,7 +59,14 @@ class Record:
             body = body.encode("utf-8", "surrogatepass")
             flags = TEXT
         head = _HEADER.pack(
-            VERSION, self.priority, flags, self.due_us, self.expires_us, len(tenant), len(task), len(self.envelope)
+            VERSION,
+            self.priority,
+            flags,
+            self.due_us,
+            self.expires_us,
+            len(tenant),
+            len(task),
+            len(self.envelope),
         )
         return b"".join((head, tenant, task, self.envelope, body))
 
@@ -81,7 +88,9 @@ class Record:
             envelope_at = task_at + n_task
             body_at = envelope_at + n_envelope
             if body_at > len(raw):
-                raise CorruptRecord(f"a stored message is cut short: {len(raw)} bytes, its header names {body_at}")
+                raise CorruptRecord(
+                    f"a stored message is cut short: {len(raw)} bytes, its header names {body_at}"
+                )
             body: str | bytes = raw[body_at:]
             if flags & TEXT:
                 body = raw[body_at:].decode("utf-8", "surrogatepass")

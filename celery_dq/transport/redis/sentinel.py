@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu.transport import redis as kombu_redis
-
 from celery_dq.errors import ConfigurationError
+from celery_dq.transport.redis.bases import RedisSentinelChannel
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.transport import Transport
 
 
-class SentinelChannel(Channel, kombu_redis.SentinelChannel):  # type: ignore[misc]  # kombu ships no types
+class SentinelChannel(Channel, RedisSentinelChannel):
     """A channel whose connections go to whoever is master now."""
 
-    from_transport_options = kombu_redis.SentinelChannel.from_transport_options
-    connection_class = kombu_redis.SentinelChannel.connection_class
-    connection_class_ssl = kombu_redis.SentinelChannel.connection_class_ssl
+    from_transport_options = RedisSentinelChannel.from_transport_options
+    connection_class = RedisSentinelChannel.connection_class
+    connection_class_ssl = RedisSentinelChannel.connection_class_ssl
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         if getattr(self, "master_name", None) is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.hooks import WIRES, WorkerGate, Wires
+from celery_dq.hooks import WIRES, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
@@ -91,7 +91,7 @@ def _wires(connection: Any) -> Wires:
         wires = connection.__dict__.get("_dq_wires")
         if wires is None:
             wires = connection.__dict__["_dq_wires"] = Wires("dq", lambda: resolve({}))
-    elif not isinstance(wires, Wires):
+    if not isinstance(wires, Wires):
         raise TypeError(f"transport_options[{WIRES!r}] is celery-dq's own; remove {wires!r}")
     return wires
 

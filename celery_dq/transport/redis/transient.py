@@ -44,6 +44,7 @@ class Transients:
         return f"{self._prefix}transient-mark:{queue}"
 
     def declare(self, client: redis.Redis, queue: str, expires_ms: int | None) -> None:
+        """Leave the mark by which publishers know the queue; *expires_ms* is its ``x-expires``."""
         life = max(expires_ms or 0, SHORTEST_LIFE_S * 1000)
         self._lives_ms[queue] = life
         client.set(self.mark(queue), life, px=life)
@@ -54,6 +55,7 @@ class Transients:
             self._durable.add(queue)
 
     def declared_here(self, queue: str) -> bool:
+        """Return whether this channel knows *queue* to be transient; asks nobody."""
         return queue in self._lives_ms
 
     def holds(self, client: redis.Redis, queue: str) -> bool:
@@ -70,6 +72,7 @@ class Transients:
         return True
 
     def put(self, client: redis.Redis, queue: str, message: dict[str, Any]) -> None:
+        """Append *message*, as stock kombu would send it."""
         key = self.key(queue)
         with client.pipeline(transaction=False) as pipe:
             pipe.rpush(key, dumps(message))
@@ -89,19 +92,23 @@ class Transients:
 
     @staticmethod
     def decode(raw: bytes) -> dict[str, Any]:
+        """Return the message that :meth:`put` stored."""
         message: dict[str, Any] = loads(raw)
         return message
 
     def size(self, client: redis.Redis, queue: str) -> int:
+        """Return how many messages wait."""
         size: Any = client.llen(self.key(queue))
         return int(size)
 
     def purge(self, client: redis.Redis, queue: str) -> int:
+        """Remove all messages; return how many there were."""
         with client.pipeline(transaction=True) as pipe:
             pipe.llen(self.key(queue))
             pipe.delete(self.key(queue))
             return int(pipe.execute()[0])
 
     def delete(self, client: redis.Redis, queue: str) -> None:
+        """Remove the queue with its mark."""
         client.delete(self.key(queue), self.mark(queue))
         self._lives_ms.pop(queue, None)

@@ -21,10 +21,9 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 from redis import exceptions
 
+from celery_dq.transport.redis.bases import RedisTransport, VirtualTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.session import Session
 
@@ -38,15 +37,15 @@ PASSING_ERRORS = (
 )
 
 
-class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu ships no types
+class Transport(RedisTransport):
     """Kombu's entry to the tenant broker."""
 
     Channel = Channel
     #: Celery asks for this name: mingle, gossip and --disable-prefetch depend on it.
     driver_type = "redis"
     driver_name = "redis"
-    connection_errors = kombu_redis.Transport.connection_errors + PASSING_ERRORS
-    implements = kombu_redis.Transport.implements.extend(asynchronous=True, batch_publish=True)
+    connection_errors = RedisTransport.connection_errors + PASSING_ERRORS
+    implements = RedisTransport.implements.extend(asynchronous=True, batch_publish=True)
     supports_batch_publish = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
@@ -67,8 +66,9 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu ships no 
         self.session.poller.register(loop)
 
     def close_connection(self, connection: Any) -> None:
+        """Close all channels; see :meth:`Channel.close`."""
         self.session.process.ledger.unlisten(self.session.poller.wake)
-        virtual.Transport.close_connection(self, connection)
+        VirtualTransport.close_connection(self, connection)
 
     def _collect(self, connection: Any) -> None:
         """The connection is lost: close without talking to the server."""

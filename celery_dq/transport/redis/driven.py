@@ -1,0 +1,121 @@
+"""What the poller asks of a channel: to send what is due, and to read what has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_dq.transport.redis.bases import RedisChannel
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.intake import Intake
+    from celery_dq.transport.redis.poller import Poller
+    from celery_dq.transport.redis.process import Process
+
+#: Seconds between two health checks of the PUB/SUB connection.
+HEALTH_CHECK_SECONDS = 25.0
+
+
+class DrivenChannel(RedisChannel):
+    """The half of a channel that an event loop or ``drain_events`` drives."""
+
+    intake: Intake
+    process: Process
+    poller: Poller
+    _subscribed: set[str]
+    _health_checked_at: float
+    _broken: bool
+
+    def tick(self) -> None:
+        """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""
+        if self.active_fanout_queues - self._subscribed:
+            self._subscribe()
+        if self._subscribed:
+            self._check_health()
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            fetcher.tick()
+
+    def _subscribe(self) -> None:
+        topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
+        if hasattr(self, "_get_subscribe_topics"):
+            topics = [
+                topic for queue in self.active_fanout_queues for topic in self._get_subscribe_topics(queue)
+            ]
+        self.subclient.psubscribe(*topics)
+        self._in_listen = self.subclient.connection
+        self._subscribed = set(self.active_fanout_queues)
+
+    def _check_health(self) -> None:
+        now = self.process.clock.monotonic()
+        if now - self._health_checked_at < HEALTH_CHECK_SECONDS:
+            return
+        self._health_checked_at = now
+        if self.subclient.health_check_response_counter > 1:
+            raise redis.ConnectionError(
+                "The PUB/SUB connection does not answer its health checks: it is dead"
+            )
+        self.subclient.check_health()
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """The connections to be watched, with what is read from them."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            if fetcher.scripts.connection is not None:
+                yield "scripts", fetcher.scripts.connection
+            if fetcher.tokens.connection is not None:
+                yield "tokens", fetcher.tokens.connection
+        if self._in_listen:
+            yield "broadcasts", self._in_listen
+
+    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+        """Read what has arrived; return whether a broadcast was delivered."""
+        try:
+            if kind == "broadcasts":
+                return bool(self._receive())
+            served = self.intake.fetcher.on_readable(fd)
+        except self.connection_errors:
+            self._broken = True
+            raise
+        if deliver:
+            self.intake.deliver_all()
+        return served
+
+    def deliver_one(self) -> bool:
+        """Deliver one claimed message, if there is one; return whether somebody got it."""
+        return bool(len(self.intake)) and self.intake.deliver_one()
+
+    @property
+    def has_inbox(self) -> bool:
+        """Claimed messages wait for ``drain_events``."""
+        return len(self.intake) > 0
+
+    @property
+    def expects_answer(self) -> bool:
+        """A script is on its way."""
+        fetcher = self.intake.live_fetcher
+        return fetcher is not None and fetcher.expects_answer
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time of the next appointment, if there is one."""
+        fetcher = self.intake.live_fetcher
+        return None if fetcher is None else fetcher.next_deadline()
+
+    def tell_at_end_of_batch(self) -> None:
+        """``drain_events`` returns: send acknowledgements off, unless more are about to come."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None and not self.has_inbox and not self.closed:
+            fetcher.send_untold()
+
+    def has_token(self) -> bool:
+        """Return whether a token lies unclaimed in a consumed partition; called by the keeper."""
+        return any(self.process.keeper.waits_for_somebody(source.queue) for source in self.intake.sources())
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        if self._in_listen is connection:
+            self._in_listen = None
+            self._subscribed.clear()
+        if self.connection is not None:
+            self.poller.forget_connection(connection)
