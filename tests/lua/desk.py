@@ -57,7 +57,9 @@ class Desk:
 
     # -- verbs
 
-    def push(self, *ids: str, tenant: str = "", head_start_us: int | None = None, **fields: Any) -> list[Pushed]:
+    def push(
+        self, *ids: str, tenant: str = "", head_start_us: int | None = None, **fields: Any
+    ) -> list[Pushed]:
         record = make_record(tenant, **fields)
         more = {} if head_start_us is None else {"head_start_us": head_start_us}
         return self.partition.push([Outgoing(0, each, record) for each in ids], **more).run(self.client)

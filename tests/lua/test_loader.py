@@ -133,7 +133,6 @@ def test_noscript_is_known(desk: Desk) -> None:
 @pytest.mark.parametrize("decode", [False, True])
 def test_replies_are_read_however_the_client_gives_them(redis_url: str, protocol: int, decode: bool) -> None:
 
-
     options: Any = {"decode_responses": decode, "encoding_errors": "surrogateescape"}
     with redis.Redis.from_url(redis_url, protocol=protocol, **options) as client:
         desk = Desk(client)

@@ -37,12 +37,8 @@
 --@include give_back
 --@include wake
 local consumer = ARGV[1]
-local held = P .. 'held:' .. consumer
-local fields = call('HRANDFIELD', held, math.min(tonumber(ARGV[2]), 1000), 'WITHVALUES')
-local entries = {}
-for i = 1, #fields, 2 do entries[#entries + 1] = read_held(fields[i], fields[i + 1]) end
-give_back(consumer, entries, 'unstarted', 0, '')
-local left = call('HLEN', held)
+give_back(consumer, some_held(consumer, math.min(tonumber(ARGV[2]), 1000)), 'unstarted', 0, '')
+local left = call('HLEN', P .. 'held:' .. consumer)
 if left == 0 then
   call('ZREM', P .. 'leases', consumer)
   if state.owner == consumer then state.owner = '' end

@@ -14,6 +14,15 @@ local function read_held(id, entry)
     discard = flags >= DISCARD, tenant = string.sub(entry, 26)}
 end
 
+-- Up to `limit` entries of a consumer, whichever, in the order of their scores.
+local function some_held(consumer, limit)
+  local fields = call('HRANDFIELD', P .. 'held:' .. consumer, limit, 'WITHVALUES')
+  local entries = {}
+  for i = 1, #fields, 2 do entries[#entries + 1] = read_held(fields[i], fields[i + 1]) end
+  table.sort(entries, function(a, b) return a.score < b.score end)
+  return entries
+end
+
 -- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the entries that are held under exactly
 -- these tags, the number of stale ones, and the position behind.
 local function read_tags(consumer, position)

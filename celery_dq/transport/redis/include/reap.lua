@@ -22,9 +22,7 @@ local function reap(limit, max_deliveries)
       call('ZREM', P .. 'leases', consumer)
     end
     if count > 0 then
-      local pairs_ = call('HRANDFIELD', P .. 'held:' .. consumer, limit - reaped, 'WITHVALUES')
-      local entries = {}
-      for j = 1, #pairs_, 2 do entries[#entries + 1] = read_held(pairs_[j], pairs_[j + 1]) end
+      local entries = some_held(consumer, limit - reaped)
       give_back(consumer, entries, 'crashed', max_deliveries, (string.gsub(consumer, '~lost~%d+$', '')))
       reaped = reaped + #entries
     end

@@ -1,0 +1,352 @@
+"""What a partition should do, told once more in plain Python: one message at a time, no chunks, no clocks.
+
+Rates are so slow that no token comes back during a test; what a tenant has taken is a count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+STRICT = 1e15
+PLACES = ("turn", "throttled", "limited", "parked")
+
+
+@dataclass
+class Quota:
+    burst: int = 0  # 0 is no rate
+    weight: float = 1.0
+    concurrency: int = 0
+    paused: bool = False
+
+
+@dataclass
+class Message:
+    id: str
+    task: str
+    tenant: str
+    priority: int
+    expired: bool
+    delayed: bool = False
+    score: float = 0.0
+    crashes: int = 0
+    reason: str = ""
+    settled: bool = False
+
+
+@dataclass
+class Held:
+    claim: int
+    message: Message
+
+
+@dataclass
+class Took:
+    entries: list[tuple[str, str, int]] = field(default_factory=list)
+    suspect: bool = False
+
+
+class Model:
+    def __init__(self) -> None:
+        self.messages: dict[str, Message] = {}
+        self.waiting: dict[str, list[Message]] = {}
+        self.delayed: dict[str, float] = {}
+        self.discards: list[Message] = []
+        self.held: dict[str, dict[str, Held]] = {}
+        self.dead: dict[str, Message] = {}
+        self.tombstones: set[str] = set()
+        self.producers: dict[str, int] = {}
+        self.quotas: dict[str, Quota] = {}
+        self.default = Quota()
+        self.used: dict[str, int] = {}
+        self.v = 0.0
+        self.start: dict[str, float] = {}
+        self.finished: dict[str, float] = {}
+        self.place: dict[str, str] = {}
+        self.claims = 0
+        self.accepted = 0
+        self.ended = 0
+        self._seq = 1.7e15
+
+    # -- small things
+
+    def quota(self, tenant: str) -> Quota:
+        return self.quotas.get(tenant, self.default)
+
+    def slots(self, tenant: str) -> int:
+        return sum(
+            1
+            for held in self.held.values()
+            for each in held.values()
+            if each.message.tenant == tenant and not each.message.reason
+        )
+
+    def seq(self) -> float:
+        self._seq += 1
+        return self._seq
+
+    def due(self) -> list[str]:
+        return sorted((i for i, at in self.delayed.items() if at < 1e6), key=lambda i: (self.delayed[i], i))
+
+    def unique(self, task: str) -> str | None:
+        for each in (task, *(f"{task}~{i}" for i in range(1, 10))):
+            if each not in self.messages and each not in self.dead:
+                return each
+        return None
+
+    def belongs(self, tenant: str) -> str | None:
+        quota = self.quota(tenant)
+        if not self.waiting.get(tenant):
+            return None
+        if quota.paused:
+            return "parked"
+        if quota.concurrency and self.slots(tenant) >= quota.concurrency:
+            return "limited"
+        if quota.burst and self.used.get(tenant, 0) >= quota.burst:
+            return "throttled"
+        return "turn"
+
+    def put_in_place(self) -> None:
+        for tenant in {*self.waiting, *self.place}:
+            old, new = self.place.get(tenant), self.belongs(tenant)
+            if old == "turn" and new != "turn":
+                tag = self.start.pop(tenant)
+                if tag > self.v:
+                    self.finished[tenant] = tag
+            if new == "turn" and old != "turn":
+                self.start[tenant] = max(self.v, self.finished.pop(tenant, 0.0))
+            if new is None:
+                self.place.pop(tenant, None)
+            else:
+                self.place[tenant] = new
+        if not self.start and self.finished:
+            self.v = max(self.v, *self.finished.values())
+            self.finished.clear()
+
+    def wait(self, message: Message) -> None:
+        line = self.waiting.setdefault(message.tenant, [])
+        line.append(message)
+        line.sort(key=lambda each: (each.score, each.id.encode()))
+
+    def discard(self, message: Message, reason: str) -> None:
+        message.reason = reason
+        message.score = self.seq()
+        self.rediscard(message)
+
+    def rediscard(self, message: Message) -> None:
+        self.discards.append(message)
+        self.discards.sort(key=lambda each: (each.score, each.id.encode()))
+
+    def bury(self, message: Message) -> None:
+        # A dead letter is a copy: it does not know why its message is delivered once more.
+        self.dead.setdefault(message.id, dataclasses.replace(message, reason="", settled=False))
+
+    def drop(self, message: Message) -> None:
+        del self.messages[message.id]
+        self.ended += 1
+
+    # -- verbs
+
+    def push(self, message: Message, producer: str, sequence: int) -> str:
+        if producer and self.producers.get(producer, -1) >= sequence:
+            return "seen"
+        self.producers[producer] = sequence
+        self.messages[message.id] = message
+        self.accepted += 1
+        if message.task in self.tombstones:
+            self.discard(message, "cancelled")
+            return "discarded"
+        if message.delayed:
+            self.delayed[message.id] = 1e18
+        else:
+            message.score = self.seq() - message.priority * STRICT
+            self.wait(message)
+        return "accepted"
+
+    def promote(self) -> None:
+        for each in self.due():
+            message = self.messages[each]
+            message.score = self.delayed.pop(each) - message.priority * STRICT
+            self.wait(message)
+        self.put_in_place()
+
+    def claim(self, consumer: str, want: int, free: int, max_deliveries: int) -> Took:
+        self.promote()
+        took = Took()
+        number = self.claims + 1
+
+        def hold(message: Message) -> None:
+            self.held.setdefault(consumer, {})[message.id] = Held(number, message)
+            took.entries.append((message.id, message.reason, message.crashes))
+
+        while self.discards and len(took.entries) < want:
+            hold(self.discards.pop(0))
+        passed: set[str] = set()
+        while len(took.entries) < want:
+            line = [t for t in self.start if t not in passed]
+            if not line:
+                break
+            tenant = min(line, key=lambda t: (self.start[t], t.encode()))
+            quota = self.quota(tenant)
+            if quota.concurrency and free <= 0:
+                passed.add(tenant)
+                continue
+            message = self.waiting[tenant][0]
+            if message.expired:
+                message.reason = "expired"
+            elif message.crashes >= max_deliveries:
+                message.reason = "dead:max_deliveries"
+                self.bury(message)
+            elif message.crashes:
+                if took.entries:
+                    break
+                took.suspect = True
+            self.waiting[tenant].pop(0)
+            hold(message)
+            if not message.reason:
+                self.v = max(self.v, self.start[tenant])
+                self.start[tenant] += 1 / quota.weight
+                free -= bool(quota.concurrency)
+                if quota.burst:
+                    self.used[tenant] = self.used.get(tenant, 0) + 1
+            self.put_in_place()
+            if took.suspect:
+                break
+        if took.entries:
+            self.claims = number
+        return took
+
+    def find(self, consumer: str, claim: str, message_id: str) -> Message | None:
+        found = self.held.get(consumer, {}).get(message_id)
+        return found.message if found and found.claim == int(claim) else None
+
+    def settle(self, consumer: str, tags: list[tuple[str, str]]) -> int:
+        found = [self.find(consumer, *tag) for tag in tags]
+        for message in found:
+            if message:
+                message.settled = True
+        return found.count(None)
+
+    def finish(self, consumer: str, tags: list[tuple[str, str]]) -> int:
+        stale = 0
+        for tag in tags:
+            message = self.find(consumer, *tag)
+            if message is None:
+                stale += 1
+                continue
+            del self.held[consumer][message.id]
+            self.drop(message)
+        self.put_in_place()
+        return stale
+
+    def release(self, consumer: str, tags: list[tuple[str, str]], mode: str, max_deliveries: int) -> int:
+        stale = 0
+        for tag in tags:
+            message = self.find(consumer, *tag)
+            if message is None:
+                stale += 1
+                continue
+            del self.held[consumer][message.id]
+            if message.settled:
+                self.drop(message)
+                continue
+            message.crashes += mode == "crashed"
+            over = mode == "crashed" and message.crashes >= max_deliveries
+            if message.reason:
+                if over and message.crashes >= 2 * max_deliveries:
+                    self.bury(message)
+                    self.drop(message)
+                else:
+                    self.rediscard(message)
+                continue
+            if mode == "unstarted" and self.quota(message.tenant).burst and self.used.get(message.tenant):
+                self.used[message.tenant] -= 1
+            if over:
+                self.bury(message)
+                self.discard(message, "dead:max_deliveries")
+            elif message.task in self.tombstones:
+                self.discard(message, "cancelled")
+            else:
+                self.wait(message)
+        self.put_in_place()
+        return stale
+
+    def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:
+        held = self.held.get(consumer, {})
+        found = sorted(held.values(), key=lambda each: each.message.score)
+        tags = [(str(each.claim), each.message.id) for each in found]
+        self.release(consumer, tags, mode, max_deliveries)
+        return len(tags)
+
+    def cancel(self, task: str) -> str:
+        rank = ("none", "discarded", "delayed", "waiting", "claimed")
+        best = "none"
+        for each in (task, *(f"{task}~{i}" for i in range(1, 10))):
+            message = self.messages.get(each)
+            if message is None:
+                continue
+            if message in self.waiting.get(message.tenant, []):
+                self.waiting[message.tenant].remove(message)
+                self.discard(message, "cancelled")
+                where = "waiting"
+            elif each in self.delayed:
+                del self.delayed[each]
+                self.discard(message, "cancelled")
+                where = "delayed"
+            else:
+                where = "discarded" if message in self.discards else "claimed"
+            best = max(best, where, key=rank.index)
+        if best in ("none", "claimed"):
+            self.tombstones.add(task)
+        self.put_in_place()
+        return "tombstone" if best == "none" else best
+
+    def cancel_tenant(self, tenant: str) -> int:
+        line = self.waiting.pop(tenant, [])
+        for message in line:
+            self.discard(message, "cancelled")
+        self.put_in_place()
+        return len(line)
+
+    def purge(self) -> int:
+        gone = [each for line in self.waiting.values() for each in line]
+        gone += [self.messages[each] for each in self.delayed]
+        gone += self.discards
+        for message in gone:
+            self.drop(message)
+        self.waiting.clear()
+        self.delayed.clear()
+        self.discards.clear()
+        self.put_in_place()
+        return len(gone)
+
+    def set_quota(self, tenant: str, quota: Quota | None) -> None:
+        if quota is None:
+            self.quotas.pop(tenant, None)
+        else:
+            self.quotas[tenant] = quota
+        self.recap(tenant)
+
+    def recap(self, tenant: str) -> None:
+        self.used[tenant] = min(self.used.get(tenant, 0), self.quota(tenant).burst)
+        self.put_in_place()
+
+    def dead_letter(self, consumer: str, tag: tuple[str, str]) -> str:
+        message = self.find(consumer, *tag)
+        if message is None:
+            return "stale"
+        if message.settled:
+            return "no record"
+        self.bury(message)
+        self.finish(consumer, [tag])
+        return "dead"
+
+    def replay(self, message_id: str, new_id: str) -> None:
+        dead = self.dead.pop(message_id)
+        # The place by due time is long past, so it waits like any other.
+        message = Message(new_id, dead.task, dead.tenant, dead.priority, dead.expired)
+        self.messages[new_id] = message
+        self.accepted += 1
+        message.score = self.seq() - message.priority * STRICT
+        self.wait(message)
+        self.put_in_place()

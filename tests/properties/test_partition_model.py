@@ -1,0 +1,372 @@
+"""The scripts against a model of the partition, step by step, on a real server."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.partition import Outgoing
+from tests.lua.desk import LEASE_MS, Desk, make_record
+from tests.properties.partition_model import PLACES, Message, Model, Quota
+
+TENANTS = ("", "a", "ab", "b", "\u00ff:~")
+TASKS = ("x", "y", "z", "u", "w", "x~1")
+CONSUMERS = ("c1", "c2")
+MAX_DELIVERIES = 2
+#: µs between two tokens: none comes back while a test runs.
+SLOW = 1e12
+
+tenants = st.sampled_from(TENANTS)
+quotas = st.builds(
+    Quota,
+    burst=st.sampled_from([0, 0, 1, 3]),
+    weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
+    concurrency=st.sampled_from([0, 0, 1, 2]),
+    paused=st.sampled_from([False, False, False, True]),
+)
+messages = st.tuples(
+    st.sampled_from(TASKS),
+    tenants,
+    st.sampled_from([0, 0, 0, 3, 9]),
+    st.sampled_from(["", "", "", "", "delayed", "expired"]),
+)
+
+
+def pack(quota: Quota) -> bytes:
+    rated = SLOW if quota.burst else 0.0
+    return struct.pack(
+        ">ddddB", rated, max(quota.burst, 1), quota.weight, quota.concurrency, quota.paused
+    )
+
+
+def plain(task: str) -> str:
+    return task.replace("~", "~~")
+
+
+class PartitionMachine(RuleBasedStateMachine):
+    client: Any
+
+    @initialize()
+    def begin(self) -> None:
+        self.client.flushdb()
+        self.desk = Desk(self.client)
+        self.model = Model()
+        self.tags: list[tuple[str, tuple[str, str]]] = []
+        self.sequence = 0
+        self.last: list[Outgoing] = []
+        self.token_taken = False
+
+    # -- producers
+
+    @rule(batch=st.lists(messages, min_size=1, max_size=6), producer=st.sampled_from(["", "p"]))
+    def push(self, batch: list[tuple[str, str, int, str]], producer: str) -> None:
+        outgoing = []
+        for task, tenant, priority, kind in batch:
+            self.sequence += 1
+            due = self.desk.now_us() + 10**12 if kind == "delayed" else 0
+            record = make_record(tenant, priority=priority, due_us=due, expires_us=kind == "expired")
+            outgoing.append(Outgoing(self.sequence, task, record))
+        pushed = self.desk.partition.push(outgoing, producer=producer).run(self.client)
+        for (task, tenant, priority, kind), each, sent in zip(batch, pushed, outgoing, strict=True):
+            expected = self.model.unique(plain(task))
+            assert each.id == expected if expected else each.id.startswith(f"{plain(task)}~1")
+            message = Message(each.id, plain(task), tenant, priority, kind == "expired", kind == "delayed")
+            assert each.status == self.model.push(message, producer, sent.sequence)
+        self.model.put_in_place()
+        if producer:
+            self.last = outgoing
+        self.token_taken = False
+
+    @precondition(lambda self: self.last)
+    @rule()
+    def push_again(self) -> None:
+        pushed = self.desk.partition.push(self.last, producer="p").run(self.client)
+        assert {each.status for each in pushed} == {"seen"}
+
+    @rule(task=st.sampled_from(TASKS))
+    def cancel(self, task: str) -> None:
+        assert self.desk.partition.cancel([task]).run(self.client) == [self.model.cancel(plain(task))]
+        self.token_taken = False
+
+    @rule(tenant=tenants)
+    def cancel_tenant(self, tenant: str) -> None:
+        assert self.desk.partition.cancel_tenant(tenant).run(self.client).moved == (
+            self.model.cancel_tenant(tenant)
+        )
+
+    @precondition(lambda self: len(self.model.messages) > 12)
+    @rule()
+    def purge(self) -> None:
+        assert self.desk.partition.purge().run(self.client) == (self.model.purge(), False)
+
+    # -- consumers
+
+    def some_tags(self, data: st.DataObject, consumer: str) -> list[tuple[str, str]]:
+        """Tags of this consumer, old ones and used ones among them, and some of another one."""
+        mine = [tag for owner, tag in self.tags if owner == consumer][-20:]
+        other = [tag for owner, tag in self.tags if owner != consumer][-2:]
+        if not mine + other:
+            return []
+        return data.draw(st.lists(st.sampled_from(mine + other), max_size=5, unique=True))
+
+    @rule(
+        data=st.data(),
+        consumer=st.sampled_from(CONSUMERS),
+        want=st.integers(0, 9),
+        free=st.integers(0, 9),
+        hold=st.booleans(),
+    )
+    def claim(self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool) -> None:
+        settle = self.some_tags(data, consumer)
+        finish = self.some_tags(data, consumer)
+        claimed = self.desk.claim(
+            want,
+            consumer,
+            free=free,
+            hold=hold,
+            max_deliveries=MAX_DELIVERIES,
+            settle=settle,
+            finish=finish,
+        )
+        stale = self.model.settle(consumer, settle) + self.model.finish(consumer, finish)
+        expected = self.model.claim(consumer, want, free, MAX_DELIVERIES)
+        assert [(e.id, e.reason, e.deliveries) for e in claimed.entries] == expected.entries
+        assert claimed.suspect == expected.suspect
+        assert claimed.stale == stale
+        assert claimed.more == bool(self.model.start or self.model.discards)
+        if claimed.appointment_s is not None:
+            assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
+        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.token_taken = False
+
+    @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
+    def settle(self, data: st.DataObject, consumer: str) -> None:
+        tags = self.some_tags(data, consumer)
+        assert self.desk.partition.settle(consumer, tags).run(self.client) == (
+            self.model.settle(consumer, tags)
+        )
+
+    @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
+    def finish(self, data: st.DataObject, consumer: str) -> None:
+        tags = self.some_tags(data, consumer)
+        assert self.desk.partition.finish(consumer, tags).run(self.client) == (
+            self.model.finish(consumer, tags)
+        )
+
+    @rule(
+        data=st.data(),
+        consumer=st.sampled_from(CONSUMERS),
+        mode=st.sampled_from(["unstarted", "requeue", "crashed"]),
+    )
+    def release(self, data: st.DataObject, consumer: str, mode: Any) -> None:
+        tags = self.some_tags(data, consumer)
+        call = self.desk.partition.release(consumer, tags, mode=mode, max_deliveries=MAX_DELIVERIES)
+        assert call.run(self.client) == self.model.release(consumer, tags, mode, MAX_DELIVERIES)
+
+    @precondition(lambda self: any(self.model.held.values()))
+    @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
+    def dead_letter(self, data: st.DataObject, consumer: str) -> None:
+        for tag in self.some_tags(data, consumer)[:1]:
+            call = self.desk.partition.dead_letter(consumer, tag, reason="failed", worker="w")
+            assert call.run(self.client) == self.model.dead_letter(consumer, tag)
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def resign(self, consumer: str) -> None:
+        assert self.desk.partition.resign(consumer).run(self.client) == 0
+        self.model.give_all(consumer, "unstarted", MAX_DELIVERIES)
+        self.token_taken = False
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def lose_and_reap(self, consumer: str) -> None:
+        self.desk.lose(consumer)
+        assert self.desk.reap(max_deliveries=MAX_DELIVERIES) == (
+            self.model.give_all(consumer, "crashed", MAX_DELIVERIES)
+        )
+        self.model.promote()
+        self.token_taken = False
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def renew(self, consumer: str) -> None:
+        self.desk.partition.renew(consumer, lease_ms=LEASE_MS).run(self.client)
+        self.model.promote()
+        self.token_taken = False
+
+    # -- time and waking
+
+    @precondition(lambda self: len(self.model.delayed) > len(self.model.due()))
+    @rule(data=st.data())
+    def fall_due(self, data: st.DataObject) -> None:
+        later = sorted(set(self.model.delayed) - set(self.model.due()))
+        message_id = data.draw(st.sampled_from(later))
+        self.sequence += 1
+        self.client.zadd(self.desk.keys.delayed, {message_id: self.sequence})
+        self.model.delayed[message_id] = self.sequence
+        self.token_taken = True  # time passes without a script
+
+    @rule()
+    def nudge(self) -> None:
+        self.model.promote()
+        assert self.desk.partition.nudge().run(self.client) == bool(self.model.start or self.model.discards)
+        self.token_taken = False
+
+    @rule()
+    def take_token(self) -> None:
+        """Somebody takes the token and dies."""
+        self.token_taken = self.desk.take_token() or self.token_taken
+
+    # -- operators
+
+    @rule(tenant=tenants, quota=quotas | st.none())
+    def set_quota(self, tenant: str, quota: Quota | None) -> None:
+        self.desk.partition.set_quota(tenant, pack(quota) if quota else None).run(self.client)
+        self.model.set_quota(tenant, quota)
+        self.token_taken = False
+
+    @rule(quota=quotas)
+    def set_default(self, quota: Quota) -> None:
+        self.desk.partition.set_shared_quota("default", pack(quota)).run(self.client)
+        self.desk.partition.place(TENANTS).run(self.client)
+        self.model.default = quota
+        for tenant in TENANTS:
+            self.model.used[tenant] = min(
+                self.model.used.get(tenant, 0), self.model.quota(tenant).burst
+            )
+        self.model.put_in_place()
+        self.token_taken = False
+
+    @precondition(lambda self: self.model.dead)
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        message_id = data.draw(st.sampled_from(sorted(self.model.dead)))
+        # Its due time would be in the future: send it to run at once.
+        dead = self.model.dead[message_id]
+        record = make_record(dead.tenant, priority=dead.priority, expires_us=dead.expired)
+        new_id = self.desk.partition.replay(message_id, record=record).run(self.client)
+        assert new_id == message_id if message_id not in self.model.messages else new_id != message_id
+        assert new_id is not None
+        assert new_id not in self.model.messages
+        self.model.replay(message_id, new_id)
+        self.token_taken = False
+
+    @precondition(lambda self: self.model.dead)
+    @rule()
+    def forget_dead(self) -> None:
+        ids = sorted(self.model.dead)[:2]
+        assert self.desk.partition.forget_dead(ids).run(self.client) == len(ids)
+        for each in ids:
+            del self.model.dead[each]
+
+    # -- what must always hold
+
+    def ids_in(self, key: str) -> list[str]:
+        return [each.decode() for each in self.client.zrange(key, 0, -1)]
+
+    @invariant()
+    def every_message_is_where_it_should_be(self) -> None:
+        keys, model = self.desk.keys, self.model
+        waiting = {tenant: self.ids_in(keys.tenant(tenant)) for tenant in TENANTS}
+        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
+        assert set(self.ids_in(keys.delayed)) == set(model.delayed)
+        assert self.ids_in(keys.discards) == [m.id for m in model.discards]
+        held: list[str] = []
+        for consumer in CONSUMERS:
+            entries = self.client.hgetall(keys.held(consumer))
+            mine = model.held.get(consumer, {})
+            assert {i.decode(): (struct.unpack(">d", e[:8])[0], e[24]) for i, e in entries.items()} == {
+                i: (h.claim, h.message.settled + 2 * bool(h.message.reason)) for i, h in mine.items()
+            }
+            held += mine
+        # In exactly one of them, and nothing accepted was lost.
+        places = [*(i for ids in waiting.values() for i in ids), *model.delayed]
+        places += [*(m.id for m in model.discards), *held]
+        assert len(places) == len(set(places))
+        assert {i.decode() for i in self.client.hkeys(keys.messages)} == set(places) == set(model.messages)
+        assert model.accepted == len(places) + model.ended
+        assert {i.decode() for i in self.client.hkeys(keys.dead)} == set(model.dead)
+        assert set(self.ids_in(keys.dead_index)) == set(model.dead)
+        assert self.desk.state("held") == len(held)
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        keys, model = self.desk.keys, self.model
+        running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
+        assert running == {t: n for t in TENANTS if (n := model.slots(t))}
+        crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
+        assert crashes == {i: m.crashes for i, m in model.messages.items() if m.crashes}
+        reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
+        assert reasons == {i: m.reason for i, m in model.messages.items() if m.reason}
+
+    @invariant()
+    def tenants_stand_where_they_should(self) -> None:
+        found: dict[str, str] = {}
+        for place in PLACES:
+            for tenant in self.ids_in(getattr(self.desk.keys, place)):
+                assert tenant not in found
+                found[tenant] = place
+        assert found == self.model.place
+        turn = self.client.zrange(self.desk.keys.turn, 0, -1, withscores=True)
+        assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
+        assert self.desk.state("v") == pytest.approx(self.model.v)
+
+    @invariant()
+    def somebody_will_wake(self) -> None:
+        assert self.client.llen(self.desk.keys.wake) <= 1
+        if self.token_taken or self.desk.token():
+            return
+        assert not (self.model.start or self.model.discards or self.model.due())
+        dues = [
+            score
+            for key in (self.desk.keys.delayed, self.desk.keys.throttled)
+            for _, score in self.client.zrange(key, 0, 0, withscores=True)
+        ]
+        if dues:
+            state = self.client.hgetall(self.desk.keys.state)
+            assert self.client.zscore(self.desk.keys.leases, state[b"appt_owner"]) > self.desk.now_us()
+            assert float(state[b"appt"]) <= min(dues)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        while self.desk.partition.purge().run(self.client).more:
+            pass
+        for consumer in CONSUMERS:
+            for message_id, each in list(self.model.held.get(consumer, {}).items()):
+                assert self.desk.partition.finish(consumer, [(str(each.claim), message_id)]).run(
+                    self.client
+                ) == 0
+        # Tokens of slow rates, quotas and what must be remembered; nothing else.
+        allowed = {"leases", "quotas", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
+        assert self.desk.left_over() - allowed - {"producer:p", "wake"} == set()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def test_partition_does_what_the_model_does(client: Any) -> None:
+    machine = type("Machine", (PartitionMachine,), {"client": client})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
