@@ -60,11 +60,19 @@ class Broker:
         url = self._app.connection_for_write()
         return bool(str(url.transport_cls).startswith("dq-"))
 
+    def declare(self, channel: Any, queue: str) -> None:
+        """Make a queue known that messages reach otherwise than by kombu."""
+        channel.client.sadd(self._registry, queue)
+
+    @property
+    def _registry(self) -> str:
+        options = self._wires.options
+        return queue_registry(options.environment, options.key_prefix)
+
     def queue_names(self) -> list[str]:
         """Return every queue that is declared in the app, named in ``dq_queues``, or known to the server."""
         options = self._wires.options
         names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
         with self.channel() as channel:
-            registry = queue_registry(options.environment, options.key_prefix)
-            names.update(map(text, channel.client.smembers(registry)))
+            names.update(map(text, channel.client.smembers(self._registry)))
         return sorted(names)

@@ -96,7 +96,7 @@ class QueueFace:
             return count + self._cancel_found(opened, messages.delayed_ids_of_tenant(*opened, name))
 
     def cancel_task_name(self, name: str) -> int:
-        """Cancel all that waits or is delayed of one task name; returns how many messages.
+        """Cancel all that waits or is delayed of one task name; returns how many tasks.
 
         Reads the whole queue in chunks; what is published meanwhile may or may not be found.
         """
@@ -115,7 +115,8 @@ class QueueFace:
 
     def _cancel_found(self, opened: Opened, chunks: Iterable[list[str]]) -> int:
         count = 0
-        for chunk in chunks:
+        for found in chunks:
+            chunk = list(dict.fromkeys(found))
             for start in range(0, len(chunk), _CHUNK):
                 outcomes = self._cancelled(opened, chunk[start : start + _CHUNK], 0)
                 count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
@@ -144,6 +145,7 @@ class QueueFace:
             raise InvalidMessage(f"move: {to!r} is the queue itself")
         head_start = self._wires.options.queue(to).head_start_us
         with self._broker.channel() as channel:
+            self._broker.declare(channel, to)
             mover = Mover(channel.partition(self.name), channel.partition(to), channel.client, head_start)
             if task_id is not None:
                 found = messages.find(channel.partition(self.name), channel.client, task_id)

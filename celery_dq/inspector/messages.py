@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -139,17 +140,29 @@ def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSn
 
 
 def ids_of_task(partition: Partition, client: Client, task: str) -> Iterator[list[str]]:
-    """Yield, in chunks, the ids of all messages of one task name."""
+    """Yield, in chunks, the task ids of all messages of one task name."""
     for chunk in scan(client, "hash", partition.keys.messages):
-        yield [text(message_id) for message_id, raw in chunk if _heading(raw)[1] == task]
+        yield [task_id_of(text(message_id)) for message_id, raw in chunk if _heading(raw)[1] == task]
 
 
 def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:
-    """Yield, in chunks, the ids of a tenant's delayed messages: they are in no list of the tenant."""
+    """Yield, in chunks, the task ids of a tenant's delayed messages: they are in no list of the tenant."""
     for chunk in scan(client, "zset", partition.keys.delayed):
         ids = [text(message_id) for message_id, _ in chunk]
         records = client.hmget(partition.keys.messages, ids) if ids else []
-        yield [each for each, raw in zip(ids, records, strict=True) if raw and _heading(raw)[0] == tenant]
+        yield [
+            task_id_of(message_id)
+            for message_id, raw in zip(ids, records, strict=True)
+            if raw and _heading(raw)[0] == tenant
+        ]
+
+
+def task_id_of(message_id: str) -> str:
+    """Return the task id of a message: without the ``~1`` that made it unique, and its own ``~`` single."""
+    numbered = re.fullmatch(r"(.*?)(~+)\d+", message_id, re.DOTALL)
+    if numbered and len(numbered[2]) % 2:
+        message_id = numbered[1] + numbered[2][1:]
+    return message_id.replace("~~", "~")
 
 
 def _heading(raw: bytes) -> tuple[str | None, str | None]:

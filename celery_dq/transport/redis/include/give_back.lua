@@ -14,12 +14,13 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   local records = call('HMGET', P .. 'messages', unpack(ids))
   local stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
   local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
-  local waiting, discards, reasons, counts = {}, {}, {}, {}
+  local waiting, delayed, discards, reasons, counts = {}, {}, {}, {}, {}
   local gone, left, returned = {}, {}, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
     local reason
+    local _, due = header(record)
     if mode == 'crashed' and not entry.settled then
       deliveries = deliveries + 1
       counts[#counts + 1] = entry.id
@@ -53,6 +54,10 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
         reasons[#reasons + 1] = reason
         discards[#discards + 1] = next_seq()
         discards[#discards + 1] = entry.id
+      elseif due and due > now then
+        -- It was taken by name before its time.
+        delayed[#delayed + 1] = due
+        delayed[#delayed + 1] = entry.id
       else
         local list = waiting[entry.tenant]
         if not list then
@@ -68,6 +73,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   write('HSET', P .. 'deliveries', counts)
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
+  write('ZADD', P .. 'delayed', delayed)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
   erase(consumer, gone)
   local back = {}

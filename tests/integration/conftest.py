@@ -1,0 +1,34 @@
+"""Celery apps on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_dq
+
+
+@pytest.fixture
+def broker_url(redis_url: str) -> str:
+    """The tenant broker on an empty database."""
+    return redis_url.replace("redis://", "dq-redis://", 1)
+
+
+@pytest.fixture
+def shop(broker_url: str) -> Iterator[Any]:
+    """A producer's app: queue ``push``, task ``notify`` whose tenant is its first argument."""
+    with Celery("shop", broker=broker_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.task_default_queue = "push"
+
+        @app.task(shared=False, name="notify", tenant="{merchant}")
+        def notify(merchant: Any, order: int = 0) -> None: ...
+
+        @app.task(shared=False, name="invoice", tenant="{merchant}")
+        def invoice(merchant: Any) -> None: ...
+
+        yield app
+        app.pool.force_close_all()
