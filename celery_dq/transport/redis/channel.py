@@ -377,8 +377,12 @@ class Channel(DrivenChannel):
                 try:
                     self._tell()
                     self._delete_transients()
+                    self.publisher.retire(self.client)
                 except self.connection_errors as exc:
                     logger.warning("The broker could not be told at close (%s); the keeper will try.", exc)
+            else:
+                # Kombu would go and delete them.
+                self.auto_delete_queues.clear()
             self.publisher.close()
         super().close()
 

@@ -251,6 +251,7 @@ class Fetcher:
         process.ledger.renewed(sent.queue.key, sent.sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()
+        process.strikes = 0
         assert source is not None
         source.claimed_at = now
         source.hungry = claimed.more or len(claimed.entries) >= sent.want

@@ -9,6 +9,8 @@ loses its inbox to others after half a lease.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -242,6 +244,15 @@ class Intake:
             return
         if self._channel.poller.driven and self.room()[0] > 0 and self._channel.has_token():
             fetcher.claimed_at = now
+            self._process.strikes += 1
+            if self._process.strikes > 1 and self._channel.gate is not None:
+                # Connecting anew did not help: whoever supervises the worker starts a sound one.
+                logger.critical(
+                    "There is a backlog and room for it, but nothing was claimed for twice %.0f s "
+                    "(dq_watchdog): this worker stops.",
+                    self._watchdog_s,
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
             self._suspected = True
             self._channel.poller.wake()
 

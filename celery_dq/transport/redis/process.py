@@ -8,6 +8,7 @@ away. :class:`Keeper` renews it from a native thread with a connection of its ow
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import logging
 import os
@@ -20,8 +21,9 @@ from typing import Any, cast
 import redis
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.ledger import Burial, Held, Ledger
-from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag
+from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag, load_scripts
 from celery_dq.transport.redis.queue import Queue
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,10 @@ class Process:
         #: Set by the worker: which deliveries run or are about to.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.keeper = Keeper(self)
+        #: The Lua scripts, read from their files once per process.
+        self.scripts: ScriptSet = load_scripts()
+        #: How often in a row the watchdog found that nothing is claimed beside a backlog.
+        self.strikes = 0
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
 
@@ -95,6 +101,7 @@ class Keeper:
             self._queues[name] = queue
             if not self._running:
                 self._running = True
+                atexit.register(self._last_words)
                 unpatched("_thread", "start_new_thread")(self._run, ())
 
     def leave(self, queue: Queue) -> None:
@@ -121,13 +128,17 @@ class Keeper:
         length: Any = 0 if self._client is None else self._client.llen(queue.partition.keys.wake)
         return bool(length)
 
-    def last_words(self) -> None:
-        """Tell what there is to tell and give the leases back, from the calling thread, at exit."""
-        if self._connect is not None and self._queues:
+    def _last_words(self) -> None:
+        """Tell what there is to tell and give the leases back, at interpreter exit."""
+        if self._connect is None or self._process.pid != os.getpid():
+            return
+        try:
             client = self._connect()
             for queue in list(self._queues.values()):
                 self.tell(queue, client)
                 self._resign(queue, client)
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("The broker could not be told at exit: %s. What was done may be done again.", exc)
 
     def ring(self) -> None:
         """Do a round now rather than at the next heartbeat."""
@@ -158,6 +169,8 @@ class Keeper:
     def _over(self) -> bool:
         with self._start_stop:
             self._running = bool(self._queues)
+            if not self._running:
+                atexit.unregister(self._last_words)
             return not self._running
 
     def _round(self) -> None:

@@ -33,6 +33,8 @@ STAMPS = "dq_stamps"
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
+#: Milliseconds that the markers of a lane live after it was closed in good order.
+RETIRED_MARKER_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Publisher:
         self._clock = clock
         self._lane = uuid.uuid4().hex
         self._numbers: dict[str, int] = {}
+        self._markers: set[str] = set()
         self._wire: Wire | None = None
 
     def stamp(self, queue: Queue, message: dict[str, Any]) -> Stamped:
@@ -167,6 +170,8 @@ class Publisher:
             TooFewReplicas: it is stored, but fewer replicas than asked for have it; sending again is safe.
         """
         options = self._options
+        if messages[0].lane == self._lane:
+            self._markers.add(queue.partition.keys.producer(self._lane))
         call = queue.partition.push(
             [message.outgoing for message in messages],
             producer=messages[0].lane,
@@ -214,6 +219,19 @@ class Publisher:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+
+    def retire(self, client: redis.Redis) -> None:
+        """The lane ends in good order: nothing of it will be sent again, so its markers may go soon.
+
+        Raises:
+            redis.RedisError: no answer; the markers then live as long as any.
+        """
+        if self._markers:
+            with client.pipeline(transaction=False) as pipe:
+                for marker in self._markers:
+                    pipe.pexpire(marker, RETIRED_MARKER_MS)
+                pipe.execute()
+            self._markers.clear()
 
 
 class PublishBatch:

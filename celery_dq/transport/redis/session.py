@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
 from typing import Any
 
 import redis
@@ -13,13 +10,10 @@ from celery_dq.hooks import WIRES, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
-from celery_dq.scripts.loader import ScriptSet
-from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition, load_scripts
+from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition
 from celery_dq.transport.redis.poller import Poller
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
-
-logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -33,12 +27,10 @@ class Session:
         self._wires = _wires(connection)
         self.options: Options = self._wires.options
         self.address = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
-        self.scripts: ScriptSet = load_scripts()
         processes = self._wires.in_process(dict[str, Process])
         process = processes.get(self.address)
         if process is None:
             process = processes[self.address] = Process(self.options.lease_us / 1e6)
-            atexit.register(last_words, process)
         self.process: Process = process
         process.running_tags = self._running_tags
         self.poller = Poller(process.clock)
@@ -69,7 +61,7 @@ class Session:
         aging = options.priority_aging_us
         return Queue(
             name,
-            Partition(keys, self.scripts),
+            Partition(keys, self.process.scripts),
             max_deliveries=options.max_deliveries,
             head_start_us=STRICT_PRIORITY_US if aging is None else aging,
         )
@@ -94,12 +86,3 @@ def _wires(connection: Any) -> Wires:
     if not isinstance(wires, Wires):
         raise TypeError(f"transport_options[{WIRES!r}] is celery-dq's own; remove {wires!r}")
     return wires
-
-
-def last_words(process: Process) -> None:
-    """At interpreter exit: say what no connection was left to say, rather than have it run again."""
-    if process.pid == os.getpid():
-        try:
-            process.keeper.last_words()
-        except (redis.RedisError, OSError) as exc:
-            logger.warning("The broker could not be told at exit: %s. What was done may be done again.", exc)

@@ -52,7 +52,6 @@ class Transport(RedisTransport):
         self.session = Session(client)
         super().__init__(client, **kwargs)
         self.cycle = self.session.poller
-        self.session.process.ledger.listen(self.session.poller.wake)
         if client.transport_cls == "dq-rediss" and not client.ssl:
             # As kombu does for rediss://, and as unsafe: broker_use_ssl says what to trust.
             client.ssl = {"ssl_cert_reqs": ssl.CERT_NONE}
@@ -65,10 +64,16 @@ class Transport(RedisTransport):
         """Be driven by *loop* from now on."""
         self.session.poller.register(loop)
 
+    def establish_connection(self) -> Any:
+        """Connect; from now on this connection carries what the ledger has to tell."""
+        self.session.process.ledger.listen(self.session.poller.wake)
+        return super().establish_connection()
+
     def close_connection(self, connection: Any) -> None:
         """Close all channels; see :meth:`Channel.close`."""
         self.session.process.ledger.unlisten(self.session.poller.wake)
         VirtualTransport.close_connection(self, connection)
+        self.session.poller.close()
 
     def _collect(self, connection: Any) -> None:
         """The connection is lost: close without talking to the server."""
