@@ -79,7 +79,9 @@ class DrivenChannel(RedisChannel):
         except self.connection_errors:
             self._broken = True
             raise
-        if deliver:
+        if deliver and self.has_inbox:
+            # Ask for the next batch before this one is worked on, so that neither side waits.
+            self.tick()
             self.intake.deliver_all()
         return served
 

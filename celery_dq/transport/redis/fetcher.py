@@ -44,6 +44,10 @@ BLPOP_SECONDS = 10
 OVERDUE_SECONDS = 5
 
 
+#: Seconds that a finish waits for the next claim to ride along with.
+COMPANY_SECONDS = 0.01
+
+
 @dataclass(eq=False, slots=True)
 class Source:
     """A queue that the channel consumes.
@@ -194,6 +198,10 @@ class Fetcher:
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run though nothing arrives."""
         times = [source.appointment for source in self._turn if source.appointment is not None]
+        for source in self._turn:
+            box = self._process.ledger.outbox(source.queue.key)
+            if box.finishes:
+                times.append(box.finishes_since + COMPANY_SECONDS)
         return min(times) if times else None
 
     @property
@@ -276,6 +284,14 @@ class Fetcher:
 
     # -- telling ---------------------------------------------------------------
 
+    def _waits_for_company(self, queue: Queue, now: float) -> bool:
+        """Whether the finishes of *queue* wait for the claim that is about to come anyway."""
+        source = self._sources.get(queue.name)
+        if source is None or not source.hungry:
+            return False
+        box = self._process.ledger.outbox(queue.key)
+        return box.patient and now - box.finishes_since < COMPANY_SECONDS
+
     def send_untold(self, now: float | None = None) -> None:
         """Send what the ledger has for the broker, without waiting for the answers."""
         ledger, process = self._process.ledger, self._process
@@ -283,7 +299,7 @@ class Fetcher:
             now = process.clock.monotonic()
         for name in ledger.pending():
             queue = process.keeper.queue(name)
-            if queue is None:
+            if queue is None or self._waits_for_company(queue, now):
                 continue
             partition = queue.partition
             settles, finishes = ledger.take(name, TELL_LIMIT)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
+from celery_dq.hooks import WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher, Source
 from celery_dq.transport.redis.message import Message
 from celery_dq.transport.redis.partition import ClaimedEntry
@@ -58,11 +59,14 @@ class Intake:
         self._timing = False
         self._service_s: float | None = None
         self._suspected = False
+        self._gate: WorkerGate | None = None
 
     # -- consumers -------------------------------------------------------------
 
     def start(self, queue: Queue, tag: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
         """Consume *queue*; several consumers of one queue take turns."""
+        # It is there before anything is consumed, and looking it up costs a system call.
+        self._gate = self._channel.gate
         first = queue.name not in self._consumers
         self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
         if first:
@@ -125,7 +129,7 @@ class Intake:
         if self._channel.closed or not qos.can_consume():
             return 0, 0
         allowed = qos.can_consume_max_estimate()
-        gate = self._channel.gate
+        gate = self._gate
         if gate is None:
             want = self._pace() if allowed is None else allowed
             return min(want, LARGEST_BATCH), min(want, LARGEST_BATCH)
@@ -133,10 +137,12 @@ class Intake:
         free = LARGEST_BATCH if slots is None else max(slots, 0)
         want = min(free + gate.ahead(), LARGEST_BATCH)
         if allowed is not None:
-            want = min(want, allowed)
-            # A batch is worth a call when half the prefetch count is free, unless somebody idles.
-            if free <= 0 and want * 2 < qos.prefetch_count:
+            # Half the prefetch count at a time: while that half is worked on, the broker prepares
+            # the other, and a call is worth it. Unless somebody idles.
+            half = (qos.prefetch_count + 1) // 2
+            if free <= 0 and allowed < half:
                 return 0, 0
+            want = min(want, allowed, max(half, free))
         return want, min(free, want)
 
     def _pace(self) -> int:
@@ -145,7 +151,7 @@ class Intake:
         return max(min(max(ahead, 1), MOST_AHEAD) - len(self._inbox), 0)
 
     def _keeps_appointments(self) -> bool:
-        gate = self._channel.gate
+        gate = self._gate
         # Plain kombu runs its callbacks in the loop, as the solo pool does.
         return gate is not None and not gate.blocking
 
@@ -197,7 +203,7 @@ class Intake:
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
-        gate = channel.gate
+        gate = self._gate
         message.started = gate is None
         if no_ack:
             channel.qos.forget(tag)
@@ -206,7 +212,7 @@ class Intake:
         return True
 
     def _discard(self, message: Message) -> bool:
-        gate = self._channel.gate
+        gate = self._gate
         if gate is not None and gate.deliver_discard(message, message.discard):
             return True
         logger.info(
@@ -245,7 +251,7 @@ class Intake:
         if self._channel.poller.driven and self.room()[0] > 0 and self._channel.has_token():
             fetcher.claimed_at = now
             self._process.strikes += 1
-            if self._process.strikes > 1 and self._channel.gate is not None:
+            if self._process.strikes > 1 and self._gate is not None:
                 # Connecting anew did not help: whoever supervises the worker starts a sound one.
                 logger.critical(
                     "There is a backlog and room for it, but nothing was claimed for twice %.0f s "

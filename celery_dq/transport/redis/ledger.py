@@ -82,6 +82,13 @@ class Outbox:
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
     burials: deque[Burial] = field(default_factory=deque)
+    #: Monotonic time of the oldest finish in here, about.
+    finishes_since: float = 0.0
+
+    @property
+    def patient(self) -> bool:
+        """Only finishes are in here: they may wait a little for company."""
+        return not (self.settles or self.releases or self.burials)
 
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.burials)
@@ -139,7 +146,10 @@ class Ledger:
         held = self._held.pop(tag, None)
         if held is not None:
             held.gone = True
-            self.outbox(held.partition).finishes.append(held)
+            box = self.outbox(held.partition)
+            if not box.finishes:
+                box.finishes_since = self._clock.monotonic()
+            box.finishes.append(held)
             self._tell()
 
     def release(self, tag: str, mode: str) -> None:

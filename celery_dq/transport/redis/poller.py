@@ -243,10 +243,15 @@ class Poller:
 
     def wake(self) -> None:
         """End the wait that goes on in another thread or greenlet, if there is one."""
-        if self._rung or self._pipe is None or self._pid != os.getpid():
+        if self._rung or self._pipe is None or self._thread is None:
             return
-        if self._loop is not None and self._thread == threading.get_ident():
-            return  # the tick of this very turn will see it
+        if self._thread == threading.get_ident():
+            # Whoever turns the loop looks before he waits. For how long is computed before the tick.
+            if self._loop is not None:
+                self._set_timer()
+            return
+        if self._pid != os.getpid():
+            return  # asked last, for it is a system call
         self._rung = True
         try:
             os.write(self._pipe[1], b"!")
@@ -265,6 +270,8 @@ class Poller:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
+        if self._loop is not None:
+            self._set_timer()
 
     def close(self) -> None:
         """Stop watching, and give the file descriptors back."""
