@@ -46,8 +46,15 @@ class Equipment:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        # Celery keeps the fixup, and so this receiver, alive.
-        app.on_after_configure.connect(self.on_configured)
+        self._users_on_init = app.on_init
+        # Celery makes an app's signals after it has called the fixups, and then calls on_init.
+        app.on_init = self.on_init
+
+    def on_init(self) -> None:
+        """Celery calls this at the end of ``Celery()``, in the place of the app's own callback."""
+        self._users_on_init()
+        # Celery keeps its fixups, and so this receiver, alive.
+        self._app.on_after_configure.connect(self.on_configured)
 
     def on_configured(self, **_: Any) -> None:
         """Celery calls this when it has read the app's settings."""

@@ -135,6 +135,7 @@ def dead_purge(dq: DQ, as_json: bool, queue: str, message_id: str | None, everyt
 def doctor(dq: DQ, as_json: bool) -> None:
     """Check the settings, the tasks' tenants, and the server. Exit status 1 when something is wrong."""
     app = click.get_current_context().obj.app
+    app.loader.import_default_modules()  # the tasks, as a worker knows them
     findings = [*check_settings(app), *check_server(app)]
     lines = [f"{each.level.upper():8}{each.problem} {each.remedy}".rstrip() for each in findings]
     show(as_json, findings, "\n".join(lines))

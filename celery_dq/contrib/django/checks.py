@@ -17,7 +17,10 @@ TAG = "celery_dq"
 @checks.register(TAG)
 def settings_are_valid(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """The ``dq_*`` settings, the broker's scheme, the tenant templates of the tasks: opens nothing."""
-    return _messages(check_settings(project_app()))
+    app = project_app()
+    # The tasks modules of the installed apps; all that a worker imports would run the checks again.
+    app.autodiscover_tasks(force=True)
+    return _messages(check_settings(app))
 
 
 @checks.register(TAG, deploy=True)

@@ -1,0 +1,117 @@
+"""``celery dq …`` as a user types it, on a real Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_dq.cli import dq
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(shop: Any) -> Run:
+    """Run a subcommand; fails the test on a traceback."""
+
+    def run(*words: str, status: int = 0) -> Result:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, list(words), obj=context)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+def data(result: Result) -> Any:
+    """What ``--json`` printed."""
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def ids(shop: Any) -> list[str]:
+    """Three waiting tasks: of tenants a, a, b."""
+    return [shop.tasks["notify"].delay(merchant).id for merchant in "aab"]
+
+
+def test_queues_and_tenants(run: Run, ids: list[str]) -> None:
+    assert "push" in run("queues").output
+    assert data(run("queues", "push", "--json"))[0]["waiting"] == 3
+    assert [row["tenant"] for row in data(run("tenants", "push", "--json"))] == ["a", "b"]
+    assert "eligible" in run("tenants", "push").output
+    assert "No tenant" in run("tenants", "other").output
+
+
+def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:
+    assert [row["id"] for row in data(run("peek", "push", "--json", "--tenant", "a"))] == ids[:2]
+    assert "notify" in run("peek", "push").output
+    assert run("peek", "push", "--delayed").output == "Nothing waits in 'push'.\n"
+    assert ids[0] in run("find", ids[0]).output
+    assert data(run("find", "x", "--json")) == []
+    assert "no worker consumes 'push'" in run("explain", ids[0]).output
+    assert data(run("explain", "--tenant", "a", "--queue", "push", "--json"))["reason"] == "no-worker"
+    assert "together with queue" in run("explain", "--tenant", "a", status=1).output
+
+
+def test_cancel_move_and_purge(run: Run, ids: list[str]) -> None:
+    assert run("cancel", "push", ids[0]).output == f"{ids[0]}: waiting\n"
+    assert data(run("cancel", "push", "--tenant", "a", "--json")) == {"cancelled": 1}
+    assert data(run("cancel", "push", "--task-name", "nothing", "--json")) == {"cancelled": 0}
+    assert "one of them" in run("cancel", "push", status=2).output
+    assert run("move", "push", "other", "--task-id", ids[2]).output == "Moved 1 to 'other'.\n"
+    assert "one of them" in run("move", "push", "other", status=1).output
+    assert "Aborted" in run("purge", "other", status=1).output
+    assert data(run("purge", "other", "-f", "--json")) == {"purged": 1}
+
+
+def test_quotas(run: Run, ids: list[str]) -> None:
+    assert "rate=50/s" in run("quotas", "set", "push", "a", "--rate", "50/s", "--concurrency", "2").output
+    assert data(run("quotas", "get", "push", "a", "--json"))["concurrency"] == 2
+    assert "concurrency=unlimited" in run("quotas", "set", "push", "a", "--concurrency", "unlimited").output
+    assert "weight=3" in run("quotas", "set", "push", "--weight", "3").output
+    assert list(data(run("quotas", "get", "push", "--json"))["tenants"]) == ["a"]
+    assert "paused" in run("quotas", "pause", "push", "b").output
+    assert "paused" not in run("quotas", "resume", "push", "b").output
+    assert "rate=unlimited" in run("quotas", "rm", "push", "a").output
+    assert "weight=1" in run("quotas", "rm", "push").output
+    assert "fast" in run("quotas", "set", "push", "a", "--rate", "fast", status=1).output
+    assert "at least one" in run("quotas", "set", "push", "a", status=2).output
+    assert "whole number" in run("quotas", "set", "push", "a", "--concurrency", "x", status=2).output
+
+
+def test_dead_letters(run: Run, shop: Any, ids: list[str]) -> None:
+    with shop.dq._broker.open("push") as (partition, client):
+        for entry in partition.claim("w", lease_ms=60_000, want=2).run(client).entries:
+            partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
+    rows = data(run("dead", "list", "push", "--json"))
+    assert {row["reason"] for row in rows} == {"rejected"}
+    assert "rejected" in run("dead", "list", "push").output
+    assert "one of them" in run("dead", "replay", "push", status=2).output
+    assert data(run("dead", "replay", "push", rows[0]["id"], "--json")) == {"replayed": 1}
+    assert run("dead", "purge", "push", "--all").output == "Deleted 1.\n"
+    assert "no dead letters" in run("dead", "list", "push").output
+
+
+def test_doctor(run: Run, shop: Any) -> None:
+    assert "OK" in run("doctor").output
+    levels = {each["code"]: each["level"] for each in data(run("doctor", "--json"))}
+    assert levels["I001"] == levels["I002"] == levels["I010"] == "ok"
+    shop.task(shared=False, name="wrong", tenant="{x}")(broken)
+    assert "{x}" in run("doctor", status=1).output
+
+
+def broken(merchant: int) -> None:
+    """A task whose tenant template names no argument of it."""
+
+
+def test_a_hostile_name_does_not_reach_the_terminal(run: Run, shop: Any) -> None:
+    shop.send_task("evil\x1b[31m\nname", ("a",))
+    output = run("peek", "push").output
+    assert "\x1b" not in output
+    assert len(output.splitlines()) == 2

@@ -1,0 +1,137 @@
+"""A tiny Django project whose settings carry ``CELERY_DQ_*``; each test runs it in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+
+PROJECT = Path(__file__).parent / "django_shop"
+ROOT = Path(__file__).parents[2]
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(broker_url: str) -> Run:
+    """Run Python in the project; keywords are environment variables."""
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(ROOT)]),
+            "SHOP_BROKER": broker_url,
+            **environment,
+        }
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=PROJECT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def script(run: Run, text: str, **environment: str) -> str:
+    """Run a script after ``django.setup()``; returns what it prints."""
+    done = run("-c", f"import django; django.setup()\n{text}", **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_installed_app_sets_the_projects_app_up(run: Run) -> None:
+    said = script(
+        run,
+        "from shop.celery import app\n"
+        "from orders.tasks import notify\n"
+        "notify.delay(42)\n"
+        "print(app.dq.options.environment, app.dq.options.queue('push').quota.rate, app.dq.queues['push'].depth)\n"
+        "print(app.dq.queues['push'].peek()[0].tenant)\n",
+    )
+    assert said.split() == ["sandbox", "50.0", "1", "42"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("CELERY_DQ_APP=shop.celery:app", "True"), ("CELERY_DQ_APP=shop.celery", "True")]
+)
+def test_the_app_may_be_named(run: Run, setting: str, said: str) -> None:
+    assert script(
+        run,
+        "from shop.celery import app; print('dq' in vars(app), app.dq.options.environment)",
+        SHOP_SET=setting,
+    ).startswith(said)
+
+
+def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -> None:
+    for wrong in ("nowhere.celery:app", "shop.celery:nothing", "shop.settings:SECRET_KEY"):
+        done = run("-c", "import django; django.setup()", SHOP_SET=f"CELERY_DQ_APP={wrong}")
+        assert done.returncode != 0
+        last = done.stderr.strip().splitlines()[-1]
+        assert "ImproperlyConfigured" in last
+        assert "CELERY_DQ_APP" in last
+
+
+def check(run: Run, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """``manage.py check``."""
+    return run("-m", "django", "check", *options, **environment)
+
+
+def test_the_system_check_is_silent_when_all_is_well(run: Run) -> None:
+    done = check(run, "--tag", "celery_dq")
+    assert (done.returncode, "no issues" in done.stdout) == (0, True), done.stderr
+
+
+def test_the_system_check_finds_wrong_settings_schemes_and_templates(run: Run) -> None:
+    wrong = check(run, SHOP_SET="CELERY_DQ_LEESE=5")
+    assert "celery_dq.E001" in wrong.stderr
+    assert "did you mean 'dq_lease'" in wrong.stderr
+    assert "celery_dq.W002" in check(run, SHOP_BROKER="redis://localhost").stderr
+    template = check(run, SHOP_TENANT="{shop}")
+    assert "celery_dq.E003" in template.stderr
+    assert "'{shop}'" in template.stderr
+    assert "E011" not in check(run, SHOP_BROKER="dq-redis://127.0.0.1:1/0").stderr
+
+
+def test_the_deployment_check_looks_at_the_server(run: Run) -> None:
+    assert (
+        "celery_dq.E011"
+        in check(run, "--deploy", "--tag", "celery_dq", SHOP_BROKER="dq-redis://127.0.0.1:1/0").stderr
+    )
+    with RedisServer(config={"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}) as evicting:
+        found = check(
+            run, "--deploy", "--tag", "celery_dq", SHOP_BROKER=evicting.url(scheme="dq-redis")
+        ).stderr
+    assert "celery_dq.E010" in found
+    assert "allkeys-lru" in found
+
+
+def test_the_celery_command_uses_the_projects_namespace(run: Run) -> None:
+    script(run, "from orders.tasks import notify; notify.delay(1)")
+    listed = run("-c", CELERY, "-A", "shop", "dq", "queues", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert json.loads(listed.stdout)[0]["waiting"] == 1
+    # Nothing but Celery's own command, in which no Django app is ready.
+    purged = run("-c", CELERY, "-A", "shop", "purge", "-f")
+    assert "Purged 1 message" in purged.stdout + purged.stderr
+
+
+#: Celery's command line with our entry point, whether or not the package is installed.
+CELERY = """
+import sys
+from celery_dq.cli import dq
+from celery.bin.celery import celery, main
+celery.commands.setdefault("dq", dq)
+sys.exit(main())
+"""

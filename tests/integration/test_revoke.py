@@ -1,0 +1,69 @@
+"""Tenants and revokes on a running worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.result import AsyncResult
+
+import celery_dq
+from celery_dq.testing.waiting import wait_until
+
+
+@pytest.fixture
+def app(broker_url: str, redis_url: str) -> Iterator[Any]:
+    """An app with results; its tasks say whose they are."""
+    with Celery("shop", broker=broker_url, backend=redis_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.update(task_default_queue="push", broker_connection_retry_on_startup=True)
+
+        @app.task(shared=False, name="child", bind=True)
+        def child(self: Any) -> Any:
+            return self.request.properties.get("tenant")
+
+        @app.task(shared=False, name="whose", bind=True, tenant="{merchant}", default_retry_delay=0)
+        def whose(self: Any, merchant: Any, retries: int = 0) -> Any:
+            if self.request.retries < retries:
+                raise self.retry(args=("another", retries), countdown=0)
+            return [self.request.properties.get("tenant"), child.delay().id]
+
+        yield app
+        app.pool.force_close_all()
+
+
+@pytest.fixture
+def worker(app: Any) -> Iterator[Any]:
+    """A worker in a thread of this process."""
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20) as worker:
+        yield worker
+
+
+def test_a_retry_keeps_its_tenant_and_a_subtask_has_none(app: Any, worker: Any) -> None:
+    tenant, child = app.tasks["whose"].delay(42, retries=2).get(timeout=20)
+    assert tenant == "42"
+    assert app.AsyncResult(child).get(timeout=20) is None
+
+
+def test_a_task_that_was_revoked_before_any_worker_started_is_recorded_as_revoked(app: Any) -> None:
+    waiting: AsyncResult[Any] = app.tasks["whose"].delay(1)
+    delayed: AsyncResult[Any] = app.tasks["whose"].apply_async((1,), countdown=1000)
+    waiting.revoke()
+    delayed.revoke()
+    app.control.revoke("published-later")
+    later = app.tasks["whose"].apply_async((1,), task_id="published-later")
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+        for result in (waiting, delayed, later):
+            wait_until(lambda: result.state == "REVOKED", 20, what=lambda: result.state)  # noqa: B023 - called at once
+    assert app.dq.queues["push"].depth == 0
+
+
+def test_inspect_tells_the_brokers_options_whatever_the_serializer(app: Any, worker: Any) -> None:
+    for serializer in ("json", "pickle"):
+        stats = app.control.inspect(timeout=5).stats()
+        assert stats, serializer
+        (told,) = stats.values()
+        assert "shop" in str(told["broker"]["transport_options"])
