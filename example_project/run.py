@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 
 from celery_dq.testing.servers import RedisServer
-
 from day import report
 from day.brokers import BROKERS, DQ, STOCK
 from day.director import Day, Options, run_day
@@ -62,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with RedisServer() as ledger:
             for broker in brokers:
-                days.append(run_day(broker, options, ledger.url))
-    except StageError as exc:
+                days.append(run_day(broker, options, ledger.url()))
+    except (StageError, TimeoutError) as exc:
         print(f"example: {exc} (in {options.out})", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

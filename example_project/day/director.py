@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celery_dq.testing.servers import RedisServer
-
+from celery_dq.testing.waiting import wait_until
 from day.brokers import Broker, left_behind
 from day.judge import Kill, Sample, Verdict, judge, samples
 from day.ledger import Ledger
 from day.plan import KILL_AT, clock, seconds
 from day.progress import Progress
-from day.stage import Stage, StageError, Worker, poll, stop, wait_until
+from day.stage import Stage, StageError, Worker, poll, stop
 
 WORKERS = 2
 SILENCE = 6.0
@@ -49,7 +49,8 @@ class Day:
 def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
     """Run one day.
 
-    :raises StageError: when a process did not come up or died by itself
+    :raises StageError: when a process ended badly
+    :raises TimeoutError: when a process did not come up
     """
     started = time.monotonic()
     scratch = options.out / broker.name
@@ -60,13 +61,13 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
     progress = Progress(broker.title)
     try:
         with RedisServer() as server:
-            with Stage(broker, server.url, ledger_url, scratch) as stage:
+            with Stage(broker, server.url(), ledger_url, scratch) as stage:
                 show = Show(stage, ledger, progress, options)
                 show.open()
                 kill = show.run()
                 drained = time.time()
                 show.close()
-            held, queued = left_behind(broker, server.url)
+            held, queued = left_behind(broker, server.url())
         published, arrivals = ledger.read()
     finally:
         progress.close()
@@ -100,10 +101,10 @@ class Show:
         self._stage.migrate()
         ports = self._stage.endpoints()
         for worker in self._workers:
-            wait_until(worker.is_ready, 60, f"{worker.name} consumes")
+            wait_until(worker.is_ready, 60, what=f"{worker.name} consumes")
         options = self._options
         self._shop = self._stage.replay(ports, options.seed, options.merchants, options.minutes)
-        wait_until(self._has_begun, 60, "the shop opens")
+        wait_until(self._has_begun, 60, what="the shop opens")
 
     def run(self) -> Kill:
         """Watch the day, kill a worker on the way, return when all is settled or nothing moves any more."""

@@ -40,11 +40,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Delays:
-    """Delivery delays of a group of notices, in seconds (NaN when none arrived)."""
+    """Delivery delays of a group of notices, in seconds (NaN when none arrived); ``unheard``: no request at all."""
 
     group: str
     count: int
-    missing: int
+    unheard: int
     p50: float
     p95: float
     p99: float
@@ -53,12 +53,16 @@ class Delays:
 
 @dataclass
 class Verdict:
-    """What became of everything that was published."""
+    """What became of everything that was published.
+
+    ``held_in_all`` also counts what the dead worker had already done: it will be done again.
+    """
 
     published: int = 0
     delivered: int = 0
     given_up: int = 0
     held: int = 0
+    held_in_all: int = 0
     queued: int = 0
     lost: int = 0
     retries: int = 0
@@ -103,7 +107,7 @@ def judge(
     by_notice: dict[str, list[Arrival]] = {}
     for arrival in sorted(arrivals, key=lambda each: each.at):
         by_notice.setdefault(arrival.id, []).append(arrival)
-    verdict = Verdict(published=len(published))
+    verdict = Verdict(published=len(published), held_in_all=len(held))
     for notice in published:
         requests = by_notice.get(notice.id, [])
         if any(200 <= request.status < 300 for request in requests):

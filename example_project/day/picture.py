@@ -86,7 +86,7 @@ def _ranges(axes: Axes, title: str, days: Sequence[Day], groups: Sequence[Sequen
     for number, (day, rows) in enumerate(zip(days, groups, strict=True)):
         colour = BROKER_COLOURS[day.broker.name]
         for place, row in enumerate(rows):
-            if row.count == row.missing:
+            if row.count == row.unheard:
                 continue
             y = place + (number - (len(days) - 1) / 2) * step
             axes.plot([max(FLOOR, row.p50), row.max], [y, y], color=colour, linewidth=3, solid_capstyle="butt", alpha=0.6)

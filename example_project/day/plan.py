@@ -39,19 +39,20 @@ class MerchantClass:
     concurrency: int
 
 
-CLASSES = {
-    FLASH: MerchantClass(
-        FLASH, "one merchant, thousands of orders at 10:00", (0.01, 0.04), 5000, (0.1, 0.88, 0.02), 150, 50, 6
+_ALL = (
+    MerchantClass(
+        FLASH, "one merchant, thousands of orders at 10:00", (0.01, 0.04), 5000, (0.1, 0.88, 0.02), 300, 50, 8
     ),
-    SLOW: MerchantClass(SLOW, "one merchant whose endpoint takes half a second", (0.4, 0.6), 300, (0.1, 0.7, 0.2), 50, 10, 4),
-    HANGING: MerchantClass(
-        HANGING, "one merchant whose endpoint never answers", (0.0, 0.0), 40, (0.1, 0.8, 0.1), 50, 10, 4
+    MerchantClass(
+        SLOW, "one merchant whose endpoint takes half a second", (0.4, 0.6), 300, (0.1, 0.7, 0.2), 50, 10, 4
     ),
-    FAILING: MerchantClass(
+    MerchantClass(HANGING, "one merchant whose endpoint never answers", (0.0, 0.0), 64, (0.1, 0.8, 0.1), 50, 10, 4),
+    MerchantClass(
         FAILING, "one merchant whose endpoint mostly answers 500", (0.01, 0.04), 120, (0.1, 0.8, 0.1), 50, 10, 2
     ),
-    QUIET: MerchantClass(QUIET, "all the others, a notice or two each", (0.005, 0.04), 4800, (0.2, 0.6, 0.2), 50, 20, 4),
-}
+    MerchantClass(QUIET, "all the others, a notice or two each", (0.005, 0.04), 4800, (0.2, 0.6, 0.2), 50, 20, 4),
+)
+CLASSES = {each.name: each for each in _ALL}
 
 LOUD = (FLASH, SLOW, HANGING, FAILING)
 """The classes of one merchant each: they are the merchants 1 to 4; the quiet ones follow."""

@@ -32,16 +32,17 @@ def seconds(value: float) -> str:
 def text(days: Sequence[Day], options: Options) -> str:
     """Return the table and the verdicts for a terminal."""
     width = 8 * len(COLUMNS) + 9
-    lines = ["", f"Delivery delay in seconds: from publishing to the first request at the merchant's endpoint ({about(options)})"]
+    lines = ["", f"A day of the shop: {about(options)}"]
+    lines.append("Delivery delay in seconds, from publishing a notice to the first request at the merchant's endpoint:")
     lines.append(" " * 24 + "".join(f"  {day.broker.title:^{width}}" for day in days))
-    head = "".join(f"{column:>8}" for column in COLUMNS) + f"{'missing':>9}"
+    head = "".join(f"{column:>8}" for column in COLUMNS) + f"{'unheard':>9}"
     for part, (title, first) in enumerate(sections(days[0])):
         lines.append(f"{title:<24}" + f"  {head}" * len(days))
         for row, summary in enumerate(first):
             cells = [sections(day)[part][1][row] for day in days]
             name = f"  {summary.group} ({summary.count:,})"
             lines.append(f"{name:<24}" + "".join(f"  {_cells(cell)}" for cell in cells))
-    lines.append("")
+    lines += ["(unheard: not one request reached the endpoint within the run)", ""]
     for day in days:
         lines += [f"The ledger on {day.broker.title}: {verdict(day.verdict)}"]
     return "\n".join(lines)
@@ -49,7 +50,7 @@ def text(days: Sequence[Day], options: Options) -> str:
 
 def _cells(row: Delays) -> str:
     values = "".join(f"{seconds(getattr(row, column)):>8}" for column in COLUMNS)
-    return f"{values}{row.missing or '-':>9}"
+    return f"{values}{row.unheard or '-':>9}"
 
 
 def about(options: Options) -> str:
@@ -59,10 +60,11 @@ def about(options: Options) -> str:
 
 def verdict(of_day: Verdict) -> str:
     """Put a verdict into a sentence or two."""
-    said = [
-        f"{of_day.published:,} published, {of_day.delivered:,} delivered, {of_day.given_up:,} given up after the last "
-        f"attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, duplicates {of_day.duplicates:,}"
-    ]
+    counts = (
+        f"{of_day.published:,} published, {of_day.delivered:,} delivered, {of_day.given_up:,} given up after the "
+        f"last attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, duplicates {of_day.duplicates:,}"
+    )
+    said = [counts]
     if of_day.duplicates:
         reasons = [
             (of_day.duplicates_by_kill, "in the killed worker's hands"),
@@ -71,10 +73,11 @@ def verdict(of_day: Verdict) -> str:
         ]
         said.append(f" ({', '.join(f'{count} {why}' for count, why in reasons if count)})")
     said.append(".")
-    if of_day.held:
+    if of_day.held_in_all:
+        again = of_day.held_in_all - of_day.held
         said.append(
-            f" {of_day.held:,} not delivered within the run: the broker keeps them in the dead worker's name "
-            "until visibility_timeout (1 h)."
+            f" In the dead worker's name the broker keeps {of_day.held_in_all:,} until visibility_timeout (1 h): "
+            f"{of_day.held:,} not delivered within the run, {again:,} to be delivered a second time then."
         )
     if of_day.queued:
         said.append(f" {of_day.queued:,} still in the queue when the run ended.")
@@ -133,7 +136,7 @@ def _table(days: Sequence[Day]) -> str:
     rows = ["<tr><th></th><th></th>"]
     rows += [f"<th colspan='{len(COLUMNS) + 1}'>{html.escape(day.broker.title)}</th>" for day in days]
     rows.append("</tr>")
-    head = "".join(f"<th>{column}</th>" for column in (*COLUMNS, "missing"))
+    head = "".join(f"<th>{column}</th>" for column in (*COLUMNS, "unheard"))
     for part, (title, first) in enumerate(sections(days[0])):
         rows.append(f"<tr class='head'><th>{title}</th><th>notices</th>{head * len(days)}</tr>")
         for row, summary in enumerate(first):
@@ -141,7 +144,7 @@ def _table(days: Sequence[Day]) -> str:
             for day in days:
                 cell = sections(day)[part][1][row]
                 rows += [f"<td>{seconds(getattr(cell, column))}</td>" for column in COLUMNS]
-                rows.append(f"<td>{cell.missing or '-'}</td>")
+                rows.append(f"<td>{cell.unheard or '-'}</td>")
             rows.append("</tr>")
     return "".join(rows)
 

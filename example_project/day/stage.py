@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import celery_dq.errors
+import celery_dq
 
 from day.brokers import QUEUE, Broker
 
@@ -40,7 +40,7 @@ class Stage:
         self._ledger = ledger
         self._scratch = scratch
         self._stack = contextlib.ExitStack()
-        package_root = Path(celery_dq.errors.__file__).resolve().parent.parent
+        package_root = Path(celery_dq.__file__ or "").resolve().parent.parent
         self._env = {
             **os.environ,
             "SHOP_BROKER_URL": broker.url(broker_redis),
@@ -173,14 +173,3 @@ def poll(deadline: float, interval: float = 0.05) -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
         time.sleep(interval)
-
-
-def wait_until(condition: Callable[[], bool], patience: float, what: str) -> None:
-    """Return when a condition holds.
-
-    :raises StageError: when it does not within ``patience`` seconds
-    """
-    for _ in poll(time.monotonic() + patience):
-        if condition():
-            return
-    raise StageError(f"{what}: not within {patience:g} s")

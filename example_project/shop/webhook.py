@@ -7,7 +7,7 @@ import json
 import os
 from urllib.parse import urlsplit
 
-TIMEOUT = 2.0
+TIMEOUT = 1.0
 """Seconds that the platform waits for a merchant to answer."""
 
 MAX_ATTEMPTS = 3
