@@ -1,4 +1,4 @@
-"""Replay a day of the shop on celery-dq and on the stock Redis transport: ``python example_project/run.py``."""
+"""Replay a day of the shop on celery-dq and on the stock Redis transport."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from day.stage import HOME, StageError
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both", help="default: both, side by side")
+    parser.add_argument(
+        "--broker", choices=[*BROKERS, "both"], default="both", help="default: both, side by side"
+    )
     parser.add_argument("--minutes", type=positive, default=0.5, help="length of the replay per broker (0.5)")
     parser.add_argument("--merchants", type=merchants, default=3000, help="number of merchants in all (3000)")
     parser.add_argument("--seed", type=int, default=1, help="another seed, another day (1)")
-    parser.add_argument("--out", type=Path, default=HOME / "out", help="directory for picture, verdict and logs")
+    parser.add_argument(
+        "--out", type=Path, default=HOME / "out", help="directory for picture, verdict and logs"
+    )
     return parser.parse_args(argv)
 
 
@@ -41,7 +45,9 @@ def merchants(text: str) -> int:
     """Parse the number of merchants."""
     value = int(text)
     if value <= len(LOUD):
-        raise argparse.ArgumentTypeError(f"{text}: at least {len(LOUD) + 1} are needed, {len(LOUD)} of them have parts")
+        raise argparse.ArgumentTypeError(
+            f"{text}: at least {len(LOUD) + 1} are needed, {len(LOUD)} of them have parts"
+        )
     return value
 
 
@@ -60,8 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     days: list[Day] = []
     try:
         with RedisServer() as ledger:
-            for broker in brokers:
-                days.append(run_day(broker, options, ledger.url()))
+            days.extend(run_day(broker, options, ledger.url()) for broker in brokers)
     except (StageError, TimeoutError) as exc:
         print(f"example: {exc} (in {options.out})", file=sys.stderr)
         return 2

@@ -32,10 +32,10 @@ BROKERS = {broker.name: broker for broker in (STOCK, DQ)}
 
 
 def left_behind(broker: Broker, redis_url: str) -> tuple[set[str], set[str]]:
-    """Return the ids that the broker holds for a worker, and those that wait in it, once all workers are gone.
+    """Return the ids that the broker holds for a worker and those that wait in it, once no worker runs.
 
-    On celery-dq nothing is looked up: with a live worker at hand everything must have been delivered within the
-    run, so whatever is missing counts as lost.
+    On celery-dq nothing is looked up: with a live worker at hand everything must have been delivered within
+    the run, so whatever is missing counts as lost.
     """
     if broker is not STOCK:
         return set(), set()

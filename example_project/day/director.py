@@ -36,7 +36,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Day:
-    """A day that is over: ``kill_at`` and ``drained_at`` are seconds into the day; ``wall`` is the run in all."""
+    """A day that is over.
+
+    ``kill_at`` and ``drained_at`` are seconds into the day, ``wall`` is the length of the run in all.
+    """
 
     broker: Broker
     verdict: Verdict
@@ -129,7 +132,9 @@ class Show:
                     return kill
             for process in [self._shop, *(worker.process for worker in self._workers[1:])]:
                 if process.poll():
-                    raise StageError(f"process {process.pid} ended with exit code {process.returncode}, see the logs")
+                    raise StageError(
+                        f"process {process.pid} ended with exit code {process.returncode}, see the logs"
+                    )
         if kill is None:
             raise StageError("the day was over before a worker could be killed")
         return kill

@@ -1,8 +1,8 @@
 """The merchants' endpoints: small HTTP servers, in a process of their own.
 
-``python -m day.endpoints --ledger redis://... --day dq`` prints one line of JSON, the ports by class of merchant,
-and serves until its standard input closes. A request is written to the ledger before it is answered, so the
-ledger has seen everything that a worker may take for delivered.
+``python -m day.endpoints --ledger redis://... --day dq`` prints one line of JSON, the ports by class of
+merchant, and serves until its standard input closes. A request is written to the ledger before it is
+answered, so the ledger has seen everything that a worker may take for delivered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Writer:
     """Writes to the ledger, many entries per round trip when many come together."""
 
     def __init__(self, url: str, day: str) -> None:
-        self._client: Redis = Redis.from_url(url)
+        self._client = Redis.from_url(url)
         self._keys = Keys(day)
         self._waiting: list[tuple[Arrival, bool, asyncio.Future[None]]] = []
         self._some = asyncio.Event()
@@ -67,7 +67,7 @@ class Endpoint:
         self._writer = writer
 
     def status(self, notice: str, attempt: int) -> int:
-        """Return the answer to a request: decided by the notice and the attempt, so the same on every broker."""
+        """Return the answer to a request: by notice and attempt alone, so the same on every broker."""
         if self._name == HANGING:
             return 0
         if self._name == FAILING and hashlib.blake2b(f"{notice}/{attempt}".encode()).digest()[0] < 150:

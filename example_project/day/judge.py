@@ -1,8 +1,8 @@
 """The judge: from the ledger to a verdict. Pure.
 
-A notice is *delivered* when its endpoint answered 2xx, *given up* when the endpoint refused (or never answered)
-as often as the platform tries. Everything else that was published is *missing*, and is *held* when the broker
-still keeps it in the name of the dead worker, *queued* when it still waits in the broker, and otherwise *lost*.
+A notice is *delivered* when its endpoint answered 2xx, *given up* when the endpoint refused (or never
+answered) as often as the platform tries. Everything else that was published is *missing*: *held* when the
+broker still keeps it in the dead worker's name, *queued* when it still waits there, and otherwise *lost*.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Sample:
-    """One notice: when it was published (seconds into the day) and how long until its endpoint first heard of it.
+    """One notice: when it was published and how long until its endpoint first heard of it.
 
-    ``delay`` is None when the endpoint did not hear of it within the run.
+    ``at`` is in seconds into the day; ``delay`` is None when the endpoint did not hear of it within the run.
     """
 
     merchant_class: str
@@ -40,7 +40,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Delays:
-    """Delivery delays of a group of notices, in seconds (NaN when none arrived); ``unheard``: no request at all."""
+    """Delivery delays of a group of notices, in seconds; NaN when none arrived.
+
+    ``unheard`` counts the notices of which no endpoint got a request within the run.
+    """
 
     group: str
     count: int

@@ -90,7 +90,9 @@ class Ledger:
         """Return everything."""
         published: Any = self._client.lrange(self.keys.published, 0, -1)
         arrivals: Any = self._client.lrange(self.keys.arrivals, 0, -1)
-        return [Published(**json.loads(row)) for row in published], [Arrival(**json.loads(row)) for row in arrivals]
+        return [Published(**json.loads(row)) for row in published], [
+            Arrival(**json.loads(row)) for row in arrivals
+        ]
 
     def close(self) -> None:
         """Close the connection."""

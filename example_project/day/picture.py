@@ -30,19 +30,24 @@ def draw(days: Sequence[Day], minutes: float, about: str, png: Path) -> str:
     """Draw the picture into a PNG file; return it as SVG, ready to stand in a page."""
     figure = Figure(figsize=(14, 10), layout="constrained")
     figure.suptitle(f"Delivery delay of a day's notices ({about})", fontsize=14)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.15, 1))[:, 0]
     dots = top.subplots(1, len(days), sharey=True, squeeze=False)[0]
     for axes, day in zip(dots, days, strict=True):
         _dots(axes, day, minutes)
     dots[0].set_ylabel("delay in seconds")
-    handles = [Line2D([], [], marker="o", linestyle="", color=colour, label=name) for name, colour in COLOURS.items()]
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=colour, label=name) for name, colour in COLOURS.items()
+    ]
     top.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     left, right = bottom.subplots(1, 2)
     _ranges(left, "per class of merchant", days, [by_class(day.samples) for day in days])
     _ranges(right, "per priority", days, [by_kind(day.samples) for day in days])
     handles = [
         Line2D([], [], marker=marker, linestyle="", color="#333333", label=name) for name, marker in MARKERS
-    ] + [Line2D([], [], linewidth=3, color=BROKER_COLOURS[day.broker.name], label=day.broker.title) for day in days]
+    ] + [
+        Line2D([], [], linewidth=3, color=BROKER_COLOURS[day.broker.name], label=day.broker.title)
+        for day in days
+    ]
     bottom.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(png, dpi=110)
     buffer = io.StringIO()
@@ -52,7 +57,11 @@ def draw(days: Sequence[Day], minutes: float, about: str, png: Path) -> str:
 
 def _dots(axes: Axes, day: Day, minutes: float) -> None:
     for name, colour in COLOURS.items():
-        known = [(each.at, each.delay) for each in day.samples if each.merchant_class == name and each.delay is not None]
+        known = [
+            (each.at, each.delay)
+            for each in day.samples
+            if each.merchant_class == name and each.delay is not None
+        ]
         axes.scatter(
             [at for at, _ in known],
             [max(FLOOR, delay) for _, delay in known],
@@ -65,7 +74,8 @@ def _dots(axes: Axes, day: Day, minutes: float) -> None:
         )
     verdict = day.verdict
     axes.set_title(
-        f"{day.broker.title}: {verdict.missing} missing, {verdict.lost} lost, {verdict.duplicates} duplicates",
+        f"{day.broker.title}: "
+        f"{verdict.missing} missing ({verdict.lost} lost), {verdict.duplicates} duplicates",
         color=BROKER_COLOURS[day.broker.name],
         fontweight="bold",
     )
@@ -76,7 +86,10 @@ def _dots(axes: Axes, day: Day, minutes: float) -> None:
     axes.set_xticks([seconds(hour, minutes) for hour in range(int(OPENS), int(CLOSES) + 1, 3)])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: clock(at, minutes)))
     axes.grid(alpha=0.25)
-    for at, label, share in ((seconds(FLASH_SALE_AT, minutes), "flash sale", 0.97), (day.kill_at, "kill -9", 0.91)):
+    for at, label, share in (
+        (seconds(FLASH_SALE_AT, minutes), "flash sale", 0.97),
+        (day.kill_at, "kill -9", 0.91),
+    ):
         axes.axvline(at, color="#222222", linewidth=1, linestyle=":", zorder=4)
         axes.text(at, share, f" {label}", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
 
@@ -89,9 +102,22 @@ def _ranges(axes: Axes, title: str, days: Sequence[Day], groups: Sequence[Sequen
             if row.count == row.unheard:
                 continue
             y = place + (number - (len(days) - 1) / 2) * step
-            axes.plot([max(FLOOR, row.p50), row.max], [y, y], color=colour, linewidth=3, solid_capstyle="butt", alpha=0.6)
+            axes.plot(
+                [max(FLOOR, row.p50), row.max],
+                [y, y],
+                color=colour,
+                linewidth=3,
+                solid_capstyle="butt",
+                alpha=0.6,
+            )
             for name, marker in MARKERS:
-                axes.plot(max(FLOOR, getattr(row, name)), y, marker=marker, color=colour, markersize=6 if marker != "|" else 12)
+                axes.plot(
+                    max(FLOOR, getattr(row, name)),
+                    y,
+                    marker=marker,
+                    color=colour,
+                    markersize=6 if marker != "|" else 12,
+                )
     axes.set_title(title)
     axes.set_yticks(range(len(groups[0])), [f"{row.group} ({row.count:,})" for row in groups[0]])
     axes.invert_yaxis()

@@ -23,9 +23,9 @@ FLASH, SLOW, HANGING, FAILING, QUIET = "flash sale", "slow", "hanging", "failing
 class MerchantClass:
     """A sort of merchant: how his endpoint behaves, how much he sends, what he is allowed.
 
-    ``latency`` is the time his endpoint takes to answer, in seconds (least, most); ``per_minute`` the number of
-    his notices per minute of replay; ``mix`` the shares of codes, orders and marketing; ``rate`` (a second),
-    ``burst`` and ``concurrency`` are his quota. The quota is the platform's contract with the merchant: so many
+    ``latency`` is the time his endpoint takes to answer, in seconds (least, most); ``per_minute`` the number
+    of his notices per minute of replay; ``mix`` the shares of codes, orders and marketing; ``rate`` (a
+    second), ``burst`` and ``concurrency`` are his quota: the platform's contract with the merchant, so many
     requests a second and so many at a time does his endpoint take.
     """
 
@@ -46,11 +46,22 @@ _ALL = (
     MerchantClass(
         SLOW, "one merchant whose endpoint takes half a second", (0.4, 0.6), 300, (0.1, 0.7, 0.2), 50, 10, 4
     ),
-    MerchantClass(HANGING, "one merchant whose endpoint never answers", (0.0, 0.0), 64, (0.1, 0.8, 0.1), 50, 10, 4),
     MerchantClass(
-        FAILING, "one merchant whose endpoint mostly answers 500", (0.01, 0.04), 120, (0.1, 0.8, 0.1), 50, 10, 2
+        HANGING, "one merchant whose endpoint never answers", (0.0, 0.0), 64, (0.1, 0.8, 0.1), 50, 10, 4
     ),
-    MerchantClass(QUIET, "all the others, a notice or two each", (0.005, 0.04), 4800, (0.2, 0.6, 0.2), 50, 20, 4),
+    MerchantClass(
+        FAILING,
+        "one merchant whose endpoint mostly answers 500",
+        (0.01, 0.04),
+        120,
+        (0.1, 0.8, 0.1),
+        50,
+        10,
+        2,
+    ),
+    MerchantClass(
+        QUIET, "all the others, a notice or two each", (0.005, 0.04), 4800, (0.2, 0.6, 0.2), 50, 20, 4
+    ),
 )
 CLASSES = {each.name: each for each in _ALL}
 
@@ -81,7 +92,7 @@ def class_of(merchant: int) -> str:
 
 
 def seconds(hour: float, minutes: float) -> float:
-    """Return when an hour of the shop's clock comes, in seconds from the start of a replay of so many minutes."""
+    """Return when an hour of the shop's clock comes, in seconds from the start of the replay."""
     return (hour - OPENS) / (CLOSES - OPENS) * minutes * 60
 
 
@@ -100,7 +111,9 @@ def plan(seed: int, merchants: int, minutes: float) -> list[Notice]:
     :raises ValueError: when a number is too small
     """
     if merchants <= len(LOUD):
-        raise ValueError(f"merchants={merchants}: at least {len(LOUD) + 1} are needed, four of them have parts")
+        raise ValueError(
+            f"merchants={merchants}: at least {len(LOUD) + 1} are needed, four of them have parts"
+        )
     if minutes <= 0:
         raise ValueError(f"minutes={minutes}: the day needs some time")
     rng = random.Random(seed)
@@ -128,7 +141,7 @@ def _hour(rng: random.Random, name: str, kind: str, position: int) -> float:
 
 
 def batches(notices: Sequence[Notice], width: float = 0.05) -> Iterator[tuple[float, list[Notice]]]:
-    """Group a plan by moments ``width`` seconds apart: pairs of (when the last is due, what is due by then)."""
+    """Group a plan by moments ``width`` seconds apart: pairs of a moment and what is due by then."""
     batch: list[Notice] = []
     due = width
     for notice in notices:

@@ -33,7 +33,9 @@ def text(days: Sequence[Day], options: Options) -> str:
     """Return the table and the verdicts for a terminal."""
     width = 8 * len(COLUMNS) + 9
     lines = ["", f"A day of the shop: {about(options)}"]
-    lines.append("Delivery delay in seconds, from publishing a notice to the first request at the merchant's endpoint:")
+    lines.append(
+        "Delivery delay in seconds, from publishing a notice to the first request at the merchant's endpoint:"
+    )
     lines.append(" " * 24 + "".join(f"  {day.broker.title:^{width}}" for day in days))
     head = "".join(f"{column:>8}" for column in COLUMNS) + f"{'unheard':>9}"
     for part, (title, first) in enumerate(sections(days[0])):
@@ -61,8 +63,9 @@ def about(options: Options) -> str:
 def verdict(of_day: Verdict) -> str:
     """Put a verdict into a sentence or two."""
     counts = (
-        f"{of_day.published:,} published, {of_day.delivered:,} delivered, {of_day.given_up:,} given up after the "
-        f"last attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, duplicates {of_day.duplicates:,}"
+        f"{of_day.published:,} published, {of_day.delivered:,} delivered, {of_day.given_up:,} given up "
+        f"after the last attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, "
+        f"duplicates {of_day.duplicates:,}"
     )
     said = [counts]
     if of_day.duplicates:
@@ -76,8 +79,8 @@ def verdict(of_day: Verdict) -> str:
     if of_day.held_in_all:
         again = of_day.held_in_all - of_day.held
         said.append(
-            f" In the dead worker's name the broker keeps {of_day.held_in_all:,} until visibility_timeout (1 h): "
-            f"{of_day.held:,} not delivered within the run, {again:,} to be delivered a second time then."
+            f" In the dead worker's name the broker keeps {of_day.held_in_all:,} until visibility_timeout "
+            f"(1 h): {of_day.held:,} not delivered within the run, {again:,} that will be delivered again."
         )
     if of_day.queued:
         said.append(f" {of_day.queued:,} still in the queue when the run ended.")
@@ -151,7 +154,8 @@ def _table(days: Sequence[Day]) -> str:
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>A day of the shop</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; }}
+body {{ max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }}
 svg {{ width: 100%; height: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 td, th {{ padding: .2rem .7rem; text-align: right; font-weight: normal; }}
@@ -162,7 +166,8 @@ p.good {{ border-left: 4px solid #1b7f79; padding-left: .8rem; }}
 p.bad {{ border-left: 4px solid #c8553d; padding-left: .8rem; }}
 </style></head><body>
 <h1>A day of the shop</h1>
-<p>Delivery delay in seconds: from publishing a notice to the first request at the merchant's endpoint ({about}).
+<p>Delivery delay in seconds, from publishing a notice to the first request at its endpoint ({about}).
+<i>Unheard</i> are notices of which no endpoint got a request within the run.
 One worker of two is killed on the way, and replaced.</p>
 {svg}
 <h2>The ledger's verdict</h2>

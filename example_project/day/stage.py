@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO
 
 import celery_dq
-
 from day.brokers import QUEUE, Broker
 
 HOME = Path(__file__).resolve().parent.parent
@@ -75,7 +74,9 @@ class Stage:
         ports: dict[str, list[int]] = json.loads(line)
         return ports
 
-    def replay(self, ports: dict[str, list[int]], seed: int, merchants: int, minutes: float) -> subprocess.Popen[bytes]:
+    def replay(
+        self, ports: dict[str, list[int]], seed: int, merchants: int, minutes: float
+    ) -> subprocess.Popen[bytes]:
         """Start the shop."""
         return self.manage(
             "replay_day",
@@ -103,7 +104,9 @@ class Stage:
         try:
             code = process.wait(deadline)
         except subprocess.TimeoutExpired:
-            raise StageError(f"{name} takes longer than {deadline:g} s, see {self._scratch / name}.log") from None
+            raise StageError(
+                f"{name} takes longer than {deadline:g} s, see {self._scratch / name}.log"
+            ) from None
         if code:
             raise StageError(f"{name} ended with exit code {code}, see {self._scratch / name}.log")
 
@@ -144,7 +147,9 @@ class Worker:
         :raises StageError: when it has died
         """
         if self.process.poll() is not None:
-            raise StageError(f"{self.name} ended with exit code {self.process.returncode}, see {self.name}.log")
+            raise StageError(
+                f"{self.name} ended with exit code {self.process.returncode}, see {self.name}.log"
+            )
         return self._ready.exists()
 
     def kill(self) -> None:

@@ -43,7 +43,9 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_DEFAULT_QUEUE = "push"
-CELERY_WORKER_PREFETCH_MULTIPLIER = 1  # what Celery's guide advises for late acknowledgement and mixed run times
+CELERY_WORKER_PREFETCH_MULTIPLIER = (
+    1  # what Celery's guide advises for late acknowledgement and mixed run times
+)
 CELERY_WORKER_HIJACK_ROOT_LOGGER = True
 
 # --- celery-dq --------------------------------------------------------------------------------------------
@@ -52,8 +54,8 @@ ON_DQ = CELERY_BROKER_URL.startswith("dq-")
 
 if ON_DQ:
     INSTALLED_APPS += ["celery_dq.contrib.django"]
-    # Every merchant is a tenant of the queue "push". What stands here holds for a merchant without a quota of its
-    # own, so for the quiet thousands; the loud ones get theirs from `manage.py replay_day` (app.dq.quotas.set).
+    # Every merchant is a tenant of the queue "push". What stands here holds for a merchant without a quota of
+    # his own, so for the quiet thousands; the loud ones get theirs in `manage.py replay_day`.
     CELERY_DQ_QUEUES = {"push": {"rate": "50/s", "burst": 20, "concurrency": 4}}
     # Messages of a worker that died are back in their place after this many seconds.
     CELERY_DQ_LEASE = 5

@@ -17,7 +17,7 @@ from shop.tasks import PRIORITIES, push
 
 
 class Command(BaseCommand):
-    """Sign up the merchants, then take the day's orders and publish a notice for each, at the planned moment."""
+    """Sign up the merchants, then take the day's orders and publish a notice for each, when it is due."""
 
     help = "Replay a day of orders."
 
@@ -39,7 +39,7 @@ class Command(BaseCommand):
             began = time.time()
             ledger.begin(began)
             for due, batch in batches(notices):
-                time.sleep(max(0.0, began + due - time.time()))  # the replay's own clock, not a synchronisation
+                time.sleep(max(0.0, began + due - time.time()))  # the clock of the replay
                 take_orders(batch)
                 ledger.publish([publish(notice, producer) for notice in batch])
         ledger.finish()
@@ -52,20 +52,29 @@ def sign_up(merchants: int, ports: dict[str, list[int]]) -> None:
     for number in range(1, merchants + 1):
         name = class_of(number)
         port = ports[name][number % len(ports[name])]
-        rows.append(Merchant(pk=number, name=f"{name} {number}", endpoint=f"http://127.0.0.1:{port}/{number}"))
+        rows.append(
+            Merchant(pk=number, name=f"{name} {number}", endpoint=f"http://127.0.0.1:{port}/{number}")
+        )
     Merchant.objects.bulk_create(rows, batch_size=500)
     if settings.ON_DQ:
         for number, name in enumerate(LOUD, start=1):
             quota = CLASSES[name]
             app.dq.quotas.set(
-                "push", str(number), rate=f"{quota.rate}/s", burst=quota.burst, weight=1, concurrency=quota.concurrency
+                "push",
+                str(number),
+                rate=f"{quota.rate}/s",
+                burst=quota.burst,
+                weight=1,
+                concurrency=quota.concurrency,
             )
 
 
 def take_orders(batch: list[Notice]) -> None:
     """Store what came in: the orders, and the notices that are due because of them."""
     orders = {
-        notice.id: Order(merchant_id=notice.merchant, number=notice.id) for notice in batch if notice.kind != MARKETING
+        notice.id: Order(merchant_id=notice.merchant, number=notice.id)
+        for notice in batch
+        if notice.kind != MARKETING
     }
     Order.objects.bulk_create(orders.values())
     Delivery.objects.bulk_create(
