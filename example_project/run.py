@@ -57,28 +57,37 @@ def terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the example; 0 when celery-dq (if it took part) kept its word."""
+    """Run the example: 0 when celery-dq, if it took part, kept its word; 1 when not; 2 for trouble."""
     chosen = arguments(argv)
     signal.signal(signal.SIGTERM, terminate)
     started = time.monotonic()
     options = Options(chosen.seed, chosen.merchants, chosen.minutes, chosen.out.resolve())
     brokers = [STOCK, DQ] if chosen.broker == "both" else [BROKERS[chosen.broker]]
     days: list[Day] = []
+    trouble = 0
     try:
         with RedisServer() as ledger:
-            days.extend(run_day(broker, options, ledger.url()) for broker in brokers)
+            for broker in brokers:
+                days += [run_day(broker, options, ledger.url())]
     except (StageError, TimeoutError) as exc:
-        print(f"example: {exc} (in {options.out})", file=sys.stderr)
-        return 2
+        print(f"example: {exc}", file=sys.stderr)
+        trouble = 2
     except KeyboardInterrupt:
         print("example: stopped", file=sys.stderr)
         return 130
+    if days:
+        publish(days, options)
+        print(f"{time.monotonic() - started:.0f} s in all")
+    return trouble or int(any(not day.verdict.clean for day in days if day.broker is DQ))
+
+
+def publish(days: list[Day], options: Options) -> None:
+    """Print the table and save the picture, the page and the numbers."""
     print(report.text(days, options))
-    (options.out / "verdict.json").write_text(json.dumps(report.data(days, options), indent=2) + "\n")
-    for path in report.save(days, options):
+    numbers = options.out / "verdict.json"
+    numbers.write_text(json.dumps(report.data(days, options), indent=2) + "\n", encoding="utf-8")
+    for path in [*report.save(days, options), numbers]:
         print(path)
-    print(f"{time.monotonic() - started:.0f} s in all")
-    return 0 if all(day.verdict.clean for day in days if day.broker is DQ) else 1
 
 
 if __name__ == "__main__":

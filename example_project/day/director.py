@@ -13,7 +13,7 @@ from day.judge import Kill, Sample, Verdict, judge, samples
 from day.ledger import Ledger
 from day.plan import KILL_AT, clock, seconds
 from day.progress import Progress
-from day.stage import Stage, StageError, Worker, poll, stop
+from day.stage import Stage, StageError, Worker, poll
 
 WORKERS = 2
 SILENCE = 6.0
@@ -104,9 +104,9 @@ class Show:
         self._stage.migrate()
         ports = self._stage.endpoints()
         for worker in self._workers:
-            wait_until(worker.is_ready, 60, what=f"{worker.name} consumes")
+            wait_until(worker.is_ready, 60, what=f"{worker.process.name} consumes")
         options = self._options
-        self._shop = self._stage.replay(ports, options.seed, options.merchants, options.minutes)
+        self._shop = self._stage.shop(ports, options.seed, options.merchants, options.minutes)
         wait_until(self._has_begun, 60, what="the shop opens")
 
     def run(self) -> Kill:
@@ -119,7 +119,7 @@ class Show:
             count = self._ledger.count()
             if kill is None and now >= self.began + seconds(KILL_AT, self._options.minutes):
                 kill = self._kill_one()
-                remark = f"{self._workers[0].name} killed"
+                remark = f"{self._workers[0].process.name} killed"
             if (so_far := self._ledger.arrived()) != arrived:
                 arrived, moved = so_far, now
             at = now - self.began
@@ -131,29 +131,25 @@ class Show:
                 if count.settled == count.published or still:
                     return kill
             for process in [self._shop, *(worker.process for worker in self._workers[1:])]:
-                if process.poll():
-                    raise StageError(
-                        f"process {process.pid} ended with exit code {process.returncode}, see the logs"
-                    )
+                process.check()
         if kill is None:
             raise StageError("the day was over before a worker could be killed")
         return kill
 
     def close(self) -> None:
         """Stop the shop and the workers, warm."""
-        self._stage.wait(self._shop, "replay_day", 60)
+        self._shop.wait(60)
         for worker in self._workers[1:]:
-            stop(worker.process)
+            worker.process.stop()
 
     def _has_begun(self) -> bool:
-        if self._shop.poll():
-            raise StageError(f"the shop ended with exit code {self._shop.returncode}, see replay_day.log")
+        self._shop.check()
         self.began = self._ledger.began() or 0.0
         return self.began > 0
 
     def _kill_one(self) -> Kill:
-        worker = self._workers[0]
-        worker.kill()
-        kill = Kill(worker.process.pid, time.time())
+        doomed = self._workers[0].process
+        doomed.kill()
+        kill = Kill(doomed.popen.pid, time.time())
         self._workers.append(self._stage.worker(f"worker{WORKERS + 1}"))
         return kill

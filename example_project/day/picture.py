@@ -33,7 +33,7 @@ def draw(days: Sequence[Day], minutes: float, about: str, png: Path) -> str:
     top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.15, 1))[:, 0]
     dots = top.subplots(1, len(days), sharey=True, squeeze=False)[0]
     for axes, day in zip(dots, days, strict=True):
-        _dots(axes, day, minutes)
+        _dots(axes, day, days, minutes)
     dots[0].set_ylabel("delay in seconds")
     handles = [
         Line2D([], [], marker="o", linestyle="", color=colour, label=name) for name, colour in COLOURS.items()
@@ -55,7 +55,7 @@ def draw(days: Sequence[Day], minutes: float, about: str, png: Path) -> str:
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
-def _dots(axes: Axes, day: Day, minutes: float) -> None:
+def _dots(axes: Axes, day: Day, days: Sequence[Day], minutes: float) -> None:
     for name, colour in COLOURS.items():
         known = [
             (each.at, each.delay)
@@ -80,7 +80,7 @@ def _dots(axes: Axes, day: Day, minutes: float) -> None:
         fontweight="bold",
     )
     axes.set_yscale("log")
-    axes.set_ylim(FLOOR, 60)
+    axes.set_ylim(FLOOR, _longest(days))
     axes.yaxis.set_major_formatter(FuncFormatter(_plain))
     axes.set_xlim(0, minutes * 60)
     axes.set_xticks([seconds(hour, minutes) for hour in range(int(OPENS), int(CLOSES) + 1, 3)])
@@ -122,10 +122,15 @@ def _ranges(axes: Axes, title: str, days: Sequence[Day], groups: Sequence[Sequen
     axes.set_yticks(range(len(groups[0])), [f"{row.group} ({row.count:,})" for row in groups[0]])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlim(FLOOR, 60)
+    axes.set_xlim(FLOOR, _longest(days))
     axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     axes.set_xlabel("delay in seconds")
     axes.grid(axis="x", alpha=0.25)
+
+
+def _longest(days: Sequence[Day]) -> float:
+    """Return where the axes of delay end, in seconds: the same for all, for they are to be compared."""
+    return 1.5 * max(20.0, *(each.delay or 0.0 for day in days for each in day.samples))
 
 
 def _plain(value: float, _: float) -> str:

@@ -99,7 +99,8 @@ def seconds(hour: float, minutes: float) -> float:
 def clock(at: float, minutes: float) -> str:
     """Return what the shop's clock shows ``at`` seconds into the replay, for example ``"13:30"``."""
     hour = min(CLOSES, OPENS + at / (minutes * 60) * (CLOSES - OPENS))
-    return f"{int(hour):02d}:{int(hour % 1 * 60):02d}"
+    whole, minute = divmod(round(hour * 60), 60)
+    return f"{whole:02d}:{minute:02d}"
 
 
 def plan(seed: int, merchants: int, minutes: float) -> list[Notice]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ THREADS = 8
 
 
 class StageError(RuntimeError):
-    """A process of the example did not come up, or died; the message names its log."""
+    """A process of the example did not come up, or died; the message quotes its log."""
 
 
 class Stage:
@@ -57,7 +56,7 @@ class Stage:
 
     def migrate(self) -> None:
         """Create the tables."""
-        self.wait(self.manage("migrate", "--verbosity", "0"), "migrate", 60)
+        self._start("migrate", [sys.executable, "manage.py", "migrate", "--verbosity", "0"]).wait(60)
 
     def endpoints(self) -> dict[str, list[int]]:
         """Start the merchants' endpoints; return their ports by class."""
@@ -67,48 +66,36 @@ class Stage:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        assert process.popen.stdout is not None
+        line = process.popen.stdout.readline()
         if not line:
-            raise StageError(f"the endpoints did not start, see {self._scratch / 'endpoints.log'}")
+            raise process.trouble("did not start")
         ports: dict[str, list[int]] = json.loads(line)
         return ports
 
-    def replay(
-        self, ports: dict[str, list[int]], seed: int, merchants: int, minutes: float
-    ) -> subprocess.Popen[bytes]:
-        """Start the shop."""
-        return self.manage(
-            "replay_day",
-            *("--seed", str(seed), "--merchants", str(merchants), "--minutes", str(minutes)),
-            *("--endpoints", json.dumps(ports), "--ledger", self._ledger, "--day", self._broker.name),
+    def shop(self, ports: dict[str, list[int]], seed: int, merchants: int, minutes: float) -> Process:
+        """Start the shop, which replays the day."""
+        return self._start(
+            "shop",
+            [
+                *(sys.executable, "manage.py", "replay_day", "--seed", str(seed)),
+                *("--merchants", str(merchants), "--minutes", str(minutes), "--endpoints", json.dumps(ports)),
+                *("--ledger", self._ledger, "--day", self._broker.name),
+            ],
         )
-
-    def manage(self, command: str, *options: str) -> subprocess.Popen[bytes]:
-        """Start a management command."""
-        return self._start(command, [sys.executable, "manage.py", command, *options])
 
     def worker(self, name: str) -> Worker:
         """Start a Celery worker."""
         ready = self._scratch / f"{name}.ready"
-        command = [sys.executable, "-m", "celery", "-A", "project", "worker", "-Q", QUEUE, "-n", f"{name}@%h"]
         process = self._start(
             name,
-            [*command, "--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "WARNING"],
+            [
+                *(sys.executable, "-m", "celery", "-A", "project", "worker", "-Q", QUEUE, "-n", f"{name}@%h"),
+                *("--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "WARNING"),
+            ],
             env={"SHOP_READY_FILE": str(ready)},
         )
-        return Worker(name, process, ready)
-
-    def wait(self, process: subprocess.Popen[bytes], name: str, deadline: float) -> None:
-        """Wait until a process has ended well."""
-        try:
-            code = process.wait(deadline)
-        except subprocess.TimeoutExpired:
-            raise StageError(
-                f"{name} takes longer than {deadline:g} s, see {self._scratch / name}.log"
-            ) from None
-        if code:
-            raise StageError(f"{name} ended with exit code {code}, see {self._scratch / name}.log")
+        return Worker(process, ready)
 
     def _start(
         self,
@@ -118,9 +105,10 @@ class Stage:
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         env: dict[str, str] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        log: IO[bytes] = self._stack.enter_context((self._scratch / f"{name}.log").open("wb"))
-        process = subprocess.Popen(
+    ) -> Process:
+        path = self._scratch / f"{name}.log"
+        log: IO[bytes] = self._stack.enter_context(path.open("wb"))
+        popen = subprocess.Popen(
             command,
             cwd=HOME,
             env={**self._env, **(env or {})},
@@ -129,48 +117,68 @@ class Stage:
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches the runner alone, which stops the others in order
         )
-        self._stack.callback(stop, process)
+        process = Process(name, popen, path)
+        self._stack.callback(process.stop)
         return process
 
 
-class Worker:
-    """A Celery worker process."""
+class Process:
+    """A process of the example and its log."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], ready: Path) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
+        self.popen = popen
+        self._log = log
+
+    def trouble(self, what: str) -> StageError:
+        """Return an error about it, with the last line of its log."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
+        return StageError(f"{self.name} {what}. Its last words: {last} (more in {self._log})")
+
+    def check(self) -> None:
+        """Raise :exc:`StageError` when it has ended badly."""
+        if self.popen.poll():
+            raise self.trouble(f"ended with exit code {self.popen.returncode}")
+
+    def wait(self, patience: float) -> None:
+        """Wait until it has ended well; raise :exc:`StageError` when it does not."""
+        try:
+            self.popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise self.trouble(f"takes longer than {patience:g} s") from None
+        self.check()
+
+    def kill(self) -> None:
+        """Kill it, without a chance to say goodbye."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self, patience: float = 15.0) -> None:
+        """Stop it: ask first, then kill. Does nothing when it has ended."""
+        if self.popen.stdin:
+            self.popen.stdin.close()
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self.popen.stdout:
+            self.popen.stdout.close()
+
+
+class Worker:
+    """A Celery worker."""
+
+    def __init__(self, process: Process, ready: Path) -> None:
         self.process = process
         self._ready = ready
 
     def is_ready(self) -> bool:
-        """Tell whether it consumes.
-
-        :raises StageError: when it has died
-        """
-        if self.process.poll() is not None:
-            raise StageError(
-                f"{self.name} ended with exit code {self.process.returncode}, see {self.name}.log"
-            )
+        """Tell whether it consumes; raise :exc:`StageError` when it has died."""
+        self.process.check()
         return self._ready.exists()
-
-    def kill(self) -> None:
-        """Kill it, without a chance to say goodbye."""
-        self.process.kill()
-        self.process.wait()
-
-
-def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
-    """Stop a process: ask first, then kill."""
-    if process.stdin:
-        process.stdin.close()
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdout:
-        process.stdout.close()
 
 
 def poll(deadline: float, interval: float = 0.05) -> Iterator[None]:

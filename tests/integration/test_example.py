@@ -18,8 +18,10 @@ BROKERS = ("stock",)
 @pytest.mark.parametrize("broker", BROKERS)
 def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "example_project/run.py", "--broker", broker, "--minutes", "0.07"]
-        + ["--merchants", "50", "--out", str(tmp_path)],
+        [
+            *(sys.executable, "example_project/run.py", "--broker", broker),
+            *("--minutes", "0.07", "--merchants", "50", "--out", str(tmp_path)),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -18,7 +18,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def judged(day: ModuleType, *requests: tuple[int, int, float, int], **kept: set[str]) -> dict[str, object]:
-    """Judge one notice, published at 100; requests are (attempt, worker, time, status); the kill is at 110."""
+    """Judge one notice of time 100; requests are (attempt, worker, time, status); the kill is at 110."""
     published = [day.Published("n1", 5, "order", 100.0)]
     arrivals = [day.Arrival("n1", *request) for request in requests]
     verdict: dict[str, object] = day.judge(published, arrivals, day.Kill(KILLED, 110.0), **kept).as_dict()
