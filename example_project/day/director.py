@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from day.brokers import Broker, left_behind
 from day.judge import Kill, Sample, Verdict, judge, samples
-from day.ledger import Ledger
+from day.ledger import Arrival, Ledger, Published
 from day.plan import KILL_AT, clock, seconds
 from day.progress import Progress
 from day.stage import Stage, StageError, Worker, poll
@@ -72,6 +74,8 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
                 show.close()
             held, queued = left_behind(broker, server.url())
         published, arrivals = ledger.read()
+        keep(scratch / "published.jsonl", published)
+        keep(scratch / "arrivals.jsonl", arrivals)
     finally:
         progress.close()
         ledger.close()
@@ -83,6 +87,11 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
         drained - show.began,
         time.monotonic() - started,
     )
+
+
+def keep(path: Path, rows: Sequence[Published] | Sequence[Arrival]) -> None:
+    """Write one part of the ledger to a file, a line of JSON per row, for whoever wants to look closer."""
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
 
 
 class Show:
