@@ -41,7 +41,7 @@ class MerchantClass:
 
 _ALL = (
     MerchantClass(
-        FLASH, "one merchant, thousands of orders at 10:00", (0.01, 0.04), 5000, (0.1, 0.88, 0.02), 300, 50, 12
+        FLASH, "one merchant, thousands of orders at ten", (0.01, 0.04), 5000, (0.1, 0.88, 0.02), 300, 50, 12
     ),
     MerchantClass(
         SLOW, "one merchant whose endpoint takes half a second", (0.4, 0.6), 300, (0.1, 0.7, 0.2), 50, 10, 4
