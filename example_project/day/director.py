@@ -11,9 +11,9 @@ from pathlib import Path
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from day.brokers import Broker, left_behind
-from day.judge import Kill, Sample, Verdict, judge, samples
+from day.judge import Kill, Sample, Verdict, judge, lag, samples
 from day.ledger import Arrival, Ledger, Published
-from day.plan import KILL_AT, clock, seconds
+from day.plan import KILL_AT, clock, plan, seconds
 from day.progress import Progress
 from day.stage import Stage, StageError, Worker, poll
 
@@ -40,7 +40,8 @@ class Options:
 class Day:
     """A day that is over.
 
-    ``kill_at`` and ``drained_at`` are seconds into the day, ``wall`` is the length of the run in all.
+    ``kill_at`` and ``drained_at`` are seconds into the day, ``wall`` is the length of the run in all. ``lag``
+    is by how many seconds the shop was late at worst: publishing takes time, too.
     """
 
     broker: Broker
@@ -48,6 +49,7 @@ class Day:
     samples: list[Sample]
     kill_at: float
     drained_at: float
+    lag: float
     wall: float
 
 
@@ -85,6 +87,7 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
         samples(published, arrivals, show.began),
         kill.at - show.began,
         drained - show.began,
+        lag(published, plan(options.seed, options.merchants, options.minutes), show.began),
         time.monotonic() - started,
     )
 

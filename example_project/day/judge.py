@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from day.ledger import Arrival, Published
-from day.plan import CLASSES, KINDS, QUIET, class_of
+from day.plan import CLASSES, KINDS, QUIET, Notice, class_of
 from shop.webhook import MAX_ATTEMPTS, TIMEOUT
 
 
@@ -163,6 +163,12 @@ def samples(published: Iterable[Published], arrivals: Iterable[Arrival], began: 
         )
         for each in published
     ]
+
+
+def lag(published: Iterable[Published], planned: Iterable[Notice], began: float) -> float:
+    """Return by how many seconds the shop was late with publishing, at worst."""
+    due = {notice.id: notice.at for notice in planned}
+    return max((each.at - began - due[each.id] for each in published), default=0.0)
 
 
 def by_class(all_samples: Sequence[Sample]) -> list[Delays]:

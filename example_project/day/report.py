@@ -46,7 +46,7 @@ def text(days: Sequence[Day], options: Options) -> str:
             lines.append(f"{name:<24}" + "".join(f"  {_cells(cell)}" for cell in cells))
     lines += ["(unheard: not one request reached the endpoint within the run)", ""]
     for day in days:
-        lines += [f"The ledger on {day.broker.title}: {verdict(day.verdict)}"]
+        lines += [f"The ledger on {day.broker.title}: {verdict(day.verdict)} {lateness(day)}"]
     return "\n".join(lines)
 
 
@@ -87,6 +87,11 @@ def verdict(of_day: Verdict) -> str:
     return "".join(said)
 
 
+def lateness(day: Day) -> str:
+    """Say how far the shop fell behind its plan."""
+    return f"Publishing was {seconds(day.lag)} s behind the plan at worst."
+
+
 def data(days: Sequence[Day], options: Options) -> dict[str, Any]:
     """Return everything for a machine; NaN becomes None."""
     return {
@@ -98,6 +103,7 @@ def data(days: Sequence[Day], options: Options) -> dict[str, Any]:
                 "verdict": day.verdict.as_dict(),
                 "kill_at": round(day.kill_at, 3),
                 "drained_at": round(day.drained_at, 3),
+                "lag": round(day.lag, 3),
                 "wall": round(day.wall, 3),
                 "delays": {
                     title: [{key: _plain(value) for key, value in asdict(row).items()} for row in rows]
@@ -126,7 +132,7 @@ def save(days: Sequence[Day], options: Options) -> list[Path]:
 def _page(days: Sequence[Day], options: Options, svg: str) -> str:
     verdicts = "".join(
         f"<p class='{'good' if day.verdict.clean else 'bad'}'><b>{html.escape(day.broker.title)}.</b> "
-        f"{html.escape(verdict(day.verdict))}</p>"
+        f"{html.escape(verdict(day.verdict))} {lateness(day)}</p>"
         for day in days
     )
     classes = "".join(f"<li><b>{each.name}</b>: {html.escape(each.what)}</li>" for each in CLASSES.values())

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-BROKERS = ("stock",)
+BROKERS = ("stock", "dq")
 
 
 @pytest.mark.parametrize("broker", BROKERS)
