@@ -1,0 +1,57 @@
+"""The progress display: one line that is redrawn on a terminal, a line now and then in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+WIDTH = 24
+
+
+class Progress:
+    """Shows how far the day is.
+
+    :param title: what stands in front of every line
+    :param stream: where to; standard error unless said
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title = title
+        self._stream = stream or sys.stderr
+        self._redraw = self._stream.isatty()
+        self._every = 0.2 if self._redraw else 3.0
+        self._next = 0.0
+        self._drawn = 0
+
+    def show(self, share: float, clock: str, published: int, settled: int, remark: str = "") -> None:
+        """Show a state, unless the last one was shown just now."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        filled = round(min(1.0, share) * WIDTH)
+        bar = "#" * filled + "." * (WIDTH - filled)
+        self._write(
+            f"{self._title:<22} [{bar}] {clock}  published {published:>6,}  settled {settled:>6,}"
+            f"  open {published - settled:>5,}  {remark}"
+        )
+
+    def say(self, text: str) -> None:
+        """Write a line that stays."""
+        self.close()
+        self._stream.write(f"{self._title:<22} {text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the line that is being redrawn."""
+        if self._redraw and self._drawn:
+            self._stream.write("\n")
+        self._drawn = 0
+
+    def _write(self, line: str) -> None:
+        if self._redraw:
+            self._stream.write("\r" + line.ljust(self._drawn))
+            self._drawn = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()

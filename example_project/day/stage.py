@@ -1,0 +1,188 @@
+"""The stage: every process of a day, started here and stopped here by its id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import celery_dq
+from day.brokers import QUEUE, Broker
+
+HOME = Path(__file__).resolve().parent.parent
+THREADS = 8
+"""Threads per worker."""
+
+
+class StageError(RuntimeError):
+    """A process of the example did not come up, or died; the message quotes its log."""
+
+
+class Stage:
+    """The processes of one day.
+
+    :param broker: which broker the Celery processes use
+    :param broker_redis: URL of its Redis
+    :param ledger: URL of the ledger's Redis
+    :param scratch: directory for logs, the SQLite file and ready marks; must exist
+    """
+
+    def __init__(self, broker: Broker, broker_redis: str, ledger: str, scratch: Path) -> None:
+        self._broker = broker
+        self._ledger = ledger
+        self._scratch = scratch
+        self._stack = contextlib.ExitStack()
+        package_root = Path(celery_dq.__file__ or "").resolve().parent.parent
+        self._env = {
+            **os.environ,
+            "SHOP_BROKER_URL": broker.url(broker_redis),
+            "SHOP_DATABASE": str(scratch / "shop.sqlite3"),
+            "DJANGO_SETTINGS_MODULE": "project.settings",
+            "PYTHONPATH": os.pathsep.join([str(HOME), str(package_root)]),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def migrate(self) -> None:
+        """Create the tables."""
+        self._start("migrate", [sys.executable, "manage.py", "migrate", "--verbosity", "0"]).wait(60)
+
+    def endpoints(self) -> dict[str, list[int]]:
+        """Start the merchants' endpoints; return their ports by class."""
+        process = self._start(
+            "endpoints",
+            [sys.executable, "-m", "day.endpoints", "--ledger", self._ledger, "--day", self._broker.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.popen.stdout is not None
+        line = process.popen.stdout.readline()
+        if not line:
+            raise process.trouble("did not start")
+        ports: dict[str, list[int]] = json.loads(line)
+        return ports
+
+    def shop(self, ports: dict[str, list[int]], seed: int, merchants: int, minutes: float) -> Process:
+        """Start the shop, which replays the day."""
+        return self._start(
+            "shop",
+            [
+                *(sys.executable, "manage.py", "replay_day", "--seed", str(seed)),
+                *("--merchants", str(merchants), "--minutes", str(minutes), "--endpoints", json.dumps(ports)),
+                *("--ledger", self._ledger, "--day", self._broker.name),
+            ],
+        )
+
+    def worker(self, name: str) -> Worker:
+        """Start a Celery worker."""
+        ready = self._scratch / f"{name}.ready"
+        process = self._start(
+            name,
+            [
+                *(sys.executable, "-m", "celery", "-A", "project", "worker", "-Q", QUEUE, "-n", f"{name}@%h"),
+                *("--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "WARNING"),
+            ],
+            env={"SHOP_READY_FILE": str(ready)},
+        )
+        return Worker(process, ready)
+
+    def _start(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Process:
+        path = self._scratch / f"{name}.log"
+        log: IO[bytes] = self._stack.enter_context(path.open("wb"))
+        popen = subprocess.Popen(
+            command,
+            cwd=HOME,
+            env={**self._env, **(env or {})},
+            stdin=stdin,
+            stdout=log if stdout is None else stdout,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches the runner alone, which stops the others in order
+        )
+        process = Process(name, popen, path)
+        self._stack.callback(process.stop)
+        return process
+
+
+class Process:
+    """A process of the example and its log."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.popen = popen
+        self._log = log
+
+    def trouble(self, what: str) -> StageError:
+        """Return an error about it, with the last line of its log."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
+        return StageError(f"{self.name} {what}. Its last words: {last} (more in {self._log})")
+
+    def check(self) -> None:
+        """Raise :exc:`StageError` when it has ended badly."""
+        if self.popen.poll():
+            raise self.trouble(f"ended with exit code {self.popen.returncode}")
+
+    def wait(self, patience: float) -> None:
+        """Wait until it has ended well; raise :exc:`StageError` when it does not."""
+        try:
+            self.popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise self.trouble(f"takes longer than {patience:g} s") from None
+        self.check()
+
+    def kill(self) -> None:
+        """Kill it, without a chance to say goodbye."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self, patience: float = 15.0) -> None:
+        """Stop it: ask first, then kill. Does nothing when it has ended."""
+        if self.popen.stdin:
+            self.popen.stdin.close()
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self.popen.stdout:
+            self.popen.stdout.close()
+
+
+class Worker:
+    """A Celery worker."""
+
+    def __init__(self, process: Process, ready: Path) -> None:
+        self.process = process
+        self._ready = ready
+
+    def is_ready(self) -> bool:
+        """Tell whether it consumes; raise :exc:`StageError` when it has died."""
+        self.process.check()
+        return self._ready.exists()
+
+
+def poll(deadline: float, interval: float = 0.05) -> Iterator[None]:
+    """Yield now and then until ``deadline`` (on the monotonic clock)."""
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(interval)

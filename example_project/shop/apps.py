@@ -1,0 +1,11 @@
+"""App configuration."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class ShopConfig(AppConfig):
+    """The shop."""
+
+    name = "shop"

@@ -1,0 +1,58 @@
+"""What the shop stores."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Merchant(models.Model):
+    """Somebody who sells on the platform and wants to be told, by HTTP, what happens in his shop."""
+
+    name = models.CharField(max_length=80)
+    endpoint = models.URLField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Order(models.Model):
+    """One purchase."""
+
+    merchant = models.ForeignKey(Merchant, on_delete=models.CASCADE, related_name="orders")
+    number = models.CharField(max_length=20)
+    placed_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.number
+
+
+class Delivery(models.Model):
+    """One notice to one merchant, and how far it got."""
+
+    class Kind(models.TextChoices):
+        """What the notice is about, most urgent first."""
+
+        CODE = "code", "verification code"
+        ORDER = "order", "order notice"
+        MARKETING = "marketing", "marketing"
+
+    class State(models.TextChoices):
+        """How far the notice got."""
+
+        WAITING = "waiting"
+        RETRYING = "retrying"
+        DELIVERED = "delivered"
+        GIVEN_UP = "given up"
+
+    id = models.CharField(primary_key=True, max_length=20)
+    merchant = models.ForeignKey(Merchant, on_delete=models.CASCADE, related_name="deliveries")
+    order = models.ForeignKey(Order, on_delete=models.CASCADE, null=True, related_name="deliveries")
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING)
+    attempts = models.PositiveSmallIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "deliveries"
+
+    def __str__(self) -> str:
+        return self.id

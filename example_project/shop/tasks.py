@@ -1,0 +1,37 @@
+"""The tasks of the shop. There is one: push a notice to a merchant."""
+
+from __future__ import annotations
+
+from celery import Task, shared_task
+
+from shop import webhook
+from shop.models import Delivery
+from shop.webhook import MAX_ATTEMPTS
+
+PRIORITIES = {Delivery.Kind.CODE: 9, Delivery.Kind.ORDER: 5, Delivery.Kind.MARKETING: 0}
+"""Urgency by kind, on celery-dq: 9 is the most urgent. (On the stock Redis transport it is 0.)"""
+
+
+@shared_task(bind=True, queue="push", tenant="{merchant_id}", acks_late=True, max_retries=MAX_ATTEMPTS - 1)
+def push(self: Task, merchant_id: int, delivery_id: str) -> None:
+    """Tell a merchant; try again a second later (then two) when he does not take it.
+
+    ``tenant`` makes each merchant a tenant of the queue on celery-dq; the stock transports ignore it.
+    """
+    delivery = Delivery.objects.select_related("merchant").get(pk=delivery_id)
+    attempt = self.request.retries + 1
+    notice: dict[str, object] = {"id": delivery.pk, "kind": delivery.kind, "order": delivery.order_id}
+    try:
+        webhook.post(delivery.merchant.endpoint, notice, attempt)
+    except webhook.NotDelivered as exc:
+        if attempt < MAX_ATTEMPTS:
+            note(delivery_id, Delivery.State.RETRYING, attempt)
+            raise self.retry(exc=exc, countdown=2 ** (attempt - 1)) from exc
+        note(delivery_id, Delivery.State.GIVEN_UP, attempt)
+    else:
+        note(delivery_id, Delivery.State.DELIVERED, attempt)
+
+
+def note(delivery_id: str, state: str, attempts: int) -> None:
+    """Write down how far a delivery got."""
+    Delivery.objects.filter(pk=delivery_id).update(state=state, attempts=attempts)

@@ -1,0 +1,47 @@
+"""The example, on a tiny day: everything is real, only shorter. No figure of time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BROKERS = ("stock", "dq")
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            *(sys.executable, "example_project/run.py", "--broker", broker),
+            *("--minutes", "0.07", "--merchants", "50", "--out", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode in (0, 1), run.stderr
+    verdict = json.loads((tmp_path / "verdict.json").read_text())["days"][broker]["verdict"]
+
+    # Every notice is accounted for, and none was sent twice without a reason.
+    assert verdict["published"] > 500
+    assert verdict["delivered"] > 0.9 * verdict["published"]
+    ends = ("delivered", "given_up", "held", "queued", "lost")
+    assert sum(verdict[end] for end in ends) == verdict["published"]
+    assert verdict["duplicates_unexplained"] == 0
+    # The hanging and the failing merchant made for retries.
+    assert verdict["retries"] > 0
+    if broker == "dq":
+        assert run.returncode == 0, run.stdout
+        assert verdict["missing"] == 0
+
+    assert (tmp_path / "day.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "day.html").read_text(encoding="utf-8")
