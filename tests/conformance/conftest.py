@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 
 import pytest
@@ -11,6 +11,10 @@ from kombu import Connection
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS, Broker
 from tests.conformance.mailroom import KOMBU_DB, Mailroom
+from tests.conformance.workplace import Workplace
+
+#: The shared workers send events, because a test listens to them.
+SHARED_ARGUMENTS = ("--without-mingle", "--without-gossip", "--without-heartbeat", "-E")
 
 _serial = count()
 
@@ -55,3 +59,37 @@ def queue_name() -> str:
 @pytest.fixture
 def mailroom(connection: Connection, queue_name: str) -> Mailroom:
     return Mailroom(connection, queue_name)
+
+
+@pytest.fixture
+def workplace(broker: Broker, redis_server: RedisServer) -> Iterator[Workplace]:
+    """An app on a fresh queue; the test starts the workers that it needs."""
+    opened = Workplace(broker, redis_server)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module", params=["solo", "threads", "prefork", "gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def staffed(broker: Broker, redis_server: RedisServer, pool: str) -> Iterator[Workplace]:
+    """An app with one running worker of the pool under test, shared by a module's tests."""
+    opened = Workplace(broker, redis_server)
+    # A pool of two, so that one held task leaves room for another; solo is always one.
+    with opened.worker(pool, name=f"{pool}-shared", arguments=SHARED_ARGUMENTS) as worker:
+        opened.shared_worker = worker
+        yield opened
+    opened.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """When a test on the shared worker fails, the end of the worker's log is part of the report."""
+    report = yield
+    staffed = getattr(item, "funcargs", {}).get("staffed")
+    if report.when == "call" and report.failed and staffed is not None:
+        report.sections.append(("log of the shared worker", staffed.shared_worker.log[-6000:]))
+    return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ def drain_until(connection: Connection, condition: Callable[[], object], deadlin
             raise TimeoutError(f"not reached within {deadline} s")
         try:
             connection.drain_events(timeout=0.2)
-        except socket.timeout:
+        except TimeoutError:
             continue
 
 
@@ -32,7 +31,7 @@ def drain_idle(connection: Connection, timeout: float = 0.3) -> None:
     while True:
         try:
             connection.drain_events(timeout=timeout)
-        except socket.timeout:
+        except TimeoutError:
             return
 
 
