@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from celery_dq.testing.servers import wait_until
+from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS, Broker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +50,12 @@ def app_from_environment(name: str) -> Celery:
     return make_app(name, broker, described["conf"])
 
 
+def environment(broker: Broker | None, conf: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a process that is to build the app `conf` on `broker`."""
+    described = json.dumps({"broker": broker.name if broker else "", "conf": dict(conf)})
+    return {**os.environ, ENVIRONMENT: described, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
 class WorkerProcess:
     """One ``celery worker`` in a session of its own, with its log in a file."""
 
@@ -68,13 +74,24 @@ class WorkerProcess:
     ) -> None:
         self.name = f"{name}@proof"
         self.pool = pool
-        self._command = [sys.executable, "-m", "celery", "-A", module, "worker", "-P", pool, "-c", str(concurrency)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            module,
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+        ]
         self._command += ["-n", self.name, "-l", loglevel, *arguments]
         if queues:
             self._command += ["-Q", ",".join(queues)]
-        described = json.dumps({"broker": broker.name if broker else "", "conf": dict(conf)})
-        self._environment = {**os.environ, ENVIRONMENT: described, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        self._log = tempfile.NamedTemporaryFile("w+b", prefix=f"worker-{pool}-", suffix=".log", delete=False)
+        self._environment = environment(broker, conf)
+        descriptor, path = tempfile.mkstemp(prefix=f"worker-{pool}-", suffix=".log")
+        self._log, self._log_path = os.fdopen(descriptor, "wb"), Path(path)
         self.process: subprocess.Popen[bytes] | None = None
 
     # Life.
@@ -127,8 +144,7 @@ class WorkerProcess:
                     child.kill()
             self.process.wait(10)
         self._log.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._log.name)
+        self._log_path.unlink(missing_ok=True)
 
     # Looking.
 
@@ -147,7 +163,7 @@ class WorkerProcess:
 
     @property
     def log(self) -> str:
-        return Path(self._log.name).read_text(errors="replace")
+        return self._log_path.read_text(errors="replace")
 
     def children(self) -> list[psutil.Process]:
         """The pool's processes (and any other child)."""
@@ -169,7 +185,7 @@ class WorkerProcess:
                 self.stop()
         finally:
             if error is not None:
-                error.add_note(f"log of {self.name}:\n{self.log[-6000:]}") if hasattr(error, "add_note") else print(
-                    self.log[-6000:]
-                )
+                error.add_note(f"log of {self.name}:\n{self.log[-6000:]}") if hasattr(
+                    error, "add_note"
+                ) else print(self.log[-6000:])
             self.discard()

@@ -94,7 +94,11 @@ class Mailroom:
         try:
             return int(self.queue(channel).queue_declare(passive=True).message_count)
         except (ChannelError, *self.connection.channel_errors) as exc:
-            if "404" not in str(exc) and getattr(exc, "reply_code", None) != 404 and "NOT_FOUND" not in str(exc):
+            if (
+                "404" not in str(exc)
+                and getattr(exc, "reply_code", None) != 404
+                and "NOT_FOUND" not in str(exc)
+            ):
                 raise
             return 0
         finally:

@@ -152,7 +152,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @task(name="headers", bind=True)
     def headers(self: Task) -> dict[str, Any]:
         request = self.request
-        return {"priority": request.delivery_info.get("priority"), "custom": (request.headers or {}).get("custom")}
+        return {
+            "priority": request.delivery_info.get("priority"),
+            "custom": (request.headers or {}).get("custom"),
+        }
 
     return app
 

@@ -32,7 +32,9 @@ def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["semicolon", "list"])
-def test_the_second_of_a_failover_list_is_used(dead_url: str, broker_url: str, queue_name: str, form: str) -> None:
+def test_the_second_of_a_failover_list_is_used(
+    dead_url: str, broker_url: str, queue_name: str, form: str
+) -> None:
     urls = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
     with Connection(urls) as connection:
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
@@ -147,7 +149,9 @@ def test_a_forked_child_publishes_and_the_parent_goes_on(mailroom: Mailroom, bro
     assert sorted(mailroom.drain(4)) == ["inherited pool", "own connection", "parent after", "parent before"]
 
 
-def test_a_forked_child_that_exits_gives_nothing_back(mailroom: Mailroom, other_connection: Connection) -> None:
+def test_a_forked_child_that_exits_gives_nothing_back(
+    mailroom: Mailroom, other_connection: Connection
+) -> None:
     # Given a parent that holds a message
     mailroom.publish("held")
     mailroom.consume()
@@ -172,8 +176,8 @@ def test_a_broker_restart_with_persistence_loses_nothing(broker: Broker, queue_n
             room.consume(prefetch_count=3)
             room.drain(3)
             room.received[0].ack()
-            server.stop()
-            server.start()
+            server.kill()
+            server.restart()
             with pytest.raises(connection.connection_errors + connection.channel_errors):
                 drain_until(connection, lambda: False, deadline=5)
                 pytest.fail("the consumer did not notice")
@@ -188,6 +192,6 @@ def test_a_producer_on_a_closed_server_fails_in_bounded_time(broker: Broker, que
     with RedisServer() as server, Connection(broker.url(server.port)) as connection:
         producer = Producer(connection.channel())
         producer.publish("x", routing_key=queue_name)
-        server.stop()
+        server.kill()
         with pytest.raises(connection.connection_errors + (OperationalError,)):
             producer.publish("y", routing_key=queue_name)

@@ -125,7 +125,9 @@ def test_closing_the_connection_requeues_what_is_unacknowledged(
     assert successor.drain(5) == broker.expected("order after connection close", [0, 1, 2, 3, 4])
 
 
-def test_a_returned_message_says_that_it_is_redelivered(mailroom: Mailroom, other_connection: Connection) -> None:
+def test_a_returned_message_says_that_it_is_redelivered(
+    mailroom: Mailroom, other_connection: Connection
+) -> None:
     mailroom.publish("x")
     mailroom.consume()
     mailroom.drain(1)
@@ -135,8 +137,10 @@ def test_a_returned_message_says_that_it_is_redelivered(mailroom: Mailroom, othe
     successor.consume(ack=True)
     successor.drain(1)
     message = successor.received[0]
-    assert message.delivery_info.get("redelivered") or message.properties.get("redelivered") or message.headers.get(
-        "redelivered"
+    assert (
+        message.delivery_info.get("redelivered")
+        or message.properties.get("redelivered")
+        or message.headers.get("redelivered")
     )
 
 
@@ -161,7 +165,9 @@ def test_a_cancelled_consumer_gets_nothing_more(mailroom: Mailroom, other_connec
     assert mailroom.count() == 1
 
 
-def test_what_was_in_hand_can_be_acknowledged_after_cancel(mailroom: Mailroom, other_connection: Connection) -> None:
+def test_what_was_in_hand_can_be_acknowledged_after_cancel(
+    mailroom: Mailroom, other_connection: Connection
+) -> None:
     mailroom.publish(1)
     consumer = mailroom.consume()
     mailroom.drain(1)

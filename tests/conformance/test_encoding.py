@@ -41,7 +41,9 @@ def test_a_raw_binary_body(mailroom: Mailroom) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
 def test_a_text_body_in_its_encoding(mailroom: Mailroom, encoding: str) -> None:
-    mailroom.publish("Größe".encode(encoding), serializer=None, content_type="text/plain", content_encoding=encoding)
+    mailroom.publish(
+        "Größe".encode(encoding), serializer=None, content_type="text/plain", content_encoding=encoding
+    )
     mailroom.consume(ack=True, accept=["text/plain"])
     mailroom.drain(1)
     assert mailroom.received[0].decode() == "Größe"
@@ -116,7 +118,11 @@ def test_a_content_type_that_is_not_accepted_is_refused(connection: Connection, 
         message.ack()
 
     consumer = Consumer(
-        mailroom.channel, queues=[mailroom.queue], callbacks=[on_task], on_decode_error=on_decode_error, accept=["json"]
+        mailroom.channel,
+        queues=[mailroom.queue],
+        callbacks=[on_task],
+        on_decode_error=on_decode_error,
+        accept=["json"],
     )
     with consumer:
         drain_until(connection, lambda: bool(fine))

@@ -9,7 +9,10 @@ from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
 
 def test_direct_exchange_delivers_by_routing_key(connection: Connection, queue_name: str) -> None:
     exchange = Exchange(f"{queue_name}-direct", type="direct")
-    rooms = [Mailroom(connection, Queue(f"{queue_name}-{key}", exchange, routing_key=key)) for key in ("red", "blue")]
+    rooms = [
+        Mailroom(connection, Queue(f"{queue_name}-{key}", exchange, routing_key=key))
+        for key in ("red", "blue")
+    ]
     producer = Producer(connection.channel(), exchange=exchange)
     for key in ("red", "blue", "green", "red"):
         producer.publish(key, routing_key=key)
@@ -34,7 +37,9 @@ def test_one_queue_with_two_bindings(connection: Connection, queue_name: str) ->
     from kombu import binding
 
     exchange = Exchange(f"{queue_name}-direct", type="direct")
-    queue = Queue(queue_name, bindings=[binding(exchange, routing_key="a"), binding(exchange, routing_key="b")])
+    queue = Queue(
+        queue_name, bindings=[binding(exchange, routing_key="a"), binding(exchange, routing_key="b")]
+    )
     room = Mailroom(connection, queue)
     producer = Producer(connection.channel(), exchange=exchange)
     for key in "abc":
@@ -106,7 +111,9 @@ def test_bindings_of_another_process_are_seen(
 ) -> None:
     # pidbox replies live on this: the worker publishes to a queue that only the caller has declared.
     exchange = Exchange(f"{queue_name}-reply", type="direct", durable=False)
-    room = Mailroom(connection, Queue(f"{queue_name}-me", exchange, routing_key="me", durable=False, auto_delete=True))
+    room = Mailroom(
+        connection, Queue(f"{queue_name}-me", exchange, routing_key="me", durable=False, auto_delete=True)
+    )
     Producer(other_connection.channel(), exchange=exchange).publish("answer", routing_key="me")
     room.consume(no_ack=True)
     assert room.drain(1) == ["answer"]

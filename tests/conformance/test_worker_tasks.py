@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_dq.testing.servers import wait_until
+from celery_dq.testing.waiting import wait_until
 from tests.conformance.workplace import Workplace
 
 WAIT = 15
@@ -118,7 +118,8 @@ def test_a_chord_in_a_chain(staffed: Workplace) -> None:
 
 def test_a_chord_whose_member_fails(staffed: Workplace) -> None:
     header = [staffed.signature("add", 1, 1), staffed.signature("fail", "member")]
-    with pytest.raises(ChordError, match="member"):
+    # get() raises the member's own error when it sees the header first, a ChordError otherwise.
+    with pytest.raises((ChordError, ValueError), match="member"):
         chord(header)(staffed.signature("total")).get(timeout=WAIT)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -10,9 +12,10 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.conformance.shop import BROKER_DB, NAME, RESULT_DB, Witness, add_tasks
-from tests.workers import WorkerProcess, make_app
+from tests.workers import ROOT, WorkerProcess, environment, make_app
 
 _serial = count()
 
@@ -29,6 +32,7 @@ class Workplace:
             "result_backend": f"redis://127.0.0.1:{server.port}/{RESULT_DB}",
             "task_default_queue": self.queue,
             "witness_port": server.port,
+            "result_backend_transport_options": {"retry_policy": {"max_retries": 2, "interval_start": 0}},
             "task_track_started": True,
             **conf,
         }
@@ -40,7 +44,12 @@ class Workplace:
         """A worker that is not started yet; a context manager."""
         conf = {**self.conf, **options.pop("conf", {})}
         return WorkerProcess(
-            "tests.conformance.shop", broker=self.broker, conf=conf, pool=pool, concurrency=concurrency, **options
+            "tests.conformance.shop",
+            broker=self.broker,
+            conf=conf,
+            pool=pool,
+            concurrency=concurrency,
+            **options,
         )
 
     def send(self, task: str, *args: Any, **options: Any) -> AsyncResult[Any]:
@@ -60,11 +69,26 @@ class Workplace:
 
     def ask(self, method: str, *args: Any, destinations: Sequence[str] = (), **options: Any) -> Any:
         """An `inspect` question; the answer of the only worker."""
-        inspect = self.app.control.inspect(timeout=5, limit=1, destination=list(destinations) or None)
-        answer = getattr(inspect, method)(*args, **options)
-        assert answer is not None, f"no answer to {method}"
+        inspect = self.app.control.inspect(timeout=2, limit=1, destination=list(destinations) or None)
+        # A green worker says "ready" before its mailbox is open: ask again.
+        answer = wait_until(
+            lambda: getattr(inspect, method)(*args, **options), 8, what=f"an answer to {method}"
+        )
         (only,) = answer.values()
         return only
+
+    def command(self, *arguments: str, stdin: str = "") -> str:
+        """Run ``celery <arguments>`` against the app; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.conformance.shop", *arguments],
+            cwd=ROOT,
+            env=environment(self.broker, self.conf),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return done.stdout + done.stderr
 
     def close(self) -> None:
         self.app.close()
