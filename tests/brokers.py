@@ -33,7 +33,7 @@ class Broker:
     #: The ends of the priority scale; the direction differs between brokers.
     most_urgent: int
     least_urgent: int
-    #: ``module:function`` without arguments that makes the scheme known to plain kombu; '' when kombu knows it.
+    #: ``module:function`` without arguments that makes the scheme known to kombu; '' when it is.
     register: str = ""
     #: ``module:function(app)`` that prepares a Celery app; '' when none is needed.
     setup: str = ""
@@ -56,7 +56,7 @@ class Broker:
             _resolve(self.setup)(app)
 
     def expected(self, subject: str, documented: T) -> T:
-        """The result to assert: the documented one, unless this broker is listed as different in `subject`."""
+        """The result to assert: what is documented, unless this broker is listed as different."""
         deviation = self.deviations.get(subject)
         return documented if deviation is None else deviation.observed
 
@@ -82,7 +82,7 @@ STOCK = Broker(
         ),
         "a stale acknowledgement": Deviation(
             [],
-            "the delivery tag travels with the message, so an old holder's ack settles the new holder's delivery",
+            "the delivery tag travels with the message: an old holder's ack settles the new delivery",
         ),
         "a warm shutdown starts nothing (threads)": Deviation(
             False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"

@@ -1,6 +1,6 @@
 """The Celery app of the worker-level tests.
 
-Its tasks tell a Redis of the test's own what they do, so that a test waits for what happened and never sleeps.
+Its tasks tell a Redis of the test's own what they do: a test waits for what happened and never sleeps.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ def test_basic_get(mailroom: Mailroom, other_connection: Connection) -> None:
     assert mailroom.bound.get() is None
     mailroom.publish("a", "b", "c")
     first, second = mailroom.bound.get(), mailroom.bound.get(no_ack=True)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert [first.payload, second.payload] == ["a", "b"]
     # What was got with acks and not acknowledged returns with the channel.
     mailroom.channel.close()

@@ -17,12 +17,6 @@ from tests.conformance.workplace import Workplace
 WAIT = 15
 
 
-def cut_off(server: RedisServer) -> None:
-    """Cut the workers off, and forget this process's own cut-off connections: a broadcast is not retried."""
-    kill_connections(server.port, BROKER_DB)
-    kombu.pools.reset()
-
-
 def test_two_workers_mingle_and_gossip(workplace: Workplace) -> None:
     with workplace.worker("threads", name="first", arguments=(), loglevel="DEBUG") as first:
         revoked = uuid4().hex
@@ -47,7 +41,7 @@ def test_a_worker_survives_the_loss_of_its_connections(
 ) -> None:
     with workplace.worker(pool):
         assert workplace.send("add", 1, 1).get(timeout=WAIT) == 2
-        cut_off(redis_server)
+        kill_connections(redis_server.port, BROKER_DB)
         results = [workplace.send("add", number, 1) for number in range(5)]
         assert [result.get(timeout=WAIT) for result in results] == [1, 2, 3, 4, 5]
 
@@ -59,7 +53,7 @@ def test_a_task_that_runs_while_the_connection_is_lost(
     with workplace.worker("prefork", concurrency=2) as worker:
         result = workplace.send("hold_late", key)
         workplace.witness.wait(f"started:{key}")
-        cut_off(redis_server)
+        kill_connections(redis_server.port, BROKER_DB)
         worker.wait_for_log("Connection to broker lost")
         if workplace.broker.expected("a blip does not run a task twice", True):
             assert workplace.send("add", 1, 1).get(timeout=WAIT) == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import pools
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -92,4 +93,6 @@ class Workplace:
 
     def close(self) -> None:
         self.app.close()
+        # kombu's pools are shared by URL: the next app must not inherit connections that a test has cut.
+        pools.reset()
         self.witness.close()
