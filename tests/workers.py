@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 from celery import Celery
+from celery.signals import worker_ready
 
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS, Broker
@@ -24,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Where a worker process finds what app it is to build (JSON).
 ENVIRONMENT = "DQ_TEST_APP"
+
+#: What a worker of ours prints, at any log level, once it consumes.
+READY = "<the worker consumes>"
 
 
 def make_app(name: str, broker: Broker | None, conf: Mapping[str, Any]) -> Celery:
@@ -44,10 +48,16 @@ def make_app(name: str, broker: Broker | None, conf: Mapping[str, Any]) -> Celer
 
 
 def app_from_environment(name: str) -> Celery:
-    """The app that `WorkerProcess` described to this process."""
+    """The app that `WorkerProcess` described to this process, a worker."""
     described = json.loads(os.environ[ENVIRONMENT])
     broker = BROKERS[described["broker"]] if described["broker"] else None
+    worker_ready.connect(_say_ready, weak=False)
     return make_app(name, broker, described["conf"])
+
+
+def _say_ready(sender: Any, **_: Any) -> None:
+    # Celery says so itself, but only at INFO.
+    print(READY, flush=True)
 
 
 def environment(broker: Broker | None, conf: Mapping[str, Any]) -> dict[str, str]:
@@ -111,7 +121,7 @@ class WorkerProcess:
 
     def wait_ready(self, deadline: float = 30.0) -> WorkerProcess:
         """Wait until the worker consumes."""
-        self.wait_for_log(" ready.", deadline)
+        self.wait_for_log(READY, deadline)
         return self
 
     def wait_for_log(self, text: str, deadline: float = 10.0, occurrences: int = 1) -> None:
