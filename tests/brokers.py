@@ -1,0 +1,125 @@
+"""The brokers under proof, and where each is known to differ from what kombu and Celery document.
+
+Conformance, chaos and the benchmarks all read this table: a broker joins them by one entry in ``BROKERS`` and
+its name in ``ACTIVE``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from celery import Celery
+
+T = TypeVar("T")
+
+
+class Deviation(NamedTuple):
+    """What a broker does instead of what is documented, and why that is so."""
+
+    observed: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One broker: its URL scheme, how to switch it on, and its known deviations."""
+
+    name: str
+    scheme: str
+    sentinel_scheme: str
+    #: The ends of the priority scale; the direction differs between brokers.
+    most_urgent: int
+    least_urgent: int
+    #: ``module:function`` without arguments that makes the scheme known to kombu; '' when it is.
+    register: str = ""
+    #: ``module:function(app)`` that prepares a Celery app; '' when none is needed.
+    setup: str = ""
+    #: Whether a worker's death gives its messages back within a lease (stock: the visibility timeout).
+    has_leases: bool = False
+    deviations: Mapping[str, Deviation] = field(default_factory=dict)
+
+    def url(self, port: int, db: int = 0) -> str:
+        """The broker URL of a server on this machine."""
+        return f"{self.scheme}://127.0.0.1:{port}/{db}"
+
+    def prepare(self) -> None:
+        """Make the scheme known to kombu in this process."""
+        if self.register:
+            _resolve(self.register)()
+
+    def prepare_app(self, app: Celery) -> None:
+        """Make the scheme and the plugin known to a Celery app."""
+        if self.setup:
+            _resolve(self.setup)(app)
+
+    def expected(self, subject: str, documented: T) -> T:
+        """The result to assert: what is documented, unless this broker is listed as different."""
+        deviation = self.deviations.get(subject)
+        return documented if deviation is None else deviation.observed
+
+
+def _resolve(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+STOCK = Broker(
+    name="stock",
+    scheme="redis",
+    sentinel_scheme="sentinel",
+    most_urgent=0,
+    least_urgent=9,
+    deviations={
+        "requeued order": Deviation([1, 2, 0], "reject(requeue=True) pushes to the far end of the list"),
+        "order after channel close": Deviation(
+            [2, 0, 3], "restored one by one to the near end: newest first"
+        ),
+        "order after connection close": Deviation(
+            [1, 0, 2, 3, 4], "restored one by one to the near end: newest first"
+        ),
+        "a stale acknowledgement": Deviation(
+            [],
+            "the delivery tag travels with the message: an old holder's ack settles the new delivery",
+        ),
+        "a warm shutdown starts nothing (threads)": Deviation(
+            False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
+        ),
+        "a warm shutdown starts nothing (gevent)": Deviation(
+            False, "what was prefetched is a greenlet already, and the pool joins all of them"
+        ),
+        "a blip does not run a task twice": Deviation(
+            False, "closing the channel restores every unacknowledged message, the running ones too"
+        ),
+        "delayed tasks wait in the broker": Deviation(
+            False, "no delays of its own: a task with an ETA is fetched at once and waits in a worker"
+        ),
+        "passive declare of a deleted queue": Deviation(
+            3, "deleting goes by the bindings, and a queue on the default exchange has none"
+        ),
+        "bodies after deleting and declaring": Deviation(
+            ["old", "new"], "as above: the deletion did nothing"
+        ),
+        "passive declare of an emptied queue": Deviation(
+            404, "an empty list is no key in Redis, so the queue seems not to exist"
+        ),
+    },
+)
+
+DQ = Broker(
+    name="dq",
+    scheme="dq-redis",
+    sentinel_scheme="dq-sentinel",
+    most_urgent=9,
+    least_urgent=0,
+    register="celery_dq.wiring:register_transports",
+    setup="celery_dq:setup",
+    has_leases=True,
+)
+
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ)}
+
+#: What the suites run over.
+ACTIVE: tuple[str, ...] = ("stock",)

@@ -1,0 +1,91 @@
+"""``python -m tests.chaos``: seeded faults against a broker, and the verdict.
+
+Examples::
+
+    python -m tests.chaos --broker dq --seed 7 --messages 20000 --kills 40 --pool prefork
+    python -m tests.chaos --broker stock --broker dq --seed 7       # one after the other, beside each other
+    python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with a failover
+    python -m tests.chaos --broker stock --modes kill-worker,kill-child
+
+Exit code 1 when a broker with leases lost a message, left one stuck, ran one twice without a reason, or
+took longer than lease + 2 s to recover. On the stock transport all of it is measured and printed, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.brokers import ACTIVE, BROKERS
+from tests.chaos.driver import Plan, run, say_to_stderr
+from tests.chaos.faults import WEIGHTS
+
+#: Seconds beyond the lease that recovery may take.
+RECOVERY_ALLOWANCE = 2.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    defaults = Plan()
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--broker", action="append", choices=sorted(BROKERS), help="repeat to run several")
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--messages", type=int, default=defaults.messages)
+    parser.add_argument("--kills", type=int, default=defaults.kills, help="faults in all, of every mode")
+    parser.add_argument(
+        "--modes", default=",".join(WEIGHTS), help="comma-separated; default all: %(default)s"
+    )
+    parser.add_argument("--workers", type=int, default=defaults.workers)
+    parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="of each worker")
+    parser.add_argument("--pool", default=defaults.pool, choices=["prefork", "threads", "solo", "gevent"])
+    parser.add_argument("--tenants", type=int, default=defaults.tenants)
+    parser.add_argument("--work-ms", type=float, default=defaults.work_ms, help="mean length of a task")
+    parser.add_argument("--lease", type=float, default=defaults.lease, help="seconds")
+    parser.add_argument("--patience", type=float, default=defaults.patience, help="seconds without progress")
+    parser.add_argument(
+        "--sentinel", action="store_true", help="a Sentinel pair instead of one server with AOF"
+    )
+    parser.add_argument(
+        "--visibility-timeout", type=float, default=defaults.visibility_timeout, help="stock only"
+    )
+    parser.add_argument("--json", type=Path, help="write the verdicts there")
+    options = parser.parse_args(arguments)
+    modes = tuple(mode.strip() for mode in options.modes.split(",") if mode.strip())
+    if unknown := set(modes) - set(WEIGHTS):
+        parser.error(f"unknown modes {', '.join(sorted(unknown))}: choose from {', '.join(WEIGHTS)}")
+    plan = Plan(
+        seed=options.seed,
+        messages=options.messages,
+        kills=options.kills,
+        workers=options.workers,
+        concurrency=options.concurrency,
+        pool=options.pool,
+        tenants=options.tenants,
+        work_ms=options.work_ms,
+        lease=options.lease,
+        patience=options.patience,
+        modes=modes,
+        sentinel=options.sentinel,
+        visibility_timeout=options.visibility_timeout,
+    )
+    failed, verdicts = False, {}
+    for name in options.broker or ACTIVE:
+        broker = BROKERS[name]
+        verdict = run(broker, plan, say_to_stderr)
+        print(f"== {name}, seed {plan.seed}\n{verdict.report()}", flush=True)
+        verdicts[name] = asdict(verdict)
+        if broker.has_leases:
+            failed |= not verdict.good or verdict.slowest_recovery > plan.lease + RECOVERY_ALLOWANCE
+    if options.json is not None:
+        options.json.write_text(json.dumps({"plan": asdict(plan), "verdicts": verdicts}, indent=1))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

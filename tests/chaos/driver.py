@@ -1,0 +1,227 @@
+"""One chaos run, from the plan to the verdict."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from celery_dq.testing.servers import RedisServer, SentinelPair
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import Broker
+from tests.chaos.crew import Crew
+from tests.chaos.faults import WEIGHTS, Saboteur, draw_schedule
+from tests.chaos.ledger import Entry, Ledger
+from tests.chaos.load import LoadGenerator, draw_messages
+from tests.chaos.tasks import NAME, add_tasks
+from tests.chaos.verdict import Verdict, judge
+from tests.workers import make_app
+
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run depends on, besides the broker."""
+
+    seed: int = 7
+    messages: int = 2000
+    kills: int = 6
+    workers: int = 3
+    concurrency: int = 2
+    pool: str = "prefork"
+    tenants: int = 20
+    #: Mean length of a task, in milliseconds.
+    work_ms: float = 4.0
+    #: Lease in seconds, where the broker has one.
+    lease: float = 3.0
+    #: Seconds without progress after which the run ends with whatever is missing.
+    patience: float = 20.0
+    modes: tuple[str, ...] = tuple(WEIGHTS)
+    #: A Sentinel pair instead of one server: no proxies and no restart, but failover.
+    sentinel: bool = False
+    #: Stock only: seconds until an unacknowledged message goes to another worker; kombu's default.
+    visibility_timeout: float = 3600.0
+
+
+def run(broker: Broker, plan: Plan, say: Callable[[str], None] = lambda text: None) -> Verdict:
+    """Run `plan` on `broker`; starts its own servers and leaves nothing behind."""
+    broker.prepare()
+    with ExitStack() as stack:
+        books = stack.enter_context(RedisServer())
+        server: RedisServer | SentinelPair = (
+            stack.enter_context(SentinelPair())
+            if plan.sentinel
+            else stack.enter_context(RedisServer(appendonly=True))
+        )
+        ledger = Ledger(books.port)
+        stack.callback(ledger.close)
+        return _Run(broker, plan, server, ledger, books.port, say, stack).go()
+
+
+class _Run:
+    def __init__(
+        self,
+        broker: Broker,
+        plan: Plan,
+        server: RedisServer | SentinelPair,
+        ledger: Ledger,
+        ledger_port: int,
+        say: Callable[[str], None],
+        stack: ExitStack,
+    ) -> None:
+        self._plan = plan
+        self._say = say
+        self._server = server
+        self._ledger = ledger
+        self._entries: list[Entry] = []
+        self._done: set[str] = set()
+        conf = self._conf(broker, ledger_port)
+        self._app = add_tasks(make_app(NAME, broker, conf), ledger_port)
+        stack.callback(self._app.close)
+        self._crew = Crew(
+            broker=broker,
+            conf=conf,
+            workers=plan.workers,
+            pool=plan.pool,
+            concurrency=plan.concurrency,
+            broker_port=0 if isinstance(server, SentinelPair) else server.port,
+            behind_proxy=not plan.sentinel,
+        )
+        stack.callback(self._crew.dismiss)
+        self._saboteur = Saboteur(self._crew, server, lease=plan.lease, seed=plan.seed)
+        self._schedule = draw_schedule(plan.seed, plan.messages, plan.kills, plan.workers, self._modes())
+        self._load = LoadGenerator(
+            self._app,
+            draw_messages(plan.seed, plan.messages, plan.tenants, plan.work_ms),
+            finished=lambda: len(self._done),
+            await_broker=self._await_broker,
+            options=(lambda message: {"tenant": message.tenant}) if broker.has_leases else lambda message: {},
+        )
+        stack.callback(self._load.stop)
+
+    def _modes(self) -> tuple[str, ...]:
+        if not self._plan.sentinel:
+            return self._plan.modes
+        return (
+            *(mode for mode in self._plan.modes if mode not in ("black-hole", "restart-broker")),
+            "failover",
+        )
+
+    def _conf(self, broker: Broker, ledger_port: int) -> dict[str, Any]:
+        options: dict[str, Any] = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
+        conf: dict[str, Any] = {"ledger_port": ledger_port, "worker_prefetch_multiplier": 4}
+        if isinstance(self._server, SentinelPair):
+            conf["broker_url"] = self._server.url(scheme=broker.sentinel_scheme)
+            options["master_name"] = self._server.name
+        else:
+            conf["broker_url"] = broker.url(self._server.port)
+        if broker.has_leases:
+            conf["dq_lease"] = self._plan.lease
+        else:
+            options["visibility_timeout"] = self._plan.visibility_timeout
+        return {**conf, "broker_transport_options": options, "broker_connection_max_retries": None}
+
+    def go(self) -> Verdict:
+        plan = self._plan
+        self._crew.start()
+        self._say(f"{plan.workers} workers are ready")
+        self._load.start()
+        schedule = list(self._schedule)
+        last_progress, seen = time.monotonic(), 0
+        while True:
+            self._read()
+            if len(self._done) != seen:
+                last_progress, seen = time.monotonic(), len(self._done)
+            stalled = time.monotonic() - last_progress
+            self._saboteur.tend()
+            # A stall brings the next fault forward: the schedule is kept even where messages are stuck.
+            due = bool(schedule) and (seen >= schedule[0].at or stalled > plan.lease * 2)
+            if due and self._saboteur.can_hit(schedule[0]):
+                fault = self._saboteur.commit(schedule.pop(0))
+                last_progress = time.monotonic()
+                self._say(f"{seen} finished: {fault.mode} {fault.worker or '(all)'}")
+            self._crew.fill_empty()
+            complete = self._load.done and seen >= len(self._load.published.confirmed)
+            if complete and not schedule and self._saboteur.idle:
+                break
+            if (
+                stalled > plan.patience
+                and self._saboteur.idle
+                and (not schedule or stalled > 3 * plan.patience)
+            ):
+                self._say(f"no progress for {stalled:.0f} s: giving up on the rest")
+                break
+            self._turn()
+        self._load.stop()
+        self._await_quiet()
+        left = self._left_in_broker()
+        return judge(self._load.published, self._entries, self._saboteur.faults, left)
+
+    def _turn(self) -> None:
+        """Wait for the ledger to grow, a little while."""
+        size = len(self._entries)
+
+        def grown() -> bool:
+            self._read()
+            return len(self._entries) > size
+
+        try:
+            wait_until(grown, 0.05, interval_s=0.005)
+        except TimeoutError:
+            return
+
+    def _await_quiet(self) -> None:
+        """Late duplicates show within a lease: wait until the ledger is silent for a little more."""
+        silence, size, limit = time.monotonic(), len(self._entries), time.monotonic() + 10 * self._plan.lease
+        while time.monotonic() < min(silence + self._plan.lease + 1, limit):
+            self._turn()
+            if len(self._entries) != size:
+                silence, size = time.monotonic(), len(self._entries)
+
+    def _read(self) -> None:
+        new = self._ledger.read_new()
+        self._entries += new
+        self._done.update(entry.message for entry in new if entry.event == "finish")
+
+    def _broker_port(self) -> int:
+        return self._server.master_port() if isinstance(self._server, SentinelPair) else self._server.port
+
+    def _await_broker(self) -> None:
+        def answers() -> bool:
+            try:
+                with redis.Redis(port=self._broker_port(), socket_timeout=1) as client:
+                    return bool(client.ping())
+            except (redis.RedisError, OSError, RuntimeError):
+                return False
+
+        wait_until(answers, 60)
+
+    def _left_in_broker(self) -> set[str]:
+        """Every task id that any key of the broker still holds, whatever its layout."""
+        found: set[str] = set()
+        with redis.Redis(port=self._broker_port()) as client:
+            for key in client.scan_iter(count=1000):
+                kind = client.type(key)
+                found.update(match.decode() for match in _UUID.findall(client.dump(key) or b""))
+                if kind == b"hash":
+                    for field, value in client.hscan_iter(key, count=1000):
+                        found.update(match.decode() for match in _UUID.findall(field + value))
+                elif kind == b"list":
+                    for value in client.lrange(key, 0, -1):
+                        found.update(match.decode() for match in _UUID.findall(value))
+                elif kind == b"zset":
+                    for value, _ in client.zscan_iter(key, count=1000):
+                        found.update(match.decode() for match in _UUID.findall(value))
+        return found
+
+
+def say_to_stderr(text: str) -> None:
+    """Progress for a person who waits."""
+    print(text, file=sys.stderr, flush=True)

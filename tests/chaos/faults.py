@@ -1,0 +1,235 @@
+"""The faults: drawn from a seed, committed at a share of the progress, written down for the verdict."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+import redis
+
+from celery_dq.testing.servers import RedisServer, SentinelPair
+from tests.chaos.crew import SOFT_TIMEOUT, Crew, Place
+
+#: Modes and how often they are drawn, relative to each other.
+WEIGHTS = {
+    "kill-worker": 8,
+    "kill-child": 4,
+    "pause": 2,
+    "cold": 1,
+    "soft": 1,
+    "warm": 1,
+    "kill-connections": 2,
+    "black-hole": 1,
+    "script-flush": 1,
+    "restart-broker": 1,
+}
+
+#: Modes that break what every worker holds.
+EVERYBODY = ("kill-connections", "restart-broker", "failover")
+
+#: Modes after which messages may rightly run again. A warm stop and a flushed script cache give no right.
+EXCUSES = frozenset(WEIGHTS) - {"warm", "script-flush"} | {"failover"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault of the schedule."""
+
+    #: Finished messages at which it is due.
+    at: int
+    mode: str
+    place: int
+
+
+@dataclass
+class Fault:
+    """One fault as it happened; times on CLOCK_MONOTONIC."""
+
+    mode: str
+    #: Node name of the worker that was hit; '' for all of them.
+    worker: str
+    #: The pool child that was hit; 0 for the whole worker.
+    pid: int
+    begin: float
+    end: float
+
+
+def draw_schedule(
+    seed: int, messages: int, kills: int, workers: int, modes: Sequence[str] = tuple(WEIGHTS)
+) -> list[Planned]:
+    """`kills` faults, spread evenly with jitter over the first nine tenths of the messages.
+
+    Each of `modes` comes once before any is drawn by weight, so that a short run has seen all that fit.
+    """
+    draw = random.Random(f"faults-{seed}")
+    first = list(modes)
+    draw.shuffle(first)
+    drawn = first[:kills]
+    drawn += draw.choices(list(modes), [WEIGHTS.get(mode, 1) for mode in modes], k=kills - len(drawn))
+    draw.shuffle(drawn)
+    step = 0.9 * messages / max(1, kills)
+    schedule = []
+    for index, mode in enumerate(drawn):
+        place = draw.randrange(workers)
+        # The crew gives even places a soft shutdown, odd ones none.
+        if mode == "soft":
+            place -= place % 2
+        elif mode == "cold" and place % 2 == 0:
+            place = min(place + 1, workers - 1)
+        schedule.append(Planned(int(step * (index + draw.uniform(0.2, 0.8))), mode, place))
+    return schedule
+
+
+class Saboteur:
+    """Commits faults; the longer ones end by :meth:`tend`, which the driver calls on every turn."""
+
+    def __init__(self, crew: Crew, server: RedisServer | SentinelPair, *, lease: float, seed: int) -> None:
+        self.faults: list[Fault] = []
+        self._crew = crew
+        self._server = server
+        self._lease = lease
+        self._draw = random.Random(f"victims-{seed}")
+        self._under_way: list[tuple[float, Callable[[], bool]]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._under_way
+
+    def can_hit(self, planned: Planned) -> bool:
+        """Whether the victim stands and no other fault has it."""
+        place = self._crew.places[planned.place]
+        return planned.mode in (*EVERYBODY, "script-flush") or (
+            not place.busy and place.worker is not None and place.worker.alive
+        )
+
+    def commit(self, planned: Planned) -> Fault:
+        place = self._crew.places[planned.place]
+        now = time.monotonic()
+        worker = "" if planned.mode in (*EVERYBODY, "script-flush") else place.name
+        fault = Fault(planned.mode, worker, 0, now, now)
+        self.faults.append(fault)
+        {
+            "kill-worker": lambda: self._signal(place, signal.SIGKILL),
+            "kill-child": lambda: self._kill_child(place, fault),
+            "pause": lambda: self._pause(place, fault),
+            "warm": lambda: self._stop(place, fault, signal.SIGTERM),
+            "soft": lambda: self._stop(place, fault, signal.SIGQUIT),
+            "cold": lambda: self._stop(place, fault, signal.SIGQUIT),
+            "kill-connections": self._kill_connections,
+            "black-hole": lambda: self._black_hole(place, fault),
+            "script-flush": lambda: self._ask("SCRIPT", "FLUSH"),
+            "restart-broker": self._restart_broker,
+            "failover": self._fail_over,
+        }[planned.mode]()
+        if fault.end == now:
+            fault.end = time.monotonic()
+        return fault
+
+    def tend(self) -> None:
+        """End what is due to end."""
+        now = time.monotonic()
+        self._under_way = [(due, finish) for due, finish in self._under_way if now < due or not finish()]
+
+    # One fault each.
+
+    def _signal(self, place: Place, number: signal.Signals) -> None:
+        assert place.worker is not None
+        with suppress(ProcessLookupError):
+            os.kill(place.worker.pid, number)
+
+    def _kill_child(self, place: Place, fault: Fault) -> None:
+        assert place.worker is not None
+        children = [child for child in place.worker.children() if child.status() != psutil.STATUS_ZOMBIE]
+        if not children:
+            # A pool without processes: its only process is the worker.
+            fault.mode = "kill-worker"
+            self._signal(place, signal.SIGKILL)
+            return
+        fault.pid = self._draw.choice(children).pid
+        with suppress(ProcessLookupError):
+            os.kill(fault.pid, signal.SIGKILL)
+
+    def _pause(self, place: Place, fault: Fault) -> None:
+        worker = place.worker
+        assert worker is not None
+        place.busy = True
+        victims = [worker.pid, *(child.pid for child in worker.children())]
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        fault.end = float("inf")
+
+        def finish() -> bool:
+            for pid in victims:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            fault.end, place.busy = time.monotonic(), False
+            return True
+
+        self._under_way.append((time.monotonic() + 1.5 * self._lease, finish))
+
+    def _stop(self, place: Place, fault: Fault, number: signal.Signals) -> None:
+        worker = place.worker
+        assert worker is not None
+        place.busy = True
+        fault.end = float("inf")
+        self._signal(place, number)
+        give_up = time.monotonic() + SOFT_TIMEOUT + 30
+
+        def finish() -> bool:
+            if worker.alive and time.monotonic() < give_up:
+                return False
+            if worker.alive:
+                # It hangs in its shutdown: that is a finding, and from here on a kill.
+                fault.mode += " (hung)"
+                self._signal(place, signal.SIGKILL)
+                now = time.monotonic()
+                self.faults.append(Fault("kill-worker", worker.name, 0, now, now))
+            fault.end, place.busy = time.monotonic(), False
+            return True
+
+        self._under_way.append((0, finish))
+
+    def _black_hole(self, place: Place, fault: Fault) -> None:
+        proxy = place.proxy
+        if proxy is None:
+            fault.mode = "nothing (no proxy)"
+            return
+        proxy.black_hole()
+        place.busy = True
+        fault.end = float("inf")
+
+        def finish() -> bool:
+            proxy.restore()
+            fault.end, place.busy = time.monotonic(), False
+            return True
+
+        self._under_way.append((time.monotonic() + 1.5 * self._lease, finish))
+
+    def _client(self) -> redis.Redis:
+        port = self._server.master_port() if isinstance(self._server, SentinelPair) else self._server.port
+        return redis.Redis(port=port)
+
+    def _ask(self, *command: str) -> None:
+        with self._client() as client:
+            client.execute_command(*command)
+
+    def _kill_connections(self) -> None:
+        with self._client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub", skipme=True)
+
+    def _restart_broker(self) -> None:
+        if isinstance(self._server, RedisServer):
+            self._server.kill()
+            self._server.restart()
+
+    def _fail_over(self) -> None:
+        if isinstance(self._server, SentinelPair):
+            self._server.fail_over()

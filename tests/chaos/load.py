@@ -1,0 +1,106 @@
+"""The load: numbered messages of many tenants, published as fast as the workers finish them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+
+_NAMESPACE = uuid.UUID("6f9a6c8e-50a3-4a0e-9a53-0d6b7f1f3a11")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message as it was published."""
+
+    id: str
+    number: int
+    tenant: str
+    seconds: float
+
+
+@dataclass
+class Published:
+    """What the load generator knows of its publishes."""
+
+    #: The broker said yes.
+    confirmed: dict[str, Message] = field(default_factory=dict)
+    #: The connection broke before it said anything: the message may be there, or not.
+    uncertain: dict[str, Message] = field(default_factory=dict)
+
+
+def draw_messages(seed: int, amount: int, tenants: int, work_ms: float) -> list[Message]:
+    """The messages of a seed. One in fifty works twenty times as long, so that kills meet running tasks."""
+    draw = random.Random(f"load-{seed}")
+    messages = []
+    for number in range(amount):
+        seconds = draw.uniform(0, 2 * work_ms) / 1000 * (20 if draw.random() < 0.02 else 1)
+        tenant = f"tenant-{draw.randrange(tenants)}"
+        task_id = str(uuid.uuid5(_NAMESPACE, f"{seed}-{time.time_ns()}-{number}"))
+        messages.append(Message(task_id, number, tenant, round(seconds, 5)))
+    return messages
+
+
+class LoadGenerator:
+    """Publishes in a thread, never more than `ahead` messages beyond what is finished."""
+
+    def __init__(
+        self,
+        app: Celery,
+        messages: list[Message],
+        *,
+        finished: Callable[[], int],
+        await_broker: Callable[[], None],
+        ahead: int = 2000,
+        options: Callable[[Message], dict[str, Any]] = lambda message: {},
+    ) -> None:
+        self.published = Published()
+        self._app = app
+        self._messages = messages
+        self._finished = finished
+        self._await_broker = await_broker
+        self._ahead = ahead
+        self._options = options
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
+
+    def start(self) -> LoadGenerator:
+        self._thread.start()
+        return self
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(30)
+
+    def _run(self) -> None:
+        work = self._app.tasks["work"]
+        for message in self._messages:
+            while message.number - self._finished() > self._ahead:
+                if self._stop.wait(0.01):
+                    return
+            if self._stop.is_set():
+                return
+            try:
+                # Without retries: what was published twice may run twice, and that is not the broker's doing.
+                work.apply_async(
+                    (message.number, message.tenant, message.seconds),
+                    task_id=message.id,
+                    retry=False,
+                    **self._options(message),
+                )
+            except Exception:  # the broker is gone: whatever the reason, the outcome is unknown
+                self.published.uncertain[message.id] = message
+                self._await_broker()
+            else:
+                self.published.confirmed[message.id] = message

@@ -1,0 +1,99 @@
+"""A TCP proxy that can swallow: connections stay open, nothing passes, until it is told to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+
+class Proxy:
+    """Forwards a local port to another one; runs in a thread of its own.
+
+    While black-holed, bytes are kept back as a network would (they arrive late, or never), and new connections
+    are accepted but not served.
+    """
+
+    def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self._target_port = target_port
+        self._loop = asyncio.new_event_loop()
+        self._open = asyncio.Event()
+        self._pairs: set[asyncio.StreamWriter] = set()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-proxy", daemon=True)
+        self.port = 0
+
+    def start(self) -> Proxy:
+        """Listen; `port` is known when this returns."""
+        self._thread.start()
+        if not self._started.wait(10):
+            raise RuntimeError("the proxy did not start")
+        return self
+
+    def black_hole(self) -> None:
+        """Let nothing pass in either direction."""
+        self._loop.call_soon_threadsafe(self._open.clear)
+
+    def restore(self) -> None:
+        """Let everything pass again, what was kept back first."""
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    def sever(self) -> None:
+        """Close every connection."""
+        self._loop.call_soon_threadsafe(self._sever)
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+
+    # In the proxy's thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._open.set()
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, self._host, 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        self._loop.run_forever()
+        server.close()
+        self._sever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(self._rest())
+        self._loop.close()
+
+    async def _rest(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _sever(self) -> None:
+        for writer in list(self._pairs):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._open.wait()
+        try:
+            there_reader, there_writer = await asyncio.open_connection(self._host, self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._pairs |= {writer, there_writer}
+        try:
+            await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        finally:
+            self._pairs -= {writer, there_writer}
+            for end in (writer, there_writer):
+                end.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()
+        # One side is done: tell the other, after what was on its way.
+        await self._open.wait()
+        with contextlib.suppress(OSError):
+            writer.close()

@@ -1,0 +1,94 @@
+"""The judge, on made-up evidence."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from tests.chaos.faults import WEIGHTS, Fault, draw_schedule
+from tests.chaos.ledger import Entry
+from tests.chaos.load import Message, Published, draw_messages
+from tests.chaos.verdict import ACK_ALLOWANCE, RECONNECT_ALLOWANCE, count_overtaken, judge, runs_of
+
+
+def entry(
+    event: Literal["start", "finish"], at: float, worker: str = "w1", pid: int = 1, number: int = 0
+) -> Entry:
+    return Entry(event, f"m{number}", number, "t", worker, pid, at, at, False)
+
+
+def published(amount: int = 1) -> Published:
+    return Published(confirmed={f"m{n}": Message(f"m{n}", n, "t", 0) for n in range(amount)})
+
+
+TWICE = [entry("start", 10), entry("finish", 11), entry("start", 14, "w2"), entry("finish", 15, "w2")]
+
+
+def test_a_message_that_ran_once_is_fine() -> None:
+    verdict = judge(published(), [entry("start", 1), entry("finish", 2)], [], ())
+    assert verdict.good
+    assert (verdict.finished, verdict.duplicated) == (1, 0)
+
+
+def test_what_never_finished_is_lost_or_stuck() -> None:
+    verdict = judge(published(3), [entry("start", 1, number=1)], [], {"m2"})
+    assert (verdict.lost, verdict.stuck) == (["m0", "m1"], ["m2"])
+
+
+def test_an_uncertain_publish_is_not_missed() -> None:
+    unsure = Published(uncertain={"m0": Message("m0", 0, "t", 0)})
+    assert judge(unsure, [], [], ()).good
+
+
+@pytest.mark.parametrize(
+    ("fault", "attributable"),
+    [
+        (Fault("kill-worker", "w1", 0, 10.5, 10.5), True),
+        (Fault("kill-worker", "w1", 0, 11 + ACK_ALLOWANCE / 2, 11 + ACK_ALLOWANCE / 2), True),
+        # long after the ack was due, before the run, or somebody else
+        (Fault("kill-worker", "w1", 0, 13, 13), False),
+        (Fault("kill-worker", "w1", 0, 9, 9), False),
+        (Fault("kill-worker", "w2", 0, 10.5, 10.5), False),
+        # another child of the same worker
+        (Fault("kill-child", "w1", 1, 10.5, 10.5), True),
+        (Fault("kill-child", "w1", 2, 10.5, 10.5), False),
+        # a pause that spans the run; a stop that loses nothing by right
+        (Fault("pause", "w1", 0, 8, 12), True),
+        (Fault("warm", "w1", 0, 10.5, 10.5), False),
+        (Fault("script-flush", "", 0, 10.5, 10.5), False),
+        # everybody's connections, until they are back
+        (Fault("kill-connections", "", 0, 10.5, 10.5), True),
+        (Fault("restart-broker", "", 0, 9 - RECONNECT_ALLOWANCE, 9.5 - RECONNECT_ALLOWANCE), False),
+    ],
+)
+def test_a_second_run_needs_an_excuse(fault: Fault, attributable: bool) -> None:
+    verdict = judge(published(), TWICE, [fault], ())
+    assert (verdict.attributable, len(verdict.unattributable)) == ((1, 0) if attributable else (0, 1))
+
+
+def test_recovery_is_counted_from_the_fault() -> None:
+    entries = [entry("start", 10), entry("start", 14, "w2"), entry("finish", 15, "w2")]
+    verdict = judge(published(), entries, [Fault("kill-worker", "w1", 0, 10.5, 10.5)], ())
+    assert verdict.recovery == {"kill-worker": (1, 3.5, 3.5, 3.5)}
+    assert verdict.slowest_recovery == 3.5
+
+
+def test_runs_that_overlap_are_counted() -> None:
+    entries = [entry("start", 1), entry("start", 2, "w2"), entry("finish", 3), entry("finish", 4, "w2")]
+    assert judge(published(), entries, [], ()).overlapping == 1
+
+
+def test_overtaking() -> None:
+    order = [2, 0, 1, 4, 3]
+    entries = [entry("start", at, number=number) for at, number in enumerate(order)]
+    assert sorted(count_overtaken(runs_of(entries))) == [0, 0, 1, 1, 1]
+
+
+def test_a_seed_draws_the_same_schedule_and_load() -> None:
+    assert draw_schedule(7, 1000, 20, 3) == draw_schedule(7, 1000, 20, 3) != draw_schedule(8, 1000, 20, 3)
+    assert {planned.mode for planned in draw_schedule(7, 1000, 20, 3)} == set(WEIGHTS)
+    one, other = draw_messages(7, 50, 5, 1), draw_messages(7, 50, 5, 1)
+    assert [(m.tenant, m.seconds) for m in one] == [(m.tenant, m.seconds) for m in other]
+    # The ids differ: two runs on one broker must not meet.
+    assert one[0].id != other[0].id

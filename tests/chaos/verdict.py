@@ -1,0 +1,199 @@
+"""The verdict: what the ledger, the publishes and the faults say about the broker. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from tests.chaos.faults import EVERYBODY, EXCUSES, Fault
+from tests.chaos.ledger import Entry
+from tests.chaos.load import Published
+
+#: Seconds after a task's end within which its acknowledgement must have reached the broker. A fault that hits
+#: the holder within them may rightly bring the message back.
+ACK_ALLOWANCE = 1.0
+
+#: Seconds for which a fault of the connection goes on in the worker: noticing it, reconnecting.
+RECONNECT_ALLOWANCE = 4.0
+
+
+@dataclass
+class Run:
+    """One execution of one message."""
+
+    message: str
+    number: int
+    tenant: str
+    worker: str
+    pid: int
+    start: float
+    finish: float | None = None
+
+
+@dataclass
+class Verdict:
+    """What happened. `lost` and `unattributable` are what a broker that keeps its word leaves empty."""
+
+    confirmed: int = 0
+    uncertain: int = 0
+    finished: int = 0
+    #: Confirmed, never finished, and not in the broker either.
+    lost: list[str] = field(default_factory=list)
+    #: Confirmed, not finished when the run ended, but still in the broker.
+    stuck: list[str] = field(default_factory=list)
+    #: Messages that ran more than once.
+    duplicated: int = 0
+    #: Second runs whose first holder was killed, paused or cut off while it ran or before its ack was due.
+    attributable: int = 0
+    #: All other second runs, told in words.
+    unattributable: list[str] = field(default_factory=list)
+    #: Second runs that began while the first was still going on.
+    overlapping: int = 0
+    #: For each first start: how many younger messages of the same tenant had started before it.
+    overtaken_p50: float = 0
+    overtaken_p99: float = 0
+    overtaken_max: int = 0
+    #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
+    recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0
+
+    @property
+    def good(self) -> bool:
+        return not self.lost and not self.stuck and not self.unattributable
+
+    @property
+    def slowest_recovery(self) -> float:
+        return max((row[3] for row in self.recovery.values()), default=0.0)
+
+    def report(self) -> str:
+        """The verdict for a reader."""
+        faults = ", ".join(f"{count} {mode}" for mode, count in sorted(self.faults.items()))
+        lines = [
+            f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
+            f"finished {self.finished} in {self.seconds:.1f} s",
+            f"lost {len(self.lost)}, stuck {len(self.stuck)}",
+            f"ran again: {self.duplicated} messages; {self.attributable} runs attributable, "
+             f"{len(self.unattributable)} not; {self.overlapping} while the first run was going on",
+            f"overtaken by younger ones of the same tenant: p50 {self.overtaken_p50:g}, "
+             f"p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
+            f"faults: {faults or 'none'}",
+        ]
+        for mode, (count, low, middle, high) in sorted(self.recovery.items()):
+            lines.append(
+                f"recovery after {mode}: {count} interrupted runs, {low:.2f} / {middle:.2f} / {high:.2f} s "
+                "(min / median / max)"
+            )
+        lines += [f"  lost: {message}" for message in self.lost[:10]]
+        lines += [f"  stuck: {message}" for message in self.stuck[:3]]
+        lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
+        return "\n".join(lines)
+
+
+def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
+    """The runs of each message, in the order in which they started."""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for entry in entries:
+        if entry.event == "start":
+            runs[entry.message].append(
+                Run(entry.message, entry.number, entry.tenant, entry.worker, entry.pid, entry.monotonic)
+            )
+            continue
+        for run in reversed(runs[entry.message]):
+            if (run.worker, run.pid) == (entry.worker, entry.pid) and run.finish is None:
+                run.finish = entry.monotonic
+                break
+    for of_one in runs.values():
+        of_one.sort(key=lambda run: run.start)
+    return dict(runs)
+
+
+def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
+    """The fault that gives `second` the right to have run, if there is one."""
+    until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
+    for fault in faults:
+        if fault.mode.split(" ")[0] not in EXCUSES:
+            continue
+        if fault.mode not in EVERYBODY and fault.worker != first.worker:
+            continue
+        if fault.pid and fault.pid != first.pid:
+            continue
+        cut_off = fault.mode in EVERYBODY or fault.mode == "black-hole"
+        end = fault.end + (RECONNECT_ALLOWANCE if cut_off else 0)
+        if fault.begin <= until and end >= first.start:
+            return fault
+    return None
+
+
+def judge(
+    published: Published, entries: Sequence[Entry], faults: Sequence[Fault], left_in_broker: Collection[str]
+) -> Verdict:
+    """Weigh it all."""
+    runs = runs_of(entries)
+    verdict = Verdict(confirmed=len(published.confirmed), uncertain=len(published.uncertain))
+    verdict.faults = dict(Counter(fault.mode for fault in faults))
+    done = {message for message, of_one in runs.items() if any(run.finish is not None for run in of_one)}
+    verdict.finished = len(done)
+    for message in published.confirmed:
+        if message not in done:
+            (verdict.stuck if message in left_in_broker else verdict.lost).append(message)
+    recovery: dict[str, list[float]] = defaultdict(list)
+    for message, of_one in runs.items():
+        if len(of_one) < 2:
+            continue
+        verdict.duplicated += 1
+        for first, second in pairwise(of_one):
+            if first.finish is not None and second.start < first.finish:
+                verdict.overlapping += 1
+            fault = excuse(first, second, faults)
+            if fault is None:
+                verdict.unattributable.append(_tell(message, first, second))
+                continue
+            verdict.attributable += 1
+            if first.finish is None or first.finish > fault.begin:
+                recovery[fault.mode].append(second.start - max(fault.begin, first.start))
+    verdict.recovery = {
+        mode: (len(times), min(times), median(times), max(times)) for mode, times in recovery.items()
+    }
+    overtaken = sorted(count_overtaken(runs))
+    if overtaken:
+        verdict.overtaken_p50 = overtaken[len(overtaken) // 2]
+        verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
+        verdict.overtaken_max = overtaken[-1]
+    if entries:
+        moments = [entry.monotonic for entry in entries]
+        verdict.seconds = max(moments) - min(moments)
+    return verdict
+
+
+def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
+    """For each message, how many younger ones of its tenant had their first start before its own."""
+    by_tenant: dict[str, list[Run]] = defaultdict(list)
+    for of_one in runs.values():
+        by_tenant[of_one[0].tenant].append(of_one[0])
+    counts = []
+    for firsts in by_tenant.values():
+        # Counted from the last start back: a binary indexed tree over the numbers seen so far.
+        ranks = {number: rank for rank, number in enumerate(sorted(run.number for run in firsts), 1)}
+        tree = [0] * (len(firsts) + 1)
+        for seen, run in enumerate(sorted(firsts, key=lambda run: run.start)):
+            rank = ranks[run.number]
+            older, index = 0, rank
+            while index:
+                older += tree[index]
+                index &= index - 1
+            counts.append(seen - older)
+            index = rank
+            while index < len(tree):
+                tree[index] += 1
+                index += index & -index
+    return counts
+
+
+def _tell(message: str, first: Run, second: Run) -> str:
+    ended = "never ended" if first.finish is None else f"ended {second.start - first.finish:+.3f} s before"
+    later = second.start - first.start
+    return f"{message} ran on {first.worker} ({ended}), then {later:.3f} s later on {second.worker}"

@@ -1,0 +1,95 @@
+"""The servers and brokers that the conformance suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import count
+
+import pytest
+from kombu import Connection
+
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import ACTIVE, BROKERS, Broker
+from tests.conformance.mailroom import KOMBU_DB, Mailroom
+from tests.conformance.workplace import Workplace
+
+#: The shared workers send events, because a test listens to them.
+SHARED_ARGUMENTS = ("--without-mingle", "--without-gossip", "--without-heartbeat", "-E")
+
+_serial = count()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=ACTIVE)
+def broker(request: pytest.FixtureRequest) -> Broker:
+    chosen = BROKERS[request.param]
+    chosen.prepare()
+    return chosen
+
+
+@pytest.fixture
+def broker_url(broker: Broker, redis_server: RedisServer) -> str:
+    return broker.url(redis_server.port, KOMBU_DB)
+
+
+@pytest.fixture
+def connection(broker_url: str) -> Iterator[Connection]:
+    with Connection(broker_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other_connection(broker_url: str) -> Iterator[Connection]:
+    """A second connection, standing for another process."""
+    with Connection(broker_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue_name() -> str:
+    """A queue name that no other test uses."""
+    return f"conformance-{next(_serial)}"
+
+
+@pytest.fixture
+def mailroom(connection: Connection, queue_name: str) -> Mailroom:
+    return Mailroom(connection, queue_name)
+
+
+@pytest.fixture
+def workplace(broker: Broker, redis_server: RedisServer) -> Iterator[Workplace]:
+    """An app on a fresh queue; the test starts the workers that it needs."""
+    opened = Workplace(broker, redis_server)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module", params=["solo", "threads", "prefork", "gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def staffed(broker: Broker, redis_server: RedisServer, pool: str) -> Iterator[Workplace]:
+    """An app with one running worker of the pool under test, shared by a module's tests."""
+    opened = Workplace(broker, redis_server)
+    # A pool of two, so that one held task leaves room for another; solo is always one.
+    with opened.worker(pool, name=f"{pool}-shared", arguments=SHARED_ARGUMENTS) as worker:
+        opened.shared_worker = worker
+        yield opened
+    opened.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """When a test on the shared worker fails, the end of the worker's log is part of the report."""
+    report = yield
+    staffed = getattr(item, "funcargs", {}).get("staffed")
+    if report.when == "call" and report.failed and staffed is not None:
+        report.sections.append(("log of the shared worker", staffed.shared_worker.log[-6000:]))
+    return report

@@ -1,0 +1,99 @@
+"""What the kombu-level tests do again and again: publish to one queue, and drain until something holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from kombu import Connection, Consumer, Message, Producer, Queue
+
+#: The database of the kombu-level tests; the Celery-level ones use others, so that killing the connections
+#: of one level does not disturb the other.
+KOMBU_DB = 0
+
+
+def drain_until(connection: Connection, condition: Callable[[], object], deadline: float = 8.0) -> None:
+    """Turn `connection` until `condition` holds; TimeoutError after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not reached within {deadline} s")
+        try:
+            connection.drain_events(timeout=0.2)
+        except TimeoutError:
+            continue
+
+
+def drain_idle(connection: Connection, timeout: float = 0.3) -> None:
+    """Turn `connection` until nothing has come for `timeout` seconds."""
+    while True:
+        try:
+            connection.drain_events(timeout=timeout)
+        except TimeoutError:
+            return
+
+
+def kill_connections(port: int, db: int = KOMBU_DB) -> int:
+    """CLIENT KILL every connection to database `db`, except this one; returns how many there were."""
+    with redis.Redis(port=port, db=15) as client:
+        victims = [row["id"] for row in client.client_list() if int(row["db"]) == db]
+        for victim in victims:
+            client.client_kill_filter(_id=victim)
+    return len(victims)
+
+
+class Mailroom:
+    """One queue on one connection."""
+
+    def __init__(self, connection: Connection, queue: str | Queue) -> None:
+        self.connection = connection
+        self.queue = queue if isinstance(queue, Queue) else Queue(queue)
+        self.channel = connection.channel()
+        self.producer = Producer(self.channel)
+        self.bound = self.queue(self.channel)
+        self.bound.declare()
+        self.received: list[Message] = []
+
+    @property
+    def bodies(self) -> list[Any]:
+        """The decoded bodies received so far."""
+        return [message.payload for message in self.received]
+
+    def publish(self, *bodies: Any, **options: Any) -> None:
+        options.setdefault("serializer", "json")
+        options.setdefault("routing_key", self.queue.name)
+        for body in bodies:
+            self.producer.publish(body, **options)
+
+    def consume(self, *, ack: bool = False, channel: Any = None, **options: Any) -> Consumer:
+        """Start a consumer that keeps what it gets in `received`; `ack` acknowledges each at once."""
+
+        def on_message(message: Message) -> None:
+            self.received.append(message)
+            if ack:
+                message.ack()
+
+        consumer = Consumer(
+            channel or self.channel, queues=[self.queue], on_message=on_message, auto_declare=False, **options
+        )
+        consumer.consume()
+        return consumer
+
+    def drain(self, amount: int, deadline: float = 8.0) -> list[Any]:
+        """Turn the connection until `amount` messages came; returns all bodies so far."""
+        drain_until(self.connection, lambda: len(self.received) >= amount, deadline)
+        return self.bodies
+
+    def count(self) -> int:
+        """Messages waiting, by a passive declare from a channel of its own; 0 where the broker says 404."""
+        channel = self.connection.channel()
+        try:
+            return int(self.queue(channel).queue_declare(passive=True).message_count)
+        except self.connection.channel_errors as exc:
+            if int(getattr(exc, "reply_code", 0)) != 404:
+                raise
+            return 0
+        finally:
+            channel.close()

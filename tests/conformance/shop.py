@@ -1,0 +1,165 @@
+"""The Celery app of the worker-level tests.
+
+Its tasks tell a Redis of the test's own what they do: a test waits for what happened and never sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import redis
+from celery import Celery, Task
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+from tests.workers import ENVIRONMENT, app_from_environment
+
+NAME = "shop"
+
+#: Databases of the conformance server: the Celery broker, its results, and the witness.
+BROKER_DB, RESULT_DB, WITNESS_DB = 1, 2, 3
+
+
+class Witness:
+    """What the tasks tell the test, and how the test lets a held task go."""
+
+    def __init__(self, port: int) -> None:
+        self._client = redis.Redis(port=port, db=WITNESS_DB, decode_responses=True)
+
+    def tell(self, subject: str, value: object = "") -> None:
+        self._client.rpush(f"told:{subject}", str(value))
+
+    def told(self, subject: str) -> list[str]:
+        return list(self._client.lrange(f"told:{subject}", 0, -1))
+
+    def wait(self, subject: str, deadline: float = 15.0) -> str:
+        """The next telling on `subject`, waited for and taken away."""
+        heard = self._client.blpop([f"told:{subject}"], timeout=deadline)
+        if heard is None:
+            raise TimeoutError(f"nobody told {subject!r} within {deadline} s")
+        return str(heard[1])
+
+    def release(self, key: str, amount: int = 1) -> None:
+        """Let `amount` held tasks go."""
+        self._client.rpush(f"release:{key}", *["go"] * amount)
+
+    def hold(self, key: str, limit: float = 30.0) -> None:
+        """Block until released; used by tasks."""
+        self._client.blpop([f"release:{key}"], timeout=limit)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def add_tasks(app: Celery, port: int) -> Celery:
+    """Register the tasks on `app`; `port` is the witness's."""
+
+    def witness() -> Witness:
+        return Witness(port)
+
+    def task(**options: Any) -> Any:
+        return app.task(shared=False, **options)
+
+    @task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @task(name="total")
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @task(name="tell")
+    def tell(subject: str, value: object = "") -> None:
+        witness().tell(subject, value)
+
+    @task(name="tell_ignored", ignore_result=True)
+    def tell_ignored(subject: str) -> str:
+        witness().tell(subject)
+        return "not kept"
+
+    @task(name="fail")
+    def fail(text: str = "on purpose") -> None:
+        raise ValueError(text)
+
+    @task(name="hold", bind=True)
+    def hold(self: Task, key: str) -> str:
+        own = witness()
+        own.tell(f"started:{key}", os.getpid())
+        own.hold(key)
+        own.tell(f"finished:{key}", self.request.id)
+        return key
+
+    @task(name="hold_late", bind=True, acks_late=True)
+    def hold_late(self: Task, key: str) -> str:
+        own = witness()
+        own.tell(f"started:{key}", os.getpid())
+        own.hold(key)
+        own.tell(f"finished:{key}", self.request.id)
+        return key
+
+    @task(name="hold_or_die", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def hold_or_die(self: Task, key: str) -> str:
+        own = witness()
+        own.tell(f"started:{key}", os.getpid())
+        own.hold(key)
+        return key
+
+    @task(name="die_once", acks_late=True, reject_on_worker_lost=True)
+    def die_once(key: str) -> str:
+        own = witness()
+        own.tell(f"attempt:{key}")
+        if len(own.told(f"attempt:{key}")) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "survived"
+
+    @task(name="retry", bind=True, max_retries=3)
+    def retry(self: Task, key: str, succeed_at: int = 2, countdown: float = 0) -> int:
+        witness().tell(f"attempt:{key}", self.request.id)
+        if self.request.retries < succeed_at:
+            raise self.retry(countdown=countdown)
+        return int(self.request.retries)
+
+    @task(name="autoretry", autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
+    def autoretry(key: str) -> None:
+        witness().tell(f"attempt:{key}")
+        raise KeyError(key)
+
+    @task(name="reject", bind=True, acks_late=True)
+    def reject(self: Task, key: str, requeue: bool) -> str:
+        own = witness()
+        own.tell(f"attempt:{key}")
+        if len(own.told(f"attempt:{key}")) == 1:
+            raise Reject("no", requeue=requeue)
+        return "second time"
+
+    @task(name="patient", bind=True, soft_time_limit=1)
+    def patient(self: Task, key: str) -> str:
+        try:
+            witness().hold(key)
+        except SoftTimeLimitExceeded:
+            return "soft limit"
+        return "released"
+
+    @task(name="stubborn", time_limit=1)
+    def stubborn(key: str) -> None:
+        witness().hold(key)
+
+    @task(name="swap", bind=True)
+    def swap(self: Task, x: int) -> int:
+        raise self.replace(add.s(x, 1))
+
+    @task(name="headers", bind=True)
+    def headers(self: Task) -> dict[str, Any]:
+        request = self.request
+        return {
+            "priority": request.delivery_info.get("priority"),
+            "custom": (request.headers or {}).get("custom"),
+        }
+
+    return app
+
+
+if ENVIRONMENT in os.environ:
+    app = app_from_environment(NAME)
+    add_tasks(app, int(app.conf["witness_port"]))

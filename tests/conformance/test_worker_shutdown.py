@@ -1,0 +1,113 @@
+"""Warm, soft and cold shutdown: what runs is finished or given back, what waits goes back."""
+
+from __future__ import annotations
+
+import signal
+from uuid import uuid4
+
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from tests.conformance.workplace import Workplace
+
+WAIT = 15
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "prefork", "gevent"])
+def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(workplace: Workplace, pool: str) -> None:
+    key, later = uuid4().hex, uuid4().hex
+    # Given a worker of one slot that runs one task and may have fetched more
+    with workplace.worker(pool, concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
+        running = workplace.send("hold_late", key)
+        workplace.witness.wait(f"started:{key}")
+        waiting = [workplace.send("hold_late", later) for _ in range(3)]
+        # When it is asked to stop
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        workplace.witness.release(key)
+        if not workplace.broker.expected(f"a warm shutdown starts nothing ({pool})", True):
+            workplace.witness.release(later, len(waiting))
+        assert worker.process.wait(WAIT) == 0
+    # Then what ran has finished, and each of the others is back in the queue, or was finished too.
+    assert running.get(timeout=WAIT) == key
+    finished = len(workplace.witness.told(f"finished:{later}"))
+    if workplace.broker.expected(f"a warm shutdown starts nothing ({pool})", True):
+        assert finished == 0
+    assert len(workplace.witness.told(f"started:{later}")) == finished
+    wait_until(
+        lambda: workplace.waiting() + finished == len(waiting), WAIT, what=lambda: str(workplace.waiting())
+    )
+
+
+def test_cold_shutdown_gives_back_what_runs(workplace: Workplace) -> None:
+    key = uuid4().hex
+    with workplace.worker("prefork", concurrency=1) as worker:
+        workplace.send("hold_late", key)
+        workplace.witness.wait(f"started:{key}")
+        worker.stop(signal.SIGQUIT)
+    assert workplace.witness.told(f"finished:{key}") == []
+    assert workplace.waiting() == 1
+
+
+def test_soft_shutdown_waits_for_what_can_finish(workplace: Workplace) -> None:
+    quick, slow = uuid4().hex, uuid4().hex
+    conf = {"worker_soft_shutdown_timeout": 2.0}
+    with workplace.worker("prefork", concurrency=2, conf=conf) as worker:
+        finishes = workplace.send("hold_late", quick)
+        workplace.send("hold_late", slow)
+        for key in (quick, slow):
+            workplace.witness.wait(f"started:{key}")
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.wait_for_log("Initiating Soft Shutdown")
+        workplace.witness.release(quick)
+        worker.process.wait(WAIT)
+    assert finishes.get(timeout=WAIT) == quick
+    assert workplace.witness.told(f"finished:{slow}") == []
+    assert workplace.waiting() == 1
+
+
+def test_the_next_worker_runs_what_was_given_back(workplace: Workplace) -> None:
+    key = uuid4().hex
+    with workplace.worker("prefork", concurrency=1) as worker:
+        result = workplace.send("hold_late", key)
+        workplace.witness.wait(f"started:{key}")
+        worker.stop(signal.SIGQUIT)
+    with workplace.worker("solo", name="w2"):
+        workplace.witness.wait(f"started:{key}")
+        workplace.witness.release(key)
+        assert result.get(timeout=WAIT) == key
+
+
+def test_shutdown_by_remote_control(workplace: Workplace) -> None:
+    with workplace.worker("prefork", concurrency=1) as worker:
+        workplace.ask("ping")
+        workplace.app.control.shutdown(destination=[worker.name])
+        assert worker.process is not None
+        assert worker.process.wait(WAIT) == 0
+
+
+def test_delayed_tasks_survive_a_shutdown(workplace: Workplace) -> None:
+    subject = uuid4().hex
+    with workplace.worker("solo"):
+        workplace.send("tell", subject, countdown=1)
+        # The delayed one is fetched, or not, before this one.
+        assert workplace.send("add", 1, 1).get(timeout=WAIT) == 2
+    with workplace.worker("solo", name="w2"):
+        workplace.witness.wait(subject)
+
+
+def test_disable_prefetch_fetches_only_what_runs(workplace: Workplace) -> None:
+    keys = [uuid4().hex for _ in range(2)]
+    conf = {"worker_prefetch_multiplier": 10, "worker_disable_prefetch": True}
+    with workplace.worker("prefork", concurrency=2, conf=conf):
+        results = [workplace.send("hold_late", key) for key in keys]
+        for key in keys:
+            workplace.witness.wait(f"started:{key}")
+        results += [workplace.send("add", number, 1) for number in range(4)]
+        assert workplace.ask("reserved") == []
+        assert workplace.waiting() == 4
+        for key in keys:
+            workplace.witness.release(key)
+        assert [result.get(timeout=WAIT) for result in results] == [*keys, 1, 2, 3, 4]

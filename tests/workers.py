@@ -1,0 +1,201 @@
+"""Real ``celery worker`` processes: started, waited for, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from celery import Celery
+from celery.signals import worker_ready
+
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS, Broker
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Where a worker process finds what app it is to build (JSON).
+ENVIRONMENT = "DQ_TEST_APP"
+
+#: What a worker of ours prints, at any log level, once it consumes.
+READY = "<the worker consumes>"
+
+
+def make_app(name: str, broker: Broker | None, conf: Mapping[str, Any]) -> Celery:
+    """A Celery app on `broker` (None: as `conf` says); the caller and the worker build the same one."""
+    app = Celery(name, set_as_current=False)
+    app.conf.update(
+        {
+            "broker_connection_retry_on_startup": True,
+            "worker_hijack_root_logger": True,
+            "worker_prefetch_multiplier": 1,
+            "task_default_queue": name,
+            **conf,
+        }
+    )
+    if broker is not None:
+        broker.prepare_app(app)
+    return app
+
+
+def app_from_environment(name: str) -> Celery:
+    """The app that `WorkerProcess` described to this process, a worker."""
+    described = json.loads(os.environ[ENVIRONMENT])
+    broker = BROKERS[described["broker"]] if described["broker"] else None
+    worker_ready.connect(_say_ready, weak=False)
+    return make_app(name, broker, described["conf"])
+
+
+def _say_ready(sender: Any, **_: Any) -> None:
+    # Celery says so itself, but only at INFO.
+    print(READY, flush=True)
+
+
+def environment(broker: Broker | None, conf: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a process that is to build the app `conf` on `broker`."""
+    described = json.dumps({"broker": broker.name if broker else "", "conf": dict(conf)})
+    return {**os.environ, ENVIRONMENT: described, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+class WorkerProcess:
+    """One ``celery worker`` in a session of its own, with its log in a file."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        broker: Broker | None,
+        conf: Mapping[str, Any],
+        pool: str = "prefork",
+        concurrency: int = 2,
+        name: str = "w1",
+        queues: Sequence[str] = (),
+        arguments: Sequence[str] = ("--without-mingle", "--without-gossip", "--without-heartbeat"),
+        loglevel: str = "INFO",
+    ) -> None:
+        self.name = f"{name}@proof"
+        self.pool = pool
+        self._command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            module,
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+        ]
+        self._command += ["-n", self.name, "-l", loglevel, *arguments]
+        if queues:
+            self._command += ["-Q", ",".join(queues)]
+        self._environment = environment(broker, conf)
+        descriptor, path = tempfile.mkstemp(prefix=f"worker-{pool}-", suffix=".log")
+        self._log, self._log_path = os.fdopen(descriptor, "wb"), Path(path)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # Life.
+
+    def start(self) -> WorkerProcess:
+        """Start the process; returns at once."""
+        self.process = subprocess.Popen(
+            self._command,
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self
+
+    def wait_ready(self, deadline: float = 30.0) -> WorkerProcess:
+        """Wait until the worker consumes."""
+        self.wait_for_log(READY, deadline)
+        return self
+
+    def wait_for_log(self, text: str, deadline: float = 10.0, occurrences: int = 1) -> None:
+        """Wait until the log holds `text` that many times."""
+
+        def there() -> bool:
+            if self.log.count(text) >= occurrences:
+                return True
+            if not self.alive:
+                raise RuntimeError(f"worker {self.name} ended with {self.returncode}:\n{self.log}")
+            return False
+
+        wait_until(there, deadline)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, deadline: float = 20.0) -> int:
+        """Send `how` and wait for the end; returns the exit code."""
+        assert self.process is not None
+        if self.alive:
+            self.process.send_signal(how)
+        return self.process.wait(deadline)
+
+    def discard(self) -> None:
+        """Kill what is left of the session, and drop the log."""
+        if self.process is not None:
+            descendants = self.children() if self.alive else []
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            for child in descendants:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            self.process.wait(10)
+        self._log.close()
+        self._log_path.unlink(missing_ok=True)
+
+    # Looking.
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        """The pool's processes (and any other child)."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    # As a context manager: a test that fails shows the log.
+
+    def __enter__(self) -> WorkerProcess:
+        return self.start().wait_ready()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.alive:
+                self.stop()
+        finally:
+            if error is not None:
+                error.add_note(f"log of {self.name}:\n{self.log[-6000:]}") if hasattr(
+                    error, "add_note"
+                ) else print(self.log[-6000:])
+            self.discard()
