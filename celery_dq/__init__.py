@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from celery_dq.errors import (
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
+        DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
         InvalidMessage as InvalidMessage,
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
         InvalidTenant as InvalidTenant,
-        LeaseLost as LeaseLost,
         ScriptError as ScriptError,
         ServerError as ServerError,
+        TooFewReplicas as TooFewReplicas,
     )
     from celery_dq.options import Quota as Quota
 
@@ -34,13 +35,14 @@ _HOMES = (
     ("DQError", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
+    ("DeliveriesExhausted", "celery_dq.errors"),
     ("InvalidMessage", "celery_dq.errors"),
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),
     ("InvalidTenant", "celery_dq.errors"),
-    ("LeaseLost", "celery_dq.errors"),
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
+    ("TooFewReplicas", "celery_dq.errors"),
 )
 
 __all__ = ["__version__"]

@@ -44,10 +44,6 @@ class ScriptError(DQError):
     """A Lua script is missing, includes itself, or breaks its contract."""
 
 
-class LeaseLost(DQError):
-    """This process did not renew its lease in time; what it held was given to others."""
-
-
 class TooFewReplicas(DQError, ConnectionError):
     """A push is stored, but fewer replicas than asked for have confirmed it in time."""
 

@@ -122,4 +122,4 @@ DQ = Broker(
 BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ)}
 
 #: What the suites run over.
-ACTIVE: tuple[str, ...] = ("stock",)
+ACTIVE: tuple[str, ...] = ("stock", "dq")
