@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dq.app.broker import Broker, Opened
-from celery_dq.inspector.reading import scan, text
+from celery_dq.app.broker import Broker
 from celery_dq.inspector.tenants import own_quotas, quota_in_force
 from celery_dq.options import Quota
-from celery_dq.transport.redis.partition import MAX_CHUNK
+from celery_dq.transport.redis.quotas import place_held_back
 from celery_dq.transport.tenant import check_tenant
 
 
@@ -76,23 +75,12 @@ class Quotas:
             base = quota_in_force(*opened, None)
             quota = Quota.parse(parts, base=base, where=f"default quota of {queue!r}")
             opened.partition.set_shared_quota("default", quota.pack()).run(opened.client)
-            _place_all(opened)
+            place_held_back(*opened)
             return quota
 
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
             opened.partition.set_shared_quota("default", None).run(opened.client)
-            _place_all(opened)
+            place_held_back(*opened)
             return quota_in_force(*opened, None)
-
-
-def _place_all(opened: Opened) -> None:
-    """Decide anew about every tenant that is held back; an eligible one is decided when its turn comes."""
-    partition, client = opened
-    keys = partition.keys
-    for key in (keys.throttled, keys.limited, keys.parked):
-        for chunk in scan(client, "zset", key):
-            names = [text(member) for member, _ in chunk]
-            for start in range(0, len(names), MAX_CHUNK):
-                partition.place(names[start : start + MAX_CHUNK]).run(client)

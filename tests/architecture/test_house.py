@@ -31,7 +31,7 @@ PURE = (
     "znodes",
     "hooks",
     "options",
-    "transport.envelope",
+    "transport.tenant",
     "transport.redis.record",
     "dedup.machine",
     "dedup.key",

@@ -57,8 +57,8 @@ def test_the_installed_app_sets_the_projects_app_up(run: Run) -> None:
         "from shop.celery import app\n"
         "from orders.tasks import notify\n"
         "notify.delay(42)\n"
-        "print(app.dq.options.environment, app.dq.options.queue('push').quota.rate, app.dq.queues['push'].depth)\n"
-        "print(app.dq.queues['push'].peek()[0].tenant)\n",
+        "print(app.dq.options.environment, app.dq.options.queue('push').quota.rate)\n"
+        "print(app.dq.queues['push'].depth, app.dq.queues['push'].peek()[0].tenant)\n",
     )
     assert said.split() == ["sandbox", "50.0", "1", "42"]
 
@@ -83,7 +83,7 @@ def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -
         assert "CELERY_DQ_APP" in last
 
 
-def check(run: Run, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def check(run: Run, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``manage.py check``."""
     return run("-m", "django", "check", *options, **environment)
 

@@ -61,9 +61,7 @@ def test_a_task_that_was_revoked_before_any_worker_started_is_recorded_as_revoke
     assert app.dq.queues["push"].depth == 0
 
 
-def test_inspect_tells_the_brokers_options_whatever_the_serializer(app: Any, worker: Any) -> None:
-    for serializer in ("json", "pickle"):
-        stats = app.control.inspect(timeout=5).stats()
-        assert stats, serializer
-        (told,) = stats.values()
-        assert "shop" in str(told["broker"]["transport_options"])
+def test_inspect_tells_the_brokers_options(app: Any, worker: Any) -> None:
+    stats = app.control.inspect(timeout=10, limit=1).stats()
+    (told,) = stats.values()
+    assert "shop" in str(told["broker"]["transport_options"])

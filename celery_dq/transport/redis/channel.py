@@ -32,6 +32,7 @@ from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.publisher import STAMPS, PublishBatch, Publisher
 from celery_dq.transport.redis.qos import QoS
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.quotas import bring_settings
 from celery_dq.transport.redis.record import Record
 from celery_dq.transport.redis.transient import Transients
 
@@ -247,6 +248,9 @@ class Channel(DrivenChannel):
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
+            if self.session.has_settings:
+                quota = self.session.options.queue(queue).quota
+                bring_settings(self.partition(queue), self.client, quota)
             self.intake.start(self.queue(queue), consumer_tag, callback, no_ack)
         self.poller.wake()
 

@@ -25,6 +25,8 @@ class Session:
 
     def __init__(self, connection: Any) -> None:
         self._wires = _wires(connection)
+        #: Whether an app with settings stands behind; plain kombu has only defaults.
+        self.has_settings = WIRES in connection.transport_options
         self.options: Options = self._wires.options
         self.address = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
         processes = self._wires.in_process(dict[str, Process])

@@ -15,6 +15,8 @@
 --   quotas HASH
 --   delayed ZSET
 --   discards ZSET
+--   reasons HASH
+--   deliveries HASH
 --   leases ZSET
 --   held:<consumer> HASH
 --   wake LIST
@@ -47,14 +49,14 @@ local held, delayed, tenants, names, more = {}, {}, {}, {}, {}
 for i = 1, n do
   local id, record = ids[i], records[i]
   local priority, due, _, tenant = header(record)
-  local score = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id)
+  local score, flags = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id), 0
   if priority and not score and call('ZSCORE', P .. 'delayed', id) then
     delayed[#delayed + 1] = id
-    score = due - priority * state.head
+    score, flags = due - priority * state.head, EARLY
   end
   if score then
     held[#held + 1] = id
-    held[#held + 1] = pack_held(claim, tonumber(score), now, 0, tenant)
+    held[#held + 1] = pack_held(claim, tonumber(score), now, flags, tenant)
     if not more[tenant] then
       more[tenant] = {}
       names[#names + 1] = tenant

@@ -20,7 +20,6 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
     local reason
-    local _, due = header(record)
     if mode == 'crashed' and not entry.settled then
       deliveries = deliveries + 1
       counts[#counts + 1] = entry.id
@@ -54,8 +53,8 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
         reasons[#reasons + 1] = reason
         discards[#discards + 1] = next_seq()
         discards[#discards + 1] = entry.id
-      elseif due and due > now then
-        -- It was taken by name before its time.
+      elseif entry.early then
+        local _, due = header(record)
         delayed[#delayed + 1] = due
         delayed[#delayed + 1] = entry.id
       else

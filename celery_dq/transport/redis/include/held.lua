@@ -1,8 +1,9 @@
 --@include state
 --@include place
 -- What consumers hold: message id -> claim number, score, claimed at, flags, tenant. The flag `SETTLED` means
--- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot.
-local SETTLED, DISCARD = 1, 2
+-- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot,
+-- `EARLY` that it was taken by name before it was due.
+local SETTLED, DISCARD, EARLY = 1, 2, 4
 
 local function pack_held(claim, score, since, flags, tenant)
   return struct.pack('>dddBc0', claim, score, since, flags, tenant)
@@ -11,7 +12,7 @@ end
 local function read_held(id, entry)
   local claim, score, since, flags = struct.unpack('>dddB', entry)
   return {id = id, claim = claim, score = score, since = since, settled = flags % 2 == 1,
-    discard = flags >= DISCARD, tenant = string.sub(entry, 26)}
+    discard = flags % EARLY >= DISCARD, early = flags >= EARLY, tenant = string.sub(entry, 26)}
 end
 
 -- Up to `limit` entries of a consumer, whichever, in the order of their scores.

@@ -1,0 +1,27 @@
+"""A producer and a worker for the tests: publish, claim, give up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def send(app: Any, *merchants: Any, **options: Any) -> list[str]:
+    """Publish a `notify` for each of them; returns the task ids."""
+    notify = app.tasks["notify"]
+    return [notify.apply_async((merchant, place), **options).id for place, merchant in enumerate(merchants)]
+
+
+def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
+    """Take messages, as a worker would."""
+    with app.dq._broker.open(queue) as (partition, client):
+        claimed = partition.claim("worker:1", lease_ms=60_000, want=want).run(client)
+        return list(claimed.entries)
+
+
+def bury(app: Any, merchant: str = "a") -> str:
+    """Publish a message and give up on it; returns its id."""
+    (task_id,) = send(app, merchant)
+    (entry,) = claim(app)
+    with app.dq._broker.open("push") as (partition, client):
+        partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="worker:1").run(client)
+    return task_id

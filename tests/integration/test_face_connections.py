@@ -1,0 +1,72 @@
+"""How ``app.dq`` comes to its connection, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+import celery_dq
+from celery_dq.app.broker import Opened
+from celery_dq.errors import ConfigurationError
+from celery_dq.testing.processes import free_port
+from tests.integration.shop import send
+
+# Connections.
+
+
+def test_a_broker_of_another_kind_is_an_error_that_says_so(redis_url: str) -> None:
+    with Celery("stock", broker=redis_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        with pytest.raises(ConfigurationError, match="set broker_url to dq-redis://"):
+            app.dq.queues["push"].snapshot()
+        app.pool.force_close_all()
+
+
+def test_a_dead_broker_is_an_error_within_seconds() -> None:
+    with Celery("dead", broker=f"dq-redis://127.0.0.1:{free_port()}/0", set_as_current=False) as app:
+        celery_dq.setup(app)
+        with pytest.raises(OperationalError):
+            app.dq.queues["push"].snapshot()
+
+
+def test_a_wrong_setting_is_an_error_of_the_first_connection(broker_url: str) -> None:
+    with Celery("wrong", broker=broker_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.dq_leese = 5
+        with pytest.raises(ConfigurationError, match="did you mean 'dq_lease'"):
+            app.send_task("notify")
+
+
+def test_settings_may_come_after_setup_and_users_options_stay(broker_url: str) -> None:
+    with Celery("late", broker=broker_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.update(dq_environment="sandbox", broker_transport_options={"socket_timeout": 7})
+        with app.connection_for_write() as connection:
+            assert connection.default_channel.partition("push").keys.environment == "sandbox"
+            assert connection.transport_options["socket_timeout"] == 7
+        assert app.conf.broker_transport_options == {"socket_timeout": 7}
+
+
+def test_threads_share_the_face(shop: Any) -> None:
+    send(shop, *range(4))
+    counts: list[int] = []
+
+    def look() -> None:
+        counts.extend(shop.dq.queues["push"].depth for _ in range(10))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [4] * 80
+
+
+def test_a_lent_partition_is_a_plain_pair(shop: Any) -> None:
+    with shop.dq._broker.open("push") as opened:
+        assert isinstance(opened, Opened)
+        assert opened.partition.keys.queue == "push"

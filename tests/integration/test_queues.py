@@ -1,0 +1,202 @@
+"""``app.dq.queues`` on a real Redis, without a worker: look, cancel, revoke, move."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_dq
+from celery_dq.errors import InvalidMessage
+from tests.integration.shop import bury, claim, send
+
+# Looking.
+
+
+def test_a_queue_is_counted_by_what_its_messages_do(shop: Any) -> None:
+    send(shop, "a", "a", "b")
+    send(shop, "c", countdown=100)
+    queue = shop.dq.queues["push"]
+    queue.cancel(send(shop, "d")[0])
+    assert len([each for each in claim(shop, want=2) if not each.reason]) == 1
+    bury(shop)
+    now = queue.snapshot()
+    assert (now.waiting, now.delayed, now.held, now.discards, now.dead) == (2, 1, 2, 0, 1)
+    assert queue.depth == 3
+    assert [(consumer.name, consumer.held) for consumer in now.consumers] == [("worker:1", 2)]
+    assert 0 < now.consumers[0].lease_s <= 60
+
+
+def test_the_queues_are_those_declared_configured_or_known_to_the_server(shop: Any) -> None:
+    shop.conf.dq_queues = {"configured": {"rate": 5}}
+    shop.tasks["notify"].apply_async(("a",), queue="declared")
+    assert list(shop.dq.queues) == ["configured", "declared", "push"]
+    assert "declared" in shop.dq.queues
+    assert len(shop.dq.queues) == 3
+
+
+def test_peek_shows_one_message_of_each_tenant_first(shop: Any) -> None:
+    send(shop, "a", "a", "a", "b", "c")
+    shop.dq.quotas.pause("push", "c")
+    queue = shop.dq.queues["push"]
+    assert [message.tenant for message in queue.peek()] == ["a", "b", "c", "a", "a"]
+    assert [message.args for message in queue.peek(2, tenant="a")] == ["('a', 0)", "('a', 1)"]
+    assert queue.peek(2, tenant="nobody") == []
+    assert queue.depth == 5
+
+
+def test_peek_shows_delayed_messages_by_due_time(shop: Any) -> None:
+    later, sooner = (send(shop, "a", countdown=seconds)[0] for seconds in (200, 100))
+    found = shop.dq.queues["push"].peek(delayed=True)
+    assert [message.id for message in found] == [sooner, later]
+    assert found[0].due is not None
+    assert abs(found[0].due - datetime.now(timezone.utc) - timedelta(seconds=100)) < timedelta(seconds=20)
+
+
+def test_a_task_is_found_wherever_it_is(shop: Any) -> None:
+    waiting, delayed = send(shop, "a")[0], send(shop, "b", countdown=100)[0]
+    elsewhere = send(shop, "c", queue="other")[0]
+    places = [
+        (found.queue, found.state, found.tenant)
+        for each in (waiting, delayed, elsewhere)
+        for found in shop.dq.find(each)
+    ]
+    assert places == [("push", "waiting", "a"), ("push", "delayed", "b"), ("other", "waiting", "c")]
+    claim(shop)
+    assert shop.dq.find(waiting)[0].state == "claimed"
+    assert shop.dq.find(waiting)[0].consumer == "worker:1"
+    assert shop.dq.find(bury(shop))[0].state == "dead"
+    assert shop.dq.find("never-published") == []
+
+
+def test_a_foreign_record_is_shown_as_unreadable(shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    with shop.dq._broker.open("push") as (partition, client):
+        record = client.hget(partition.keys.messages, task_id)
+        client.hset(partition.keys.messages, task_id, record[:60] + b"\xff" * (len(record) - 60))
+    assert "unreadable" in shop.dq.queues["push"].peek()[0].args
+
+
+# Cancelling.
+
+
+def test_a_cancelled_task_is_handed_over_only_to_be_discarded(shop: Any) -> None:
+    waiting, delayed = send(shop, "a")[0], send(shop, "b", countdown=100)[0]
+    queue = shop.dq.queues["push"]
+    assert [queue.cancel(each) for each in (waiting, delayed, waiting)] == ["waiting", "delayed", "discarded"]
+    assert sorted((entry.id, entry.reason) for entry in claim(shop, want=5)) == sorted(
+        [(waiting, "cancelled"), (delayed, "cancelled")]
+    )
+
+
+def test_a_task_that_is_not_published_yet_can_be_cancelled(shop: Any) -> None:
+    assert shop.dq.queues["push"].cancel("soon") == "tombstone"
+    assert shop.dq.explain(task_id="soon").reason == "cancelled"
+    shop.tasks["notify"].apply_async(("a",), task_id="soon")
+    assert claim(shop)[0].reason == "cancelled"
+
+
+def test_a_tenant_is_cancelled_with_its_delayed_messages(shop: Any) -> None:
+    send(shop, *"ab" * 150)
+    send(shop, "a", "b", "a", countdown=100)
+    queue = shop.dq.queues["push"]
+    assert queue.cancel_tenant("a") == 152
+    assert (queue.snapshot().waiting, queue.snapshot().delayed, queue.snapshot().discards) == (150, 1, 152)
+    assert queue.cancel_tenant("a") == 0
+
+
+def test_a_task_name_is_cancelled_whatever_its_tenants_and_its_ids(shop: Any) -> None:
+    for _ in range(3):
+        shop.tasks["invoice"].apply_async(("b",), task_id="same~1")
+    send(shop, *range(120))
+    send(shop, "a", countdown=100)
+    queue = shop.dq.queues["push"]
+    assert queue.cancel_task_name("notify") == 121
+    assert queue.cancel_task_name("invoice") == 1
+    assert queue.depth == 0
+
+
+def test_purge_removes_without_bookkeeping(shop: Any) -> None:
+    send(shop, *range(5))
+    send(shop, "a", countdown=100)
+    queue = shop.dq.queues["push"]
+    assert queue.purge() == 6
+    assert claim(shop) == []
+
+
+# Revoking.
+
+
+def test_revoke_lasts_without_any_worker(shop: Any) -> None:
+    result = shop.tasks["notify"].delay("a")
+    other = send(shop, "b", queue="other")[0]
+    result.revoke()
+    shop.control.revoke([other, "not-yet"])
+    assert [entry.reason for entry in claim(shop, want=5)] == ["cancelled"]
+    assert [entry.reason for entry in claim(shop, want=5, queue="other")] == ["cancelled"]
+    shop.tasks["notify"].apply_async(("a",), task_id="not-yet", queue="other")
+    assert [entry.reason for entry in claim(shop, want=5, queue="other")] == ["cancelled"]
+
+
+def test_revoke_for_single_workers_leaves_the_broker_alone(shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    shop.control.revoke(task_id, destination=["celery@one"])
+    assert shop.dq.find(task_id)[0].state == "waiting"
+
+
+def test_revoke_works_on_a_stock_broker_as_before(redis_url: str) -> None:
+    with Celery("stock", broker=redis_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.control.revoke("some-id")
+        app.pool.force_close_all()
+
+
+# Moving.
+
+
+def test_a_tenant_is_moved_in_order_and_nothing_is_lost(shop: Any) -> None:
+    sent = send(shop, *["a"] * 230)
+    stays = send(shop, "b")
+    queue = shop.dq.queues["push"]
+    assert queue.move("other", tenant="a") == 230
+    assert [message.id for message in shop.dq.queues["other"].peek(500)] == sent
+    assert [message.id for message in queue.peek()] == stays
+    assert queue.snapshot().held == 0
+    assert queue.snapshot().consumers == ()
+
+
+def test_a_task_is_moved_with_its_eta_tenant_and_priority(shop: Any) -> None:
+    (task_id,) = send(shop, "vip", countdown=100, priority=7)
+    assert shop.dq.queues["push"].move("other", task_id=task_id) == 1
+    (found,) = shop.dq.find(task_id)
+    assert (found.queue, found.state, found.tenant, found.priority) == ("other", "delayed", "vip", 7)
+
+
+def test_what_a_worker_has_is_not_moved(shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    claim(shop)
+    assert shop.dq.queues["push"].move("other", task_id=task_id) == 0
+    assert shop.dq.queues["push"].move("other", task_id="unknown") == 0
+    assert shop.dq.find(task_id)[0].state == "claimed"
+
+
+@pytest.mark.parametrize("countdown", [None, 100])
+def test_a_mover_that_dies_gives_back(shop: Any, countdown: int | None) -> None:
+    (task_id,) = send(shop, "a", countdown=countdown)
+    with shop.dq._broker.open("push") as (partition, client):
+        assert len(partition.take("move:dead", [task_id], lease_ms=1).run(client)) == 1
+        assert shop.dq.find(task_id)[0].state == "claimed"
+        while not partition.renew("worker:1", lease_ms=60_000).run(client).reaped:
+            pass
+    assert shop.dq.find(task_id)[0].state == ("delayed" if countdown else "waiting")
+
+
+def test_a_move_needs_one_thing_and_another_queue(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    for wrong in ({}, {"task_id": "a", "tenant": "b"}):
+        with pytest.raises(InvalidMessage, match="one of them"):
+            queue.move("other", **wrong)
+    with pytest.raises(InvalidMessage, match="the queue itself"):
+        queue.move("push", tenant="a")

@@ -1,0 +1,201 @@
+"""``app.dq.quotas``, ``app.dq.dead_letters`` and ``app.dq.explain`` on a real Redis, without a worker."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection, Queue
+
+import celery_dq
+from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidTenant
+from celery_dq.options import Quota
+from tests.integration.shop import bury, claim, send
+
+# Quotas.
+
+
+def test_a_quota_is_set_part_by_part_and_removed(shop: Any) -> None:
+    quotas = shop.dq.quotas
+    quotas.set("push", 42, rate="50/s", burst=10)
+    assert quotas.set("push", "42", concurrency=8) == Quota(rate=50, burst=10, concurrency=8)
+    assert quotas.list("push") == {"42": Quota(rate=50, burst=10, concurrency=8)}
+    quotas.remove("push", 42)
+    assert quotas.get("push", 42) == Quota()
+    assert quotas.list("push") == {}
+
+
+def test_a_default_reaches_the_backlog_of_every_tenant(shop: Any) -> None:
+    quotas, queue = shop.dq.quotas, shop.dq.queues["push"]
+    send(shop, *range(30))
+    quotas.set("push", 0, weight=2)
+    quotas.set_default("push", paused=True)
+    assert quotas.get("push", 1).paused
+    (of_0,) = queue.peek(1, tenant=0)
+    assert [entry.id for entry in claim(shop, want=50)] == [of_0.id]
+    assert queue.snapshot().paused == 29
+    quotas.remove_default("push")
+    assert queue.snapshot().paused == 0
+    assert len(claim(shop, want=50)) == 29
+
+
+def test_pause_and_resume_leave_no_trace(shop: Any) -> None:
+    send(shop, "a", "b")
+    shop.dq.quotas.pause("push", "a")
+    assert [message.tenant for message in shop.dq.queues["push"].peek()] == ["b", "a"]
+    assert shop.dq.queues["push"].snapshot().paused == 1
+    shop.dq.quotas.resume("push", "a")
+    assert shop.dq.quotas.list("push") == {}
+    assert len(claim(shop, want=5)) == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "lesson"),
+    [({"rate": "fast"}, "fast"), ({"weigth": 2}, "did you mean 'weight'"), ({"burst": 0}, "burst")],
+)
+def test_an_impossible_quota_is_refused(shop: Any, parts: Any, lesson: str) -> None:
+    with pytest.raises(InvalidQuota, match=lesson):
+        shop.dq.quotas.set("push", "a", **parts)
+    with pytest.raises(InvalidQuota, match=lesson):
+        shop.dq.quotas.set_default("push", **parts)
+    with pytest.raises(InvalidTenant):
+        shop.dq.quotas.set("push", "a\n", rate=1)
+    assert shop.dq.quotas.list("push") == {}
+
+
+# Dead letters.
+
+
+def test_dead_letters_are_listed_replayed_and_purged(shop: Any) -> None:
+    first, second, third = bury(shop, "a"), bury(shop, "b"), bury(shop, "c")
+    dead = shop.dq.dead_letters["push"]
+    assert [(letter.id, letter.reason, letter.tenant) for letter in dead.list()] == [
+        (third, "rejected", "c"),
+        (second, "rejected", "b"),
+        (first, "rejected", "a"),
+    ]
+    assert dead.list(1, offset=1)[0].id == second
+    assert dead.list()[0].worker == "worker:1"
+    assert dead.list()[0].task == "notify"
+    assert dead.replay(second) == 1
+    assert dead.replay(second) == 0
+    assert shop.dq.find(second)[0].state == "waiting"
+    assert dead.purge(first) == 1
+    assert len(dead) == 1
+    assert dead.replay() == 1
+    assert dead.purge() == 0
+    assert [entry.id for entry in claim(shop, want=5)] == [second, third]
+
+
+def test_a_dead_letter_is_edited_and_sent_again(shop: Any) -> None:
+    task_id = bury(shop, "a")
+    dead = shop.dq.dead_letters["push"]
+    with pytest.raises(InvalidMessage, match="'argz'"):
+        dead.edit(task_id, argz=())
+    with pytest.raises(InvalidTenant):
+        dead.edit(task_id, tenant="\n")
+    assert dead.edit(task_id, args=("z", 9), tenant="z", priority=3) is not None
+    assert dead.edit(task_id, tenant="z") is None
+    with shop.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("push", no_ack=True)
+        message = connection.default_channel.message_to_python(message)
+    assert message.decode()[:2] == [["z", 9], {}]
+    assert (message.properties["tenant"], message.properties["priority"]) == ("z", 3)
+    assert message.headers["argsrepr"] == "('z', 9)"
+
+
+# Explaining.
+
+
+def test_a_waiting_task_is_explained_by_its_tenant(shop: Any) -> None:
+    first, second = send(shop, "a", "a")
+    explain = shop.dq.explain
+    assert (explain(task_id=first).reason, explain(task_id=second).reason) == ("no-worker", "behind")
+    assert "behind 1 message of tenant 'a'" in str(explain(task_id=second))
+    shop.dq.quotas.pause("push", "a")
+    assert explain(task_id=first).reason == "paused"
+    assert "app.dq.quotas.resume('push', 'a')" in str(explain(tenant="a", queue="push"))
+    shop.dq.quotas.set("push", "a", paused=False, concurrency=1)
+    claim(shop)
+    assert explain(task_id=first).reason == "running"
+    limited = explain(tenant="a", queue="push")
+    assert (limited.reason, limited.until) == ("concurrency", None)
+    assert "1 of 1 run at once" in str(limited)
+
+
+def test_a_throttled_tenant_knows_until_when(shop: Any) -> None:
+    shop.dq.quotas.set("push", "a", rate="1/m")
+    send(shop, "a", "a")
+    assert len(claim(shop, want=5)) == 1
+    found = shop.dq.explain(tenant="a", queue="push")
+    assert (found.state, found.reason) == ("throttled", "rate")
+    assert found.until is not None
+    assert timedelta(seconds=30) < found.until - datetime.now(timezone.utc) <= timedelta(seconds=60)
+
+
+def test_an_eligible_tenant_waits_for_its_turn(shop: Any) -> None:
+    send(shop, "z", "a", "b")
+    claim(shop)
+    found = shop.dq.queues["push"].explain("z")
+    assert (found.reason, found.state) == ("turn", "eligible")
+    assert "after 1 other tenant" in found.sentence
+
+
+def test_every_other_state_is_explained(shop: Any) -> None:
+    delayed, dead = send(shop, "a", countdown=100)[0], bury(shop)
+    explain = shop.dq.explain
+    assert explain(task_id=delayed).reason == "eta"
+    assert explain(task_id=delayed).until is not None
+    assert explain(task_id=dead).reason == "dead"
+    shop.dq.queues["push"].cancel(delayed)
+    assert explain(task_id=delayed).reason == "cancelled"
+    assert explain(task_id="never").reason == "unknown"
+    assert explain(tenant="nobody", queue="push").reason == "empty"
+    with pytest.raises(InvalidMessage, match="task_id=…, or tenant=… together with queue="):
+        explain(tenant="a")
+
+
+# The settings' quota.
+
+
+def consume(app: Any) -> None:
+    """Begin to consume ``push``, as a worker does, and stop at once."""
+    with (
+        app.connection_for_read() as connection,
+        app.amqp.Consumer(connection, queues=[app.amqp.queues["push"]]),
+    ):
+        pass
+
+
+def app_with(broker_url: str, **settings: Any) -> Any:
+    """Another worker's app."""
+    app = celery_dq.setup(Celery("other", broker=broker_url, set_as_current=False))
+    app.conf.update(task_default_queue="push", **settings)
+    return app
+
+
+def test_the_settings_quota_holds_from_when_a_worker_consumes(shop: Any, broker_url: str) -> None:
+    worker = app_with(broker_url, dq_queues={"push": {"paused": True}}, dq_default_quota={"weight": 2})
+    send(shop, "a", "b")
+    assert not shop.dq.quotas.get("push").paused
+    consume(worker)
+    assert shop.dq.quotas.get("push") == Quota(paused=True, weight=2)
+    shop.dq.quotas.set("push", "b", paused=False)
+    send(shop, "c")  # a producer whose settings say nothing leaves it alone
+    assert shop.dq.quotas.get("push").paused
+    relaxed = app_with(broker_url)
+    consume(relaxed)
+    assert shop.dq.quotas.get("push") == Quota()
+    assert shop.dq.queues["push"].snapshot().paused == 0
+    for app in (worker, relaxed):
+        app.close()
+
+
+def test_plain_kombu_leaves_the_quotas_alone(shop: Any, broker_url: str) -> None:
+    worker = app_with(broker_url, dq_queues={"push": {"rate": 5}})
+    consume(worker)
+    with Connection(broker_url) as connection, connection.Consumer(Queue("push")):
+        assert shop.dq.quotas.get("push").rate == 5
+    worker.close()
