@@ -320,6 +320,8 @@ class Fetcher:
     # -- the script wire -------------------------------------------------------
 
     def _send(self, sent: _Sent, full: bool = False) -> None:
+        if not full:
+            self._process.ledger.sent(sent.queue.key)
         self._sent.append(sent)
         self.scripts.open()
         self.scripts.send(sent.call.command(full=full))
@@ -333,6 +335,7 @@ class Fetcher:
             self._send(sent, full=True)
             return
         sent = self._sent.popleft()
+        self._process.ledger.answered(sent.queue.key)
         result = sent.call.parse(answer)
         if sent.source is not None:
             self._claimed(sent, result)
@@ -387,6 +390,7 @@ class Fetcher:
         """Close both wires; what was on its way goes back into the ledger."""
         while self._sent:
             sent = self._sent.popleft()
+            self._process.ledger.answered(sent.queue.key)
             self._process.ledger.untold(
                 sent.queue.key, sent.settles, sent.finishes, sent.releases, sent.burials
             )

@@ -198,7 +198,7 @@ class Keeper:
             if not ledger.has_listener or name in self._late:
                 self.tell(queue, client)
             (self._late.add if ledger.outbox(name) else self._late.discard)(name)
-            if not self._users.get(name) and not ledger.holds_of(name) and not ledger.outbox(name):
+            if not self._users.get(name) and ledger.silent(name):
                 self._resign(queue, client)
         now = process.clock.monotonic()
         for check in list(self._idle_checks):
@@ -213,6 +213,7 @@ class Keeper:
         process, ledger = self._process, self._process.ledger
         name, partition = queue.key, queue.partition
         while ledger.outbox(name):
+            ledger.sent(name)
             settles, finishes = ledger.take(name, TELL_LIMIT)
             releases = ledger.take_releases(name, TELL_LIMIT)
             burials: list[Burial] = []
@@ -235,6 +236,8 @@ class Keeper:
             except BaseException:
                 ledger.untold(name, settles, finishes, releases, burials)
                 raise
+            finally:
+                ledger.answered(name)
 
     def _resign(self, queue: Queue, client: redis.Redis) -> None:
         name = queue.key

@@ -24,6 +24,10 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       deliveries = deliveries + 1
       counts[#counts + 1] = entry.id
       counts[#counts + 1] = deliveries
+    elseif mode == 'requeue' and not entry.settled and not crashes[i] then
+      -- It does not count, but whoever gets it next is told that it was delivered before.
+      counts[#counts + 1] = entry.id
+      counts[#counts + 1] = 0
     end
     local over = mode == 'crashed' and max_deliveries > 0 and deliveries >= max_deliveries
     if entry.settled or not record then
