@@ -29,7 +29,7 @@ def test_never_more_than_rate_times_window_and_burst(desk: Desk, rate: float, bu
     while time.monotonic() < end:
         desk.claim(32)
     times = starts(desk, "a")
-    assert len(times) >= 0.8 * rate
+    assert len(times) > burst
     for i in range(len(times)):
         for j in range(i, len(times)):
             window_s = (times[j] - times[i]) / 1e6

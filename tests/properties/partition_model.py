@@ -278,7 +278,7 @@ class Model:
         self.release(consumer, tags, mode, max_deliveries)
         return len(tags)
 
-    def cancel(self, task: str) -> str:
+    def cancel(self, task: str, stone: bool) -> str:
         rank = ("none", "discarded", "delayed", "waiting", "claimed")
         best = "none"
         for each in (task, *(f"{task}~{i}" for i in range(1, 10))):
@@ -296,10 +296,11 @@ class Model:
             else:
                 where = "discarded" if message in self.discards else "claimed"
             best = max(best, where, key=rank.index)
-        if best in ("none", "claimed"):
+        if stone and best in ("none", "claimed"):
             self.tombstones.add(task)
+            best = "tombstone" if best == "none" else best
         self.put_in_place()
-        return "tombstone" if best == "none" else best
+        return best
 
     def cancel_tenant(self, tenant: str) -> int:
         line = self.waiting.pop(tenant, [])

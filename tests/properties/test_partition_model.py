@@ -60,8 +60,11 @@ def plain(task: str) -> str:
 class PartitionMachine(RuleBasedStateMachine):
     client: Any
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(
+        batch=st.lists(messages, min_size=8, max_size=16),
+        limits=st.lists(st.tuples(tenants, quotas), min_size=2, max_size=4),
+    )
+    def begin(self, batch: list[tuple[str, str, int, str]], limits: list[tuple[str, Quota]]) -> None:
         self.client.flushdb()
         self.desk = Desk(self.client)
         self.model = Model()
@@ -69,6 +72,9 @@ class PartitionMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.last: list[Outgoing] = []
         self.token_taken = False
+        for tenant, quota in limits:
+            self.set_quota(tenant, quota)
+        self.push(batch, "")
 
     # -- producers
 
@@ -97,18 +103,27 @@ class PartitionMachine(RuleBasedStateMachine):
         pushed = self.desk.partition.push(self.last, producer="p").run(self.client)
         assert {each.status for each in pushed} == {"seen"}
 
-    @rule(task=st.sampled_from(TASKS))
-    def cancel(self, task: str) -> None:
-        assert self.desk.partition.cancel([task]).run(self.client) == [self.model.cancel(plain(task))]
+    @rule(task=st.sampled_from(TASKS), stone=st.sampled_from([False, False, True]))
+    def cancel(self, task: str, stone: bool) -> None:
+        call = self.desk.partition.cancel([task], tombstone_ttl_ms=10**7 if stone else 0)
+        assert call.run(self.client) == [self.model.cancel(plain(task), stone)]
         self.token_taken = False
 
+    @precondition(lambda self: self.model.tombstones)
+    @rule()
+    def tombstones_expire(self) -> None:
+        stones = self.desk.keys.tombstones
+        self.client.zadd(stones, dict.fromkeys(self.model.tombstones, 1), xx=True)
+        self.model.tombstones.clear()
+
+    @precondition(lambda self: len(self.model.messages) > 10)
     @rule(tenant=tenants)
     def cancel_tenant(self, tenant: str) -> None:
         assert self.desk.partition.cancel_tenant(tenant).run(self.client).moved == (
             self.model.cancel_tenant(tenant)
         )
 
-    @precondition(lambda self: len(self.model.messages) > 12)
+    @precondition(lambda self: len(self.model.messages) > 24)
     @rule()
     def purge(self) -> None:
         assert self.desk.partition.purge().run(self.client) == (self.model.purge(), False)
@@ -116,12 +131,15 @@ class PartitionMachine(RuleBasedStateMachine):
     # -- consumers
 
     def some_tags(self, data: st.DataObject, consumer: str) -> list[tuple[str, str]]:
-        """Tags of this consumer, old ones and used ones among them, and some of another one."""
-        mine = [tag for owner, tag in self.tags if owner == consumer][-20:]
-        other = [tag for owner, tag in self.tags if owner != consumer][-2:]
-        if not mine + other:
+        """Tags that this consumer holds, and a few old ones and ones of others."""
+        held = self.model.held.get(consumer, {})
+        live = [(str(each.claim), i) for i, each in sorted(held.items())]
+        # An old tag is most dangerous when its message is held again.
+        old = [tag for _, tag in self.tags if tag not in live]
+        old = [tag for tag in old if tag[1] in held][-4:] + old[-2:]
+        if not live + old:
             return []
-        return data.draw(st.lists(st.sampled_from(mine + other), max_size=5, unique=True))
+        return data.draw(st.lists(st.sampled_from(live + live + old), max_size=5, unique=True))
 
     @rule(
         data=st.data(),
@@ -150,6 +168,15 @@ class PartitionMachine(RuleBasedStateMachine):
         assert claimed.more == bool(self.model.start or self.model.discards)
         if claimed.appointment_s is not None:
             assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
+        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.token_taken = False
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def claim_much(self, consumer: str) -> None:
+        """The common case, more often than its share."""
+        claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
+        expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
+        assert [(e.id, e.reason, e.deliveries) for e in claimed.entries] == expected.entries
         self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
         self.token_taken = False
 
@@ -364,8 +391,8 @@ def test_partition_does_what_the_model_does(client: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=100,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

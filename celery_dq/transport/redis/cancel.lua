@@ -48,7 +48,8 @@ for i = 1, n do
   for j = 1, #ids do
     local id, record = ids[j], records[j]
     if record then
-      local priority, _, _, tenant = header(record)
+      local priority, _, _, length = header(record)
+      local tenant = priority and tenant_name(record, length)
       local where = 'claimed'
       if emptied[id] or undelayed[id] then
         where = 'discarded'

@@ -66,6 +66,7 @@ local stale = stale_settles + stale_finishes
 promote(PROMOTE)
 
 local claim = state.claim + 1
+local plain = string.format('%.0f|0|', claim)
 local reply = {'0', '-1', tostring(stale), '0'}
 local got, held, reasons, unreadable = 0, {}, {}, {}
 
@@ -76,7 +77,11 @@ local function deliver(id, score, flags, tenant, deliveries, reason, record)
   held[at + 2] = pack_held(claim, score, now, flags, tenant)
   at = #reply
   reply[at + 1] = id
-  reply[at + 2] = string.format('%.0f|%d|%s', claim, deliveries, reason)
+  if deliveries == 0 and reason == '' then
+    reply[at + 2] = plain
+  else
+    reply[at + 2] = string.format('%.0f|%d|%s', claim, deliveries, reason)
+  end
   reply[at + 3] = record
 end
 
@@ -91,10 +96,10 @@ if want > 0 then
     local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
     local lost = {}
     for i = 1, #ids do
-      local priority, _, _, tenant = header(records[i])
+      local priority, _, _, length = header(records[i])
       if priority then
-        deliver(ids[i], tonumber(found[2 * i]), DISCARD, tenant, tonumber(crashes[i] or 0), why[i] or 'cancelled',
-          records[i])
+        deliver(ids[i], tonumber(found[2 * i]), DISCARD, tenant_name(records[i], length),
+          tonumber(crashes[i] or 0), why[i] or 'cancelled', records[i])
       else
         lost[#lost + 1] = ids[i]
         if records[i] then
@@ -119,6 +124,7 @@ local skips, suspect, stop = 0, false, false
 local function run_length(tenant, follower)
   local quota, most = tenant.quota, want - got
   local capped, rated = quota.concurrency > 0, quota.interval > 0
+  if follower and follower.tag < tenant.tag + tenant.cost then return 1 end
   if not follower and not capped and not rated then return most end
   local after = {tag = tenant.tag, name = tenant.name}
   local arrival, run = tenant.arrival, 0
@@ -135,75 +141,110 @@ local function run_length(tenant, follower)
   return run
 end
 
+-- When several tenants will be served once each, their first records are fetched together.
+local function fetch_ahead()
+  local head = line.fresh[1]
+  local tenants, ids = {}, {}
+  for i = 1, math.min(#line.fresh, want - got) do
+    local tenant = line.fresh[i]
+    if tenant.tag > head.tag + head.cost then break end
+    if place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
+      tenant.ids = call('ZRANGE', tenant.key, 0, 1, 'WITHSCORES')
+      tenant.ended = #tenant.ids < 4
+      if tenant.ids[1] then
+        tenants[#tenants + 1] = tenant
+        ids[#ids + 1] = tenant.ids[1]
+      end
+    end
+  end
+  if #ids == 0 then return end
+  local records = call('HMGET', P .. 'messages', unpack(ids))
+  for i = 1, #tenants do tenants[i].record = records[i] end
+end
+
+-- Takes the tenant's next message, if it may be taken.
+local function take(tenant, id, score, record, deliveries)
+  local priority, _, expires = header(record)
+  if not priority then
+    skips = skips + 1
+    if skips >= SKIPS then stop = true end
+    if record then
+      bury(id, record, 'corrupt', consumer, deliveries, tenant.name)
+      unreadable[#unreadable + 1] = id
+    end
+  elseif expires > 0 and expires <= now then
+    reasons[#reasons + 1] = id
+    reasons[#reasons + 1] = 'expired'
+    deliver(id, score, DISCARD, tenant.name, deliveries, 'expired', record)
+  elseif max_deliveries > 0 and deliveries >= max_deliveries then
+    bury(id, record, 'max_deliveries', '', deliveries, tenant.name)
+    reasons[#reasons + 1] = id
+    reasons[#reasons + 1] = 'dead:max_deliveries'
+    deliver(id, score, DISCARD, tenant.name, deliveries, 'dead:max_deliveries', record)
+  else
+    if deliveries > 0 then
+      -- It may take its worker with it, so it goes alone.
+      stop = true
+      if got > 0 then return end
+      suspect = true
+    end
+    deliver(id, score, 0, tenant.name, deliveries, '', record)
+    local quota = tenant.quota
+    if tenant.tag > state.v then state.v = tenant.tag end
+    tenant.tag = tenant.tag + tenant.cost
+    tenant.served = tenant.served + 1
+    tenant.slots = tenant.slots + 1
+    if quota.interval > 0 then tenant.arrival = take_token(tenant.arrival, quota) end
+    if quota.concurrency > 0 then free = free - 1 end
+  end
+  tenant.taken = tenant.taken + 1
+  tenant.next_id = tenant.next_id + 1
+end
+
 -- Looks at the tenant's next `run` messages and takes those that may be taken.
 local function serve(tenant, run)
-  local left = #tenant.ids / 2 - tenant.next_id + 1
+  local ids = tenant.ids or {}
+  tenant.ids = ids
+  local left = #ids / 2 - tenant.next_id + 1
   if left <= run and not tenant.ended then
     -- One more than needed tells whether there is backlog; a tenant that is seen often reads ahead.
     local size = math.max(run - left, math.min(tenant.taken, want - got)) + 1
-    local start = #tenant.ids / 2
-    local more = call('ZRANGE', P .. 'tenant:' .. tenant.name, start, start + size - 1, 'WITHSCORES')
-    for i = 1, #more do tenant.ids[2 * start + i] = more[i] end
+    local start = #ids / 2
+    local more = call('ZRANGE', tenant.key, start, start + size - 1, 'WITHSCORES')
+    for i = 1, #more do ids[2 * start + i] = more[i] end
     tenant.ended = #more < 2 * size
     left = left + #more / 2
   end
   run = math.min(run, left)
   if run == 0 then return end
-  local ids = {}
-  for i = 1, run do ids[i] = tenant.ids[2 * (tenant.next_id + i) - 3] end
-  local records = call('HMGET', P .. 'messages', unpack(ids))
-  local crashes = crashed_before and call('HMGET', P .. 'deliveries', unpack(ids)) or {}
+  local first = tenant.next_id
+  local wanted, records, crashes = {}, nil, {}
+  for i = 1, run do wanted[i] = ids[2 * (first + i) - 3] end
+  if run == 1 and first == 1 and tenant.record ~= nil then
+    records = {tenant.record}
+  else
+    records = call('HMGET', P .. 'messages', unpack(wanted))
+  end
+  if crashed_before then crashes = call('HMGET', P .. 'deliveries', unpack(wanted)) end
   for i = 1, run do
-    local id, record, deliveries = ids[i], records[i], tonumber(crashes[i] or 0)
-    local priority, _, expires = header(record)
-    if not priority then
-      skips = skips + 1
-      if record then
-        bury(id, record, 'corrupt', consumer, deliveries, tenant.name)
-        unreadable[#unreadable + 1] = id
-      end
-    else
-      local score = tonumber(tenant.ids[2 * tenant.next_id])
-      local reason
-      if expires > 0 and expires <= now then
-        reason = 'expired'
-      elseif max_deliveries > 0 and deliveries >= max_deliveries then
-        reason = 'dead:max_deliveries'
-        bury(id, record, 'max_deliveries', '', deliveries, tenant.name)
-      end
-      if reason then
-        reasons[#reasons + 1] = id
-        reasons[#reasons + 1] = reason
-        deliver(id, score, DISCARD, tenant.name, deliveries, reason, record)
-      else
-        if deliveries > 0 then
-          -- It may take its worker with it, so it goes alone.
-          stop = true
-          if got > 0 then return end
-          suspect = true
-        end
-        deliver(id, score, 0, tenant.name, deliveries, '', record)
-        state.v = math.max(state.v, tenant.tag)
-        tenant.tag = tenant.tag + tenant.cost
-        tenant.served = tenant.served + 1
-        tenant.slots = tenant.slots + 1
-        if tenant.quota.interval > 0 then tenant.arrival = take_token(tenant.arrival, tenant.quota) end
-        if tenant.quota.concurrency > 0 then free = free - 1 end
-      end
-    end
-    tenant.taken = tenant.taken + 1
-    tenant.next_id = tenant.next_id + 1
-    if skips >= SKIPS then stop = true end
+    take(tenant, wanted[i], tonumber(ids[2 * (first + i - 1)]), records[i], tonumber(crashes[i] or 0))
     if stop then return end
   end
+end
+
+local function has_more(tenant)
+  local ids = tenant.ids
+  if ids and tenant.next_id <= #ids / 2 then return true end
+  return not tenant.ended and call('ZCARD', tenant.key) > tenant.taken
 end
 
 while got < want and not stop and line.offset < ROUNDS * chunk do
   local tenant = step_forward(chunk)
   if not tenant then break end
+  if line.next_fresh == 2 and tenant == line.fresh[1] and #line.fresh > 1 then fetch_ahead() end
   local quota = tenant.quota
   if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or free > 0) then
-    serve(tenant, run_length(tenant, who_follows(chunk)))
+    serve(tenant, run_length(tenant, (first_in_line(chunk))))
     if not tenant.ended or tenant.next_id <= #tenant.ids / 2 then line_up(tenant) end
   end
 end
@@ -216,7 +257,7 @@ end
 write('HSET', P .. 'held:' .. consumer, held)
 write('HSET', P .. 'reasons', reasons)
 
-local slots, arrivals, leave = {}, {}, {}
+local slots, arrivals, leave, emptied = {}, {}, {}, {}
 local into = {turn = {}, throttled = {}, limited = {}, parked = {}, finish = {}}
 for i = 1, #line.seen do
   local tenant = line.seen[i]
@@ -230,10 +271,11 @@ for i = 1, #line.seen do
     end
   end
   local place, score
-  local looked = #tenant.ids / 2
-  if tenant.next_id <= looked or (not tenant.ended and
-      call('ZCARD', P .. 'tenant:' .. name) > tenant.taken) then
+  if has_more(tenant) then
     place, score = place_of(tenant.quota, tenant.slots, tenant.arrival)
+  else
+    emptied[#emptied + 1] = tenant.key
+    tenant.taken = 0
   end
   if place == 'turn' then
     score = tenant.tag
@@ -260,8 +302,9 @@ write('ZADD', P .. 'finish', into.finish)
 write('ZREM', P .. 'turn', leave)
 for i = 1, #line.seen do
   local tenant = line.seen[i]
-  if tenant.taken > 0 then call('ZREMRANGEBYRANK', P .. 'tenant:' .. tenant.name, 0, tenant.taken - 1) end
+  if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, 0, tenant.taken - 1) end
 end
+if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
 close_busy_period()

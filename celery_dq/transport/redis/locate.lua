@@ -51,7 +51,8 @@ local function holder_of(id)
 end
 
 local function describe(id, record)
-  local priority, due, _, tenant = header(record)
+  local priority, due, _, length = header(record)
+  local tenant = priority and tenant_name(record, length)
   local place = tenant and call('ZRANK', P .. 'tenant:' .. tenant, id)
   if place then
     add('state', 'waiting')

@@ -68,7 +68,7 @@ for i = 1, count do
     highest = math.max(highest, sequence)
     ids[#ids + 1] = ARGV[at + 1]
     order[#order + 1] = i
-    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant}
+    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant_name(record, tenant)}
   end
 end
 if #messages == 0 then return replies end

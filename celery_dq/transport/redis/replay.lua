@@ -47,7 +47,7 @@ state.head = tonumber(ARGV[3])
 -- Its own dead letter does not take the id, a living message does.
 local new = id
 if call('HEXISTS', P .. 'messages', id) == 1 then new = second_id(id) end
-accept({{id = new, record = record, priority = priority, due = due, tenant = tenant}})
+accept({{id = new, record = record, priority = priority, due = due, tenant = tenant_name(record, tenant)}})
 call('HDEL', P .. 'dead', id)
 call('HDEL', P .. 'dead_info', id)
 call('ZREM', P .. 'dead_index', id)

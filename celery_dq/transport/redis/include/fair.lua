@@ -4,12 +4,19 @@
 -- among equals the one whose name is smaller byte by byte, exactly as in the sorted set `turn`. The set is only
 -- read here, so that a claim writes what it took before it changes what waits.
 
--- Lua's '<' on strings follows the server's locale, a sorted set does not.
+-- Lua's '<' on strings follows the server's locale, a sorted set does not. Eight bytes at a time.
 local function bytes_before(a, b)
-  local shorter = math.min(#a, #b)
-  for i = 1, shorter do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
+  for at = 1, math.min(#a, #b), 8 do
+    local a1, a2, a3, a4, a5, a6, a7, a8 = string.byte(a, at, at + 7)
+    local b1, b2, b3, b4, b5, b6, b7, b8 = string.byte(b, at, at + 7)
+    if a1 ~= b1 then return a1 < b1 end
+    if a2 ~= b2 then return (a2 or -1) < (b2 or -1) end
+    if a3 ~= b3 then return (a3 or -1) < (b3 or -1) end
+    if a4 ~= b4 then return (a4 or -1) < (b4 or -1) end
+    if a5 ~= b5 then return (a5 or -1) < (b5 or -1) end
+    if a6 ~= b6 then return (a6 or -1) < (b6 or -1) end
+    if a7 ~= b7 then return (a7 or -1) < (b7 or -1) end
+    if a8 ~= b8 then return (a8 or -1) < (b8 or -1) end
   end
   return #a < #b
 end
@@ -19,15 +26,16 @@ local function is_before(a, b)
   return bytes_before(a.name, b.name)
 end
 
--- Tenants of `turn` in order, read in chunks, and those that were served and are in line again.
-local line = {read = {}, next_read = 1, offset = 0, complete = false, again = {}, next_again = 1, seen = {}}
+-- `fresh`: a chunk of `turn`, in order. `again`: who was served and is in line once more, in order. `later`: the
+-- same, not sorted in yet, because until the smallest tag among them is reached it does not matter.
+local line = {fresh = {}, next_fresh = 1, offset = 0, complete = false, seen = {},
+  again = {}, next_again = 1, later = {}, later_tag = nil}
 
 local function read_line(size)
-  if line.next_read <= #line.read or line.complete then return end
   local found = call('ZRANGE', P .. 'turn', line.offset, line.offset + size - 1, 'WITHSCORES')
   line.offset = line.offset + size
   line.complete = #found < 2 * size
-  line.read, line.next_read = {}, 1
+  line.fresh, line.next_fresh = {}, 1
   if #found == 0 then return end
   local names = {}
   for i = 1, #found, 2 do names[#names + 1] = found[i] end
@@ -37,42 +45,51 @@ local function read_line(size)
   for i = 1, #names do
     local quota = quotas[i]
     if quota.interval > 0 and not arrivals then arrivals = call('ZMSCORE', P .. 'limiter', unpack(names)) end
-    line.read[i] = {
-      name = names[i], tag = tonumber(found[2 * i]), quota = quota, cost = 1 / quota.weight,
-      slots = tonumber(slots[i] or 0), arrival = tonumber(arrivals and arrivals[i] or 0),
-      served = 0, taken = 0, skipped = 0, ids = {}, next_id = 1, ended = false,
+    line.fresh[i] = {
+      name = names[i], key = P .. 'tenant:' .. names[i], tag = tonumber(found[2 * i]), quota = quota,
+      cost = 1 / quota.weight, slots = tonumber(slots[i] or 0), arrival = tonumber(arrivals and arrivals[i] or 0),
+      -- What was read of its messages: ids and scores in turn, the next one to look at, whether that is all.
+      ids = nil, next_id = 1, ended = false, record = nil,
+      served = 0, taken = 0,
     }
   end
 end
 
--- Takes the next tenant out of the line; nil when there is none.
-local function step_forward(size)
-  read_line(size)
-  local fresh, again = line.read[line.next_read], line.again[line.next_again]
-  if fresh and not (again and is_before(again, fresh)) then
-    line.next_read = line.next_read + 1
-    line.seen[#line.seen + 1] = fresh
-    return fresh
+-- Who is next, and whether he is a fresh one; nil when nobody is left.
+local function first_in_line(size)
+  if line.next_fresh > #line.fresh and not line.complete then read_line(size) end
+  local fresh = line.fresh[line.next_fresh]
+  if line.later_tag and not (fresh and fresh.tag < line.later_tag) then
+    local again = {}
+    for i = line.next_again, #line.again do again[#again + 1] = line.again[i] end
+    for i = 1, #line.later do
+      local tenant, place = line.later[i], #again + 1
+      while place > 1 and is_before(tenant, again[place - 1]) do
+        again[place] = again[place - 1]
+        place = place - 1
+      end
+      again[place] = tenant
+    end
+    line.again, line.next_again, line.later, line.later_tag = again, 1, {}, nil
   end
-  if again then line.next_again = line.next_again + 1 end
-  return again
+  local again = line.again[line.next_again]
+  if fresh and not (again and is_before(again, fresh)) then return fresh, true end
+  return again, false
 end
 
--- Whoever would be next, to see how long the current one stays ahead.
-local function who_follows(size)
-  read_line(size)
-  local fresh, again = line.read[line.next_read], line.again[line.next_again]
-  if fresh and not (again and is_before(again, fresh)) then return fresh end
-  return again
+local function step_forward(size)
+  local tenant, is_fresh = first_in_line(size)
+  if is_fresh then
+    line.next_fresh = line.next_fresh + 1
+    line.seen[#line.seen + 1] = tenant
+  elseif tenant then
+    line.next_again = line.next_again + 1
+  end
+  return tenant
 end
 
 -- Puts a tenant that was served back in line.
 local function line_up(tenant)
-  local again = line.again
-  local place = #again + 1
-  while place > line.next_again and is_before(tenant, again[place - 1]) do
-    again[place] = again[place - 1]
-    place = place - 1
-  end
-  again[place] = tenant
+  line.later[#line.later + 1] = tenant
+  if not line.later_tag or tenant.tag < line.later_tag then line.later_tag = tenant.tag end
 end

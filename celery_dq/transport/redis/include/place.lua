@@ -58,7 +58,7 @@ end
 
 -- Places those of these tenants with backlog that stand nowhere yet.
 local function enter_new(tenants)
-  for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
+  local function outside(place)
     if #tenants == 0 then return end
     local there = call('ZMSCORE', P .. place, unpack(tenants))
     local others = {}
@@ -66,6 +66,12 @@ local function enter_new(tenants)
       if not there[i] then others[#others + 1] = tenants[i] end
     end
     tenants = others
+  end
+  outside('turn')
+  if #tenants > 0 and call('EXISTS', P .. 'throttled', P .. 'limited', P .. 'parked') > 0 then
+    outside('throttled')
+    outside('limited')
+    outside('parked')
   end
   if #tenants > 0 then enter(tenants) end
 end

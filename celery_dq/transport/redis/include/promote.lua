@@ -14,6 +14,7 @@ local function promote(limit)
     for i = 1, #ids do
       local priority, _, _, tenant = header(records[i])
       if priority then
+        tenant = tenant_name(records[i], tenant)
         local list = waiting[tenant]
         if not list then
           list = {}

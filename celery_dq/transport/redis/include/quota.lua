@@ -11,12 +11,19 @@ local function read_quota(packed, source)
 end
 
 local function quotas_of(tenants)
-  local fields = {'default', 'config'}
-  for i = 1, #tenants do fields[i + 2] = 't:' .. tenants[i] end
-  local rows = call('HMGET', P .. 'quotas', unpack(fields))
-  local shared = read_quota(rows[1], 'default') or read_quota(rows[2], 'config') or UNLIMITED
   local found = {}
-  for i = 1, #tenants do found[i] = rows[i + 2] and read_quota(rows[i + 2], 'tenant') or shared end
+  if #tenants == 0 then return found end
+  local known = call('HLEN', P .. 'quotas')
+  local rows = known > 0 and call('HMGET', P .. 'quotas', 'default', 'config') or {}
+  local shared = read_quota(rows[1], 'default') or read_quota(rows[2], 'config') or UNLIMITED
+  if known > (rows[1] and 1 or 0) + (rows[2] and 1 or 0) then
+    local fields = {}
+    for i = 1, #tenants do fields[i] = 't:' .. tenants[i] end
+    rows = call('HMGET', P .. 'quotas', unpack(fields))
+    for i = 1, #tenants do found[i] = rows[i] and read_quota(rows[i], 'tenant') or shared end
+  else
+    for i = 1, #tenants do found[i] = shared end
+  end
   return found
 end
 
