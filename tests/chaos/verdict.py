@@ -53,7 +53,6 @@ class Verdict:
     #: Second runs that began while the first was still going on.
     overlapping: int = 0
     #: For each first start: how many younger messages of the same tenant had started before it.
-    overtaken_p50: float = 0
     overtaken_p99: float = 0
     overtaken_max: int = 0
     #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
@@ -76,10 +75,9 @@ class Verdict:
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
             f"finished {self.finished} in {self.seconds:.1f} s",
             f"lost {len(self.lost)}, stuck {len(self.stuck)}",
-            f"ran again: {self.duplicated} messages; {self.attributable} runs attributable, "
-             f"{len(self.unattributable)} not; {self.overlapping} while the first run was going on",
-            f"overtaken by younger ones of the same tenant: p50 {self.overtaken_p50:g}, "
-             f"p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
+            f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
+            f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
+            f"overtaken by younger ones of the tenant, at most: {self.overtaken_max} (p99 {self.overtaken_p99:g})",
             f"faults: {faults or 'none'}",
         ]
         for mode, (count, low, middle, high) in sorted(self.recovery.items()):
@@ -160,7 +158,6 @@ def judge(
     }
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
-        verdict.overtaken_p50 = overtaken[len(overtaken) // 2]
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
         verdict.overtaken_max = overtaken[-1]
     if entries:
