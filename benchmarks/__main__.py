@@ -1,7 +1,7 @@
 """``python -m benchmarks [name …] [--quick]``: every figure of the README, measured here.
 
-Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time. It
-prints medians with (min-max) and ratios round by round, and writes JSON and plots to ``benchmarks/out/``.
+Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
+It prints medians with (min-max) and ratios round by round, and writes JSON and plots to ``benchmarks/out/``.
 """
 
 from __future__ import annotations

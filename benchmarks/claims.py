@@ -28,8 +28,9 @@ def claims(quick: bool) -> Report:
     )
     report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
     for tenants in points:
-        messages = max(tenants, 4_000 if quick else 20_000)
-        found = interleave(ACTIVE, 3, partial(_round, tenants, messages, 1.5 if quick else 4.0), 60)
+        messages = max(tenants, 1_500 if quick else 20_000)
+        once = partial(_round, tenants, messages, 1.0 if quick else 4.0)
+        found = interleave(ACTIVE, 1 if quick else 3, once, 60)
         stock = found.get("stock", {}).get("rate", Series())
         for name in ACTIVE:
             row = found[name]

@@ -24,7 +24,7 @@ class Series:
         return statistics.median(self.values) if self.values else math.nan
 
     def __str__(self) -> str:
-        if not self.values:
+        if not self.values or math.isnan(self.median):
             return "-"
         return f"{short(self.median)} ({short(min(self.values))}-{short(max(self.values))})"
 
@@ -50,9 +50,8 @@ class Report:
         ]
         lines = [f"== {self.name}"]
         for row in table:
-            lines.append(
-                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-            )
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join(cells).rstrip())
         return "\n".join([*lines, *(f"   {note}" for note in self.notes)])
 
 

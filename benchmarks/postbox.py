@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,8 @@ class Sink:
         """Until `amount` messages came, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while len(self.arrivals) < amount and time.monotonic() < end:
-            try:
+            with suppress(TimeoutError):
                 self.connection.drain_events(timeout=0.5)
-            except TimeoutError:
-                continue
 
     def close(self) -> None:
         self._consumer.cancel()

@@ -173,7 +173,7 @@ def _shares(broker: Broker, weights: dict[str, float], seconds: float) -> Counte
 
 
 def _quiet(broker: Broker, great: int, quick: bool) -> float:
-    """p99 of the dwell of a tenant that publishes now and then, in milliseconds, beside `great` of another's."""
+    """p99 dwell in ms of a tenant that publishes now and then, beside `great` messages of another."""
     seconds = 4.0 if quick else 20.0
     with ExitStack() as stack:
         server = stack.enter_context(RedisServer())

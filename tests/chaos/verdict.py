@@ -77,7 +77,7 @@ class Verdict:
             f"lost {len(self.lost)}, stuck {len(self.stuck)}",
             f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
             f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
-            f"overtaken by younger ones of the tenant, at most: {self.overtaken_max} (p99 {self.overtaken_p99:g})",
+            f"overtaken by younger ones of the tenant: p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
             f"faults: {faults or 'none'}",
         ]
         for mode, (count, low, middle, high) in sorted(self.recovery.items()):
