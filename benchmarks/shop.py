@@ -51,6 +51,7 @@ def floor(amount: int, late: bool, pool: str) -> None:
         "broker_url": "memory://",
         "task_acks_late": late,
         "worker_prefetch_multiplier": 16,
+        "worker_redirect_stdouts": False,
     }
     app = add_tasks(make_app(NAME, None, conf), 0)
     with app.producer_pool.acquire(block=True) as producer:
