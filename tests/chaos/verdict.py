@@ -110,7 +110,11 @@ def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
 
 
 def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
-    """The fault that gives `second` the right to have run, if there is one."""
+    """The fault that gives `second` the right to have run, if there is one; of several the likeliest.
+
+    That is one that hit the run itself rather than the time of reconnecting before it, and the latest of these.
+    """
+    found: list[tuple[bool, float, Fault]] = []
     until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
     for fault in faults:
         if fault.mode.split(" ")[0] not in EXCUSES:
@@ -122,8 +126,8 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
         cut_off = fault.mode in EVERYBODY or fault.mode == "black-hole"
         end = fault.end + (RECONNECT_ALLOWANCE if cut_off else 0)
         if fault.begin <= until and end >= first.start:
-            return fault
-    return None
+            found.append((fault.end >= first.start, fault.begin, fault))
+    return max(found, key=lambda row: row[:2])[2] if found else None
 
 
 def judge(
