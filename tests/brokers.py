@@ -122,7 +122,7 @@ DQ = Broker(
             "refused", "an error that names the value, instead of a guess at what was meant"
         ),
         "a warm shutdown starts nothing (gevent)": Deviation(
-            False, "green workers look at the shutdown flag between two drain_events, and one may be under way"
+            False, "green workers look at the shutdown flag between two drain_events only"
         ),
     },
 )

@@ -112,7 +112,7 @@ def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
 def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     """The fault that gives `second` the right to have run, if there is one; of several the likeliest.
 
-    That is one that hit the run itself rather than the time of reconnecting before it, and the latest of these.
+    That is one that hit the run itself, rather than the reconnecting before it; and the latest of these.
     """
     found: list[tuple[bool, float, Fault]] = []
     until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
