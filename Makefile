@@ -4,6 +4,8 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+CHAOS_ARGS ?=
 .DEFAULT_GOAL = help
 .PHONY: help venv example test tests lint types bench chaos docs clean
 
@@ -45,13 +47,13 @@ lint: $(VENV)/stamp-develop ## style, formatting, and who may import whom
 types: $(VENV)/stamp-develop ## mypy, strictly
 	$(PY) -m mypy --strict celery_dq
 
-bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport
+bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport; BENCH_ARGS="claims --quick"
 	$(PY) tests/provision.py
-	$(PY) -m benchmarks
+	$(PY) -m benchmarks $(BENCH_ARGS)
 
-chaos: $(VENV)/stamp-develop ## the long tests that kill things
+chaos: $(VENV)/stamp-develop ## 200 faults over 200,000 messages, and the verdict; CHAOS_ARGS="--seed 8"
 	$(PY) tests/provision.py
-	$(PY) -m pytest -m chaos $(PYTEST_ARGS)
+	$(PY) -m tests.chaos --broker dq --broker stock --seed 7 --messages 200000 --kills 200 --lease 15 --tenants 1000 --work-ms 1 $(CHAOS_ARGS)
 
 docs: $(VENV)/stamp-docs ## the documentation, into docs/_build/html
 	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html

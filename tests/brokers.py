@@ -117,6 +117,14 @@ DQ = Broker(
     register="celery_dq.wiring:register_transports",
     setup="celery_dq:setup",
     has_leases=True,
+    deviations={
+        "a priority beyond the scale": Deviation(
+            "refused", "an error that names the value, instead of a guess at what was meant"
+        ),
+        "a warm shutdown starts nothing (gevent)": Deviation(
+            False, "green workers look at the shutdown flag between two drain_events only"
+        ),
+    },
 )
 
 BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ)}

@@ -10,8 +10,8 @@ import threading
 class Proxy:
     """Forwards a local port to another one; runs in a thread of its own.
 
-    While black-holed, bytes are kept back as a network would (they arrive late, or never), and new connections
-    are accepted but not served.
+    While black-holed, bytes are kept back as a network would (they arrive late, or never), and
+    new connections are accepted but not served.
     """
 
     def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:

@@ -19,7 +19,6 @@ SHORT = Plan(
 )
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_short_seeded_run(name: str) -> None:
     verdict = run(BROKERS[name], SHORT, print)

@@ -53,7 +53,6 @@ class Verdict:
     #: Second runs that began while the first was still going on.
     overlapping: int = 0
     #: For each first start: how many younger messages of the same tenant had started before it.
-    overtaken_p50: float = 0
     overtaken_p99: float = 0
     overtaken_max: int = 0
     #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
@@ -76,10 +75,9 @@ class Verdict:
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
             f"finished {self.finished} in {self.seconds:.1f} s",
             f"lost {len(self.lost)}, stuck {len(self.stuck)}",
-            f"ran again: {self.duplicated} messages; {self.attributable} runs attributable, "
-             f"{len(self.unattributable)} not; {self.overlapping} while the first run was going on",
-            f"overtaken by younger ones of the same tenant: p50 {self.overtaken_p50:g}, "
-             f"p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
+            f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
+            f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
+            f"overtaken by younger ones of the tenant: p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
             f"faults: {faults or 'none'}",
         ]
         for mode, (count, low, middle, high) in sorted(self.recovery.items()):
@@ -112,7 +110,11 @@ def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
 
 
 def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
-    """The fault that gives `second` the right to have run, if there is one."""
+    """The fault that gives `second` the right to have run, if there is one; of several the likeliest.
+
+    That is one that hit the run itself, rather than the reconnecting before it; and the latest of these.
+    """
+    found: list[tuple[bool, float, Fault]] = []
     until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
     for fault in faults:
         if fault.mode.split(" ")[0] not in EXCUSES:
@@ -124,8 +126,8 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
         cut_off = fault.mode in EVERYBODY or fault.mode == "black-hole"
         end = fault.end + (RECONNECT_ALLOWANCE if cut_off else 0)
         if fault.begin <= until and end >= first.start:
-            return fault
-    return None
+            found.append((fault.end >= first.start, fault.begin, fault))
+    return max(found, key=lambda row: row[:2])[2] if found else None
 
 
 def judge(
@@ -160,7 +162,6 @@ def judge(
     }
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
-        verdict.overtaken_p50 = overtaken[len(overtaken) // 2]
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
         verdict.overtaken_max = overtaken[-1]
     if entries:

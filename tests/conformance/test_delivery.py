@@ -237,7 +237,7 @@ def test_one_consumer_of_many_queues_serves_all(connection: Connection, queue_na
         got.append(message.payload)
         message.ack()
 
-    with Consumer(connection.channel(), queues=queues, on_message=on_message):
+    with Consumer(connection.channel(), queues=queues, on_message=on_message, prefetch_count=1):
         drain_until(connection, lambda: len(got) == 20)
     assert sorted(got) == sorted([queue.name for queue in queues] * 4)
     # Nobody's first message waits for all of another queue.

@@ -80,6 +80,8 @@ def test_a_delayed_task_does_not_hold_up_others(staffed: Workplace) -> None:
     for _ in range(20):
         staffed.send("add", 1, 1, countdown=60, expires=61, ignore_result=True)
     assert staffed.send("add", 1, 2).get(timeout=WAIT) == 3
+    # Where the broker keeps them, they would be counted as waiting from here on.
+    staffed.purge()
 
 
 @pytest.mark.parametrize("expires", [-1, datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)])

@@ -68,6 +68,11 @@ class Workplace:
             except connection.channel_errors:
                 return 0
 
+    def purge(self) -> int:
+        """Remove what waits in the queue; returns how many that were."""
+        with self.app.connection_for_write() as connection:
+            return int(connection.default_channel.queue_purge(self.queue))
+
     def ask(self, method: str, *args: Any, destinations: Sequence[str] = (), **options: Any) -> Any:
         """An `inspect` question; the answer of the only worker."""
         inspect = self.app.control.inspect(timeout=2, limit=1, destination=list(destinations) or None)

@@ -48,9 +48,7 @@ messages = st.tuples(
 
 def pack(quota: Quota) -> bytes:
     rated = SLOW if quota.burst else 0.0
-    return struct.pack(
-        ">ddddB", rated, max(quota.burst, 1), quota.weight, quota.concurrency, quota.paused
-    )
+    return struct.pack(">ddddB", rated, max(quota.burst, 1), quota.weight, quota.concurrency, quota.paused)
 
 
 def plain(task: str) -> str:
@@ -269,9 +267,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.desk.partition.place(TENANTS).run(self.client)
         self.model.default = quota
         for tenant in TENANTS:
-            self.model.used[tenant] = min(
-                self.model.used.get(tenant, 0), self.model.quota(tenant).burst
-            )
+            self.model.used[tenant] = min(self.model.used.get(tenant, 0), self.model.quota(tenant).burst)
         self.model.put_in_place()
         self.token_taken = False
 
@@ -372,9 +368,10 @@ class PartitionMachine(RuleBasedStateMachine):
             pass
         for consumer in CONSUMERS:
             for message_id, each in list(self.model.held.get(consumer, {}).items()):
-                assert self.desk.partition.finish(consumer, [(str(each.claim), message_id)]).run(
-                    self.client
-                ) == 0
+                assert (
+                    self.desk.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
+                    == 0
+                )
         # Tokens of slow rates, quotas and what must be remembered; nothing else.
         allowed = {"leases", "quotas", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
         assert self.desk.left_over() - allowed - {"producer:p", "wake"} == set()

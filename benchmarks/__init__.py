@@ -1,0 +1,1 @@
+"""Benchmarks: stock and ours side by side, in one run. ``python -m benchmarks --help``."""

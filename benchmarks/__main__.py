@@ -1,0 +1,68 @@
+"""``python -m benchmarks [name …] [--quick]``: every figure of the README, measured here.
+
+Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
+It prints medians with (min-max) and ratios round by round, and writes JSON and plots to ``benchmarks/out/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.claims import claims
+from benchmarks.commands import commands, memory
+from benchmarks.faults import faults
+from benchmarks.measure import Report
+from benchmarks.plots import plot_bars, plot_claims
+from benchmarks.publishing import latency, publishing
+from benchmarks.quotas import fairness, quotas
+from benchmarks.tasks import tasks
+
+OUT = Path(__file__).resolve().parent / "out"
+
+BENCHMARKS: dict[str, Callable[[bool], Report]] = {
+    "claims": claims,
+    "tasks": tasks,
+    "latency": latency,
+    "publishing": publishing,
+    "commands": commands,
+    "memory": memory,
+    "quotas": quotas,
+    "fairness": fairness,
+    "faults": faults,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; default all")
+    parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
+    OUT.mkdir(exist_ok=True)
+    for name in options.names or BENCHMARKS:
+        started = time.monotonic()
+        report = BENCHMARKS[name](options.quick)
+        print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)
+        (OUT / f"{name}.json").write_text(json.dumps(report.data, indent=1))
+        _plot(report)
+    return 0
+
+
+def _plot(report: Report) -> None:
+    if report.name == "claims":
+        plot_claims(report.data, OUT)
+    elif report.name == "tasks":
+        rates = {
+            case: {who: row["rate"] for who, row in found.items()} for case, found in report.data.items()
+        }
+        plot_bars("tasks", rates, OUT, "no-op tasks/s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Claim and acknowledge at kombu level, over the number of tenants."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from functools import partial
+
+from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
+from benchmarks.postbox import Sink, connect, publish_many
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import ACTIVE, BROKERS
+
+POINTS = (1, 10, 100, 1_000, 10_000, 60_000, 100_000)
+QUICK_POINTS = (1, 10, 100, 1_000)
+
+
+def claims(quick: bool) -> Report:
+    """Messages/s, Redis CPU and memory per message with a backlog; dwell without one."""
+    points = QUICK_POINTS if quick else POINTS
+    report = Report("claims")
+    report.header = ["tenants", "broker", "claimed+acked/s", "vs stock", "redis µs/msg", "bytes/msg"]
+    report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms"]
+    report.notes.append("backlog preloaded, one consumer, prefetch 100, an ack for each message")
+    report.notes.append(
+        "redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory; dwell: at a quarter of the rate"
+    )
+    report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
+    for tenants in points:
+        messages = max(tenants, 1_500 if quick else 20_000)
+        once = partial(_round, tenants, messages, 1.0 if quick else 4.0)
+        found = interleave(ACTIVE, 1 if quick else 3, once, 60)
+        stock = found.get("stock", {}).get("rate", Series())
+        for name in ACTIVE:
+            row = found[name]
+            cells = [row[key] for key in ("cpu", "memory", "idle", "p50", "p99")]
+            report.row(tenants, name, row["rate"], ratio(row["rate"], stock), *cells)
+        report.data[str(tenants)] = dump(found)
+    return report
+
+
+def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str, float]:
+    names = [f"t{number % tenants}" for number in range(messages)]
+    random.Random(tenants).shuffle(names)
+    with RedisServer() as server:
+        probe = ServerProbe(server.port)
+        with connect(broker, server.port) as connection:
+            publish_many(connection, ["first"])
+            warm = Sink(connection)
+            warm.drain(1, 5)
+            warm.close()
+            empty = probe.bytes_used()
+            publish_many(connection, names)
+            full = probe.bytes_used()
+            sink = Sink(connection)
+            cpu, started = probe.cpu_seconds(), time.perf_counter()
+            sink.drain(messages, max(10.0, seconds * 5))
+            taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
+            got = len(sink.arrivals)
+            sink.drain(messages, 30)
+            sink.close()
+            idle = (probe.bytes_used() - empty) / tenants
+        rate = got / taken
+        dwell = _dwell(broker, server.port, tenants, rate / 4, seconds)
+        probe.close()
+    return {
+        "rate": rate,
+        "cpu": cpu / max(1, got) * 1e6,
+        "memory": (full - empty) / messages,
+        "idle": idle if BROKERS[broker].has_leases else float("nan"),
+        "p50": percentile(dwell, 0.5) * 1e3,
+        "p99": percentile(dwell, 0.99) * 1e3,
+    }
+
+
+def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) -> list[float]:
+    """Seconds from publish to arrival, while a thread publishes at `rate` to random tenants."""
+    draw = random.Random(tenants)
+    stop = threading.Event()
+
+    def publish() -> None:
+        with connect(broker, port) as own:
+            # Small batches at a steady beat: one publish call for each message would measure the publisher.
+            beat = 0.01
+            due = time.monotonic()
+            while not stop.is_set():
+                publish_many(own, [f"t{draw.randrange(tenants)}" for _ in range(max(1, int(rate * beat)))])
+                due += beat
+                stop.wait(max(0.0, due - time.monotonic()))
+
+    with connect(broker, port) as connection:
+        sink = Sink(connection)
+        thread = threading.Thread(target=publish)
+        thread.start()
+        sink.drain(10**9, seconds)
+        stop.set()
+        thread.join()
+        sink.close()
+    return [arrived - published for arrived, _, published in sink.arrivals]

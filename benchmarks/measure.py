@@ -1,0 +1,127 @@
+"""Repeating, comparing and printing: what every benchmark shares."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+
+@dataclass
+class Series:
+    """Figures of one quantity over the rounds."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values) if self.values else math.nan
+
+    def __str__(self) -> str:
+        if not self.values or math.isnan(self.median):
+            return "-"
+        return f"{short(self.median)} ({short(min(self.values))}-{short(max(self.values))})"
+
+
+@dataclass
+class Report:
+    """What a benchmark found: rows to print, data to keep."""
+
+    name: str
+    #: One line for each table: how it was measured.
+    notes: list[str] = field(default_factory=list)
+    header: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, *cells: object) -> None:
+        self.rows.append([str(cell) for cell in cells])
+
+    def text(self) -> str:
+        table = [self.header, *self.rows]
+        widths = [
+            max(len(row[index]) for row in table if index < len(row)) for index in range(len(self.header))
+        ]
+        lines = [f"== {self.name}"]
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join([*lines, *(f"   {note}" for note in self.notes)])
+
+
+def short(value: float) -> str:
+    """A figure with three digits that matter."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def ratio(ours: Series, theirs: Series) -> str:
+    """Ours / theirs, round by round: median (min-max)."""
+    pairs = [a / b for a, b in zip(ours.values, theirs.values, strict=False) if b]
+    return f"{Series(pairs)}x" if pairs else "-"
+
+
+def interleave(
+    contenders: Sequence[str], rounds: int, measure: Callable[[str], dict[str, float]], budget: float
+) -> dict[str, dict[str, Series]]:
+    """`rounds` times every contender in turn, so that a slow minute of the machine hits all of them.
+
+    No new round begins after `budget` seconds. Returns contender -> quantity -> series.
+    """
+    found: dict[str, dict[str, Series]] = {name: {} for name in contenders}
+    started = time.monotonic()
+    for number in range(rounds):
+        if number and time.monotonic() - started > budget:
+            break
+        # Every other round the other way round.
+        for name in contenders if number % 2 == 0 else list(reversed(contenders)):
+            gc.collect()
+            for quantity, value in measure(name).items():
+                found[name].setdefault(quantity, Series()).values.append(value)
+    return found
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of `values` lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else math.nan
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
+
+
+def dump(found: dict[str, dict[str, Series]]) -> dict[str, dict[str, list[float]]]:
+    """For JSON."""
+    return {name: {key: series.values for key, series in row.items()} for name, row in found.items()}
+
+
+class ServerProbe:
+    """CPU and memory of a Redis server, by INFO on a connection of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._client = redis.Redis(port=port)
+
+    def cpu_seconds(self) -> float:
+        row = self._client.info("cpu")
+        return float(row["used_cpu_user"] + row["used_cpu_sys"])
+
+    def bytes_used(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
+
+    def flush(self) -> None:
+        self._client.flushall()
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,70 @@
+"""Curves as PNG."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+CURVES = {
+    "rate": "claimed and acknowledged, messages/s",
+    "cpu": "Redis CPU, µs per message",
+    "memory": "bytes per waiting message",
+    "p99": "dwell p99, ms",
+}
+
+
+def plot_claims(data: dict[str, Any], folder: Path) -> Path:
+    """The curve by tenant count."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7))
+    tenants = sorted((int(key) for key in data), key=int)
+    for axis, (quantity, title) in zip(axes.flat, CURVES.items(), strict=True):
+        for name in data[str(tenants[0])]:
+            rows = [data[str(point)][name][quantity] for point in tenants]
+            middle = [statistics.median(row) for row in rows]
+            if all(math.isnan(value) for value in middle):
+                continue
+            axis.plot(tenants, middle, marker="o", label=name)
+            axis.fill_between(tenants, [min(row) for row in rows], [max(row) for row in rows], alpha=0.2)
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("tenants")
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.tight_layout()
+    path = folder / "claims.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def plot_bars(name: str, data: dict[str, dict[str, list[float]]], folder: Path, label: str) -> Path:
+    """One group of bars for each case, one bar for each contender; data: case -> contender -> values."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(data)
+    contenders = list(dict.fromkeys(who for row in data.values() for who in row))
+    figure, axis = pyplot.subplots(figsize=(max(6, 1.4 * len(cases)), 4.5))
+    width = 0.8 / max(1, len(contenders))
+    for offset, who in enumerate(contenders):
+        heights = [statistics.median(data[case].get(who) or [0]) for case in cases]
+        axis.bar([index + offset * width for index in range(len(cases))], heights, width, label=who)
+    axis.set_xticks([index + 0.4 - width / 2 for index in range(len(cases))], cases, rotation=20)
+    axis.set_ylabel(label)
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    path = folder / f"{name}.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path

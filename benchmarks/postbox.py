@@ -1,0 +1,137 @@
+"""kombu-level publishing and consuming for the benchmarks, the same calls for every broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from kombu import Connection, Consumer, Message, Producer, Queue
+
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.workers import ROOT
+
+QUEUE = "bench"
+
+#: What a small Celery task's body weighs.
+FILLER = "x" * 80
+
+
+def connect(broker: str, port: int) -> Connection:
+    BROKERS[broker].prepare()
+    return Connection(BROKERS[broker].url(port), transport_options={"socket_timeout": 30.0})
+
+
+def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE) -> int:
+    """One message for each name in `tenants`, in batches where kombu has them; returns how many."""
+    channel = connection.channel()
+    producer = Producer(channel)
+    Queue(queue)(channel).declare()
+    batches = getattr(producer, "batch", None) if connection.transport.supports_batch_publish else None
+    amount = 0
+    with batches(1000) if batches else nullcontext():
+        for tenant in tenants:
+            body = {"tenant": tenant, "at": time.monotonic(), "filler": FILLER}
+            producer.publish(body, routing_key=queue, serializer="json", tenant=tenant, retry=False)
+            amount += 1
+    channel.close()
+    return amount
+
+
+class Sink:
+    """Consumes and acknowledges as fast as it can."""
+
+    def __init__(self, connection: Connection, prefetch: int = 100, queue: str = QUEUE) -> None:
+        self.connection = connection
+        self.arrivals: list[tuple[float, str, float]] = []
+        self._channel = connection.channel()
+        self._consumer = Consumer(
+            self._channel,
+            [Queue(queue)],
+            on_message=self._on_message,
+            prefetch_count=prefetch,
+            auto_declare=False,
+        )
+        self._consumer.consume()
+
+    def _on_message(self, message: Message) -> None:
+        body = json.loads(message.body)
+        self.arrivals.append((time.monotonic(), body["tenant"], body["at"]))
+        message.ack()
+
+    def drain(self, amount: int, seconds: float) -> None:
+        """Until `amount` messages came, or `seconds` have passed."""
+        end = time.monotonic() + seconds
+        while len(self.arrivals) < amount and time.monotonic() < end:
+            with suppress(TimeoutError):
+                self.connection.drain_events(timeout=0.5)
+
+    def close(self) -> None:
+        self._consumer.cancel()
+        self._channel.close()
+
+
+class ConsumerProcess:
+    """A `Sink` in a process of its own, for `seconds`; its arrivals are read from a file afterwards."""
+
+    def __init__(
+        self, broker: str, port: int, seconds: float, *, prefetch: int = 20, work: float = 0.0
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        self._out = Path(self._folder.name) / "arrivals.json"
+        self._ready = Path(self._folder.name) / "ready"
+        arguments = [
+            broker,
+            str(port),
+            str(seconds),
+            str(prefetch),
+            str(work),
+            str(self._out),
+            str(self._ready),
+        ]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.postbox", *arguments], cwd=ROOT, start_new_session=True
+        )
+
+    def wait_ready(self) -> None:
+        wait_until(self._ready.exists, 20)
+
+    def arrivals(self, deadline: float) -> list[tuple[float, str, float]]:
+        """(arrival, tenant, published) of each message, once it has ended."""
+        try:
+            self._process.wait(deadline)
+            return [tuple(row) for row in json.loads(self._out.read_text())]
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _main(arguments: list[str]) -> None:
+    broker, port, seconds, prefetch, work, out, ready = arguments
+    with connect(broker, int(port)) as connection:
+        sink = Sink(connection, int(prefetch))
+        Path(ready).touch()
+        end = time.monotonic() + float(seconds)
+        while time.monotonic() < end:
+            before: Any = len(sink.arrivals)
+            sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
+            if float(work):
+                time.sleep(float(work) * (len(sink.arrivals) - before))  # the consumer's own work
+        Path(out).write_text(json.dumps(sink.arrivals))
+        sink.close()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""The Celery app of the worker benchmarks: a task that does nothing, and one that tells the time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from tests.workers import ENVIRONMENT, app_from_environment, make_app
+
+NAME = "bench"
+
+
+def add_tasks(app: Celery, clock_port: int) -> Celery:
+    @app.task(name="noop", shared=False, ignore_result=True)
+    def noop() -> None:
+        return None
+
+    @app.task(name="mark", shared=False, ignore_result=True)
+    def mark(key: str) -> None:
+        now = time.monotonic()
+        if clock_port:
+            with redis.Redis(port=clock_port) as client:
+                client.rpush(key, now)
+        else:
+            MARKS.append(now)
+            if key == "end":
+                print(MARKS[1] - MARKS[0], flush=True)
+                os._exit(0)  # the floor is measured, and an in-memory broker has nothing to close
+
+    @app.task(name="stamp", shared=False, ignore_result=True)
+    def stamp(sent: float) -> None:
+        now = time.monotonic()
+        with redis.Redis(port=clock_port) as client:
+            client.rpush("stamps", now - sent)
+
+    return app
+
+
+#: When the floor's first and last marks ran; only its own single process writes here.
+MARKS: list[float] = []
+
+
+def floor(amount: int, late: bool, pool: str) -> None:
+    """Celery's own floor: publish to ``memory://`` and run it in this very process."""
+    conf: dict[str, Any] = {
+        "broker_url": "memory://",
+        "task_acks_late": late,
+        "worker_prefetch_multiplier": 16,
+        "worker_redirect_stdouts": False,
+    }
+    app = add_tasks(make_app(NAME, None, conf), 0)
+    with app.producer_pool.acquire(block=True) as producer:
+        app.tasks["mark"].apply_async(("begin",), producer=producer)
+        for _ in range(amount):
+            app.tasks["noop"].apply_async(producer=producer)
+        app.tasks["mark"].apply_async(("end",), producer=producer)
+    app.Worker(
+        pool=pool,
+        concurrency=1,
+        loglevel="WARNING",
+        without_mingle=True,
+        without_gossip=True,
+        without_heartbeat=True,
+    ).start()
+
+
+if __name__ == "__main__":
+    floor(int(sys.argv[1]), sys.argv[2] == "late", sys.argv[3])
+elif ENVIRONMENT in os.environ:
+    app = app_from_environment(NAME)
+    add_tasks(app, int(app.conf["clock_port"]))
