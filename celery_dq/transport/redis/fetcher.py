@@ -44,6 +44,8 @@ BLPOP_SECONDS = 10
 OVERDUE_SECONDS = 5
 
 
+#: Seconds until a queue is looked at again whose eligible messages are not for this channel.
+REST_SECONDS = 0.02
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01
 
@@ -57,12 +59,20 @@ class Source:
         hungry: something may be eligible.
         appointment: monotonic time at which to look again; None without one.
         claimed_at: monotonic time of the last claim that was answered.
+        rest_until: monotonic time until which a claim would find nothing for this channel …
+        free: … unless more pool slots are free than at the last claim.
     """
 
     queue: Queue
     hungry: bool = True
     appointment: float | None = None
     claimed_at: float = 0.0
+    rest_until: float = 0.0
+    free: int = 0
+
+    def rests(self, now: float, free: int) -> bool:
+        """Return whether the last claim found nothing for us, and nothing has changed since."""
+        return now < self.rest_until and free <= self.free
 
 
 @dataclass(eq=False, slots=True)
@@ -114,8 +124,9 @@ class Fetcher:
         self._waits_for: dict[bytes, str] = {}
         #: queues served by plain lists (replies), and who gets their messages
         self._lists: dict[bytes, Callable[[bytes], None]] = {}
-        #: Delivery tag of a message that has killed a worker before: alone until it is over.
-        self.suspect: str | None = None
+        #: Delivery tag of a message that has killed a worker before. Until it is over, no second
+        #: one is claimed, so that an innocent neighbour of a poison message is hit once at most.
+        self._suspect: str | None = None
         #: Monotonic time of the last answered claim, for the watchdog.
         self.claimed_at = process.clock.monotonic()
 
@@ -152,9 +163,9 @@ class Fetcher:
         return list(self._sources.values())
 
     @property
-    def idle(self) -> bool:
-        """Nothing is consumed and nothing is on its way."""
-        return not (self._sources or self._lists or self._sent)
+    def _quiet(self) -> bool:
+        """No queue has anything for this channel, so that it must wait for a token."""
+        return not any(source.hungry for source in self._turn)
 
     def wake(self, queue: str | None = None) -> None:
         """Look at *queue* (or at all) even though no token came."""
@@ -175,15 +186,17 @@ class Fetcher:
             if source.appointment is not None and source.appointment <= now:
                 source.appointment = None
                 source.hungry = True
+            if source.rest_until and source.rest_until <= now:
+                source.rest_until = 0.0
         want, free = self._room() if self._turn else (0, 0)
         if want > 0 and not self._claiming:
-            hungry = self._next_hungry()
+            hungry = self._next_hungry(now, free)
             if hungry is not None:
                 self._send_claim(hungry, want, free, now)
         if want <= 0:
             self._pass_on(now)
         self.send_untold(now)
-        if (self._lists or (want > 0 and not self._claiming)) and self._waits_since is None:
+        if self._waits_since is None and (self._lists or (want > 0 and not self._claiming and self._quiet)):
             self._send_wait(now)
         elif self._waits_since is not None and now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS:
             raise redis.ConnectionError(
@@ -199,6 +212,8 @@ class Fetcher:
         """Return the monotonic time at which :meth:`tick` must run though nothing arrives."""
         times = [source.appointment for source in self._turn if source.appointment is not None]
         for source in self._turn:
+            if source.rest_until:
+                times.append(source.rest_until)
             box = self._process.ledger.outbox(source.queue.key)
             if box.finishes:
                 times.append(box.finishes_since + COMPANY_SECONDS)
@@ -225,15 +240,11 @@ class Fetcher:
 
     # -- claims ----------------------------------------------------------------
 
-    def _next_hungry(self) -> Source | None:
-        if self.suspect is not None:
-            if self.suspect in self._process.ledger:
-                return None
-            self.suspect = None
+    def _next_hungry(self, now: float, free: int) -> Source | None:
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
-            if source.hungry:
+            if source.hungry and not source.rests(now, free):
                 return source
         return None
 
@@ -247,10 +258,12 @@ class Fetcher:
             free=free,
             hold=self._keeps_appointments(),
             max_deliveries=queue.max_deliveries,
+            suspects=self._suspect is None or self._suspect not in process.ledger,
             settle=tags(settles),
             finish=tags(finishes),
         )
         self._claiming = True
+        source.free = free
         self._send(_Sent(call, queue, source, want, now, settles, finishes))
 
     def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
@@ -263,6 +276,8 @@ class Fetcher:
         assert source is not None
         source.claimed_at = now
         source.hungry = claimed.more or len(claimed.entries) >= sent.want
+        # What is eligible there is not for us now (at its concurrency, or suspect): look again soon.
+        source.rest_until = now + REST_SECONDS if claimed.more and not claimed.entries else 0.0
         if claimed.appointment_s is not None:
             source.appointment = now + claimed.appointment_s
         for entry in claimed.entries:
@@ -272,7 +287,7 @@ class Fetcher:
                 process.ledger.release(held.tag, "unstarted")
                 continue
             if claimed.suspect:
-                self.suspect = held.tag
+                self._suspect = held.tag
             self._deliver(source, entry, held.tag)
 
     def _pass_on(self, now: float) -> None:

@@ -54,13 +54,18 @@ class Pushed(NamedTuple):
 
 
 class ClaimedEntry(NamedTuple):
-    """A message that was claimed; ``reason`` is empty unless it is delivered only to be discarded."""
+    """A message that was claimed.
+
+    ``deliveries``: how many consumers were lost with it. ``returned``: it was delivered before, whether
+    that ended in a crash or not. ``reason`` is empty unless it is delivered only to be discarded.
+    """
 
     id: str
     claim: str
     deliveries: int
     reason: str
     record: bytes
+    returned: bool = False
 
     @property
     def tag(self) -> Tag:
@@ -166,6 +171,7 @@ class Partition:
         free: int | None = None,
         hold: bool = False,
         max_deliveries: int = 5,
+        suspects: bool = True,
         settle: Sequence[tuple[str, str]] = (),
         finish: Sequence[tuple[str, str]] = (),
     ) -> Call[Claimed]:
@@ -174,11 +180,12 @@ class Partition:
         :param free: how many of them may belong to tenants with a concurrency limit; default: all.
         :param hold: keep an appointment even when messages were found.
         :param max_deliveries: deliveries after which a crashing message is dead; 0 is never.
+        :param suspects: take a message that has crashed a consumer before, alone; else pass its tenant over.
         """
         _check_chunk(settle)
         _check_chunk(finish)
         room = want if free is None else free
-        numbers = (lease_ms, min(want, MAX_CHUNK), room, int(hold), max_deliveries)
+        numbers = (lease_ms, min(want, MAX_CHUNK), room, int(hold), max_deliveries, int(suspects))
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), _claimed)
 
@@ -340,7 +347,8 @@ def _entries(reply: Any) -> list[ClaimedEntry]:
     for position in range(0, len(reply), 3):
         claim, deliveries, reason = _text(reply[position + 1]).split("|", 2)
         record = _binary(reply[position + 2])
-        entries.append(ClaimedEntry(_text(reply[position]), claim, int(deliveries), reason, record))
+        crashes, returned = int(deliveries or 0), deliveries != ""
+        entries.append(ClaimedEntry(_text(reply[position]), claim, crashes, reason, record, returned))
     return entries
 
 

@@ -70,12 +70,16 @@ class Session:
 
     @staticmethod
     def depth(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait: ready, delayed and throttled, without those in workers' hands."""
+        """Return how many messages wait: not those in workers' hands, nor those before their time."""
+        keys = partition.keys
+        consumers: Any = client.zrange(keys.leases, 0, -1)
         with client.pipeline(transaction=False) as pipe:
-            pipe.hlen(partition.keys.messages)
-            pipe.hget(partition.keys.state, "held")
-            stored, held = pipe.execute()
-        return max(int(stored) - int(held or 0), 0)
+            pipe.hlen(keys.messages)
+            pipe.zcard(keys.delayed)
+            for consumer in consumers:
+                pipe.hlen(keys.held(consumer.decode() if isinstance(consumer, bytes) else consumer))
+            stored, delayed, *held = pipe.execute()
+        return max(int(stored) - int(delayed) - sum(map(int, held)), 0)
 
 
 def _wires(connection: Any) -> Wires:
