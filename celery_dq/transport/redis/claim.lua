@@ -151,7 +151,7 @@ local function fetch_ahead()
     local tenant = line.fresh[i]
     if tenant.tag > head.tag + head.cost then break end
     if place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
-      tenant.ids = call('ZRANGE', tenant.key, 0, 1, 'WITHSCORES')
+      tenant.ids = call('ZRANGE', tenant.key, '0', '1', 'WITHSCORES')
       tenant.ended = #tenant.ids < 4
       if tenant.ids[1] then
         tenants[#tenants + 1] = tenant
@@ -218,7 +218,7 @@ local function serve(tenant, run)
     -- One more than needed tells whether there is backlog; a tenant that is seen often reads ahead.
     local size = math.max(run - left, math.min(tenant.taken, want - got)) + 1
     local start = #ids / 2
-    local more = call('ZRANGE', tenant.key, start, start + size - 1, 'WITHSCORES')
+    local more = call('ZRANGE', tenant.key, text(start), text(start + size - 1), 'WITHSCORES')
     for i = 1, #more do ids[2 * start + i] = more[i] end
     tenant.ended = #more < 2 * size
     left = left + #more / 2
@@ -272,9 +272,9 @@ for i = 1, #line.seen do
   local name = tenant.name
   if tenant.served > 0 then
     slots[#slots + 1] = name
-    slots[#slots + 1] = tenant.slots
+    slots[#slots + 1] = text(tenant.slots)
     if tenant.quota.interval > 0 then
-      arrivals[#arrivals + 1] = tenant.arrival
+      arrivals[#arrivals + 1] = text(tenant.arrival)
       arrivals[#arrivals + 1] = name
     end
   end
@@ -290,13 +290,13 @@ for i = 1, #line.seen do
   else
     leave[#leave + 1] = name
     if tenant.tag > state.v then
-      into.finish[#into.finish + 1] = tenant.tag
+      into.finish[#into.finish + 1] = text(tenant.tag)
       into.finish[#into.finish + 1] = name
     end
   end
   if place and (place ~= 'turn' or tenant.served > 0) then
     local list = into[place]
-    list[#list + 1] = score
+    list[#list + 1] = text(score)
     list[#list + 1] = name
   end
 end
@@ -310,13 +310,13 @@ write('ZADD', P .. 'finish', into.finish)
 write('ZREM', P .. 'turn', leave)
 for i = 1, #line.seen do
   local tenant = line.seen[i]
-  if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, 0, tenant.taken - 1) end
+  if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, '0', text(tenant.taken - 1)) end
 end
 if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
 close_busy_period()
-collect(P .. 'finish', string.format('%.17g', state.v), PROMOTE)
+collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 

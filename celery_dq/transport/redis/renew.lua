@@ -46,7 +46,7 @@ local alive = call('ZSCORE', P .. 'leases', consumer)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 local reaped = reap(limit, tonumber(ARGV[4]))
 local overdue = promote(limit) > 0 and call('EXISTS', P .. 'wake') == 0
-collect(P .. 'finish', string.format('%.17g', state.v), limit)
+collect(P .. 'finish', text(state.v), limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
 wake()

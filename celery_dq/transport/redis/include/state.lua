@@ -17,6 +17,17 @@ do
   }
 end
 
+-- A number with all its digits. Formatting is slow, and most counts and tags come many times in a call.
+local texts = {[0] = '0', [1] = '1'}
+local function text(number)
+  local known = texts[number]
+  if not known then
+    known = string.format('%.17g', number)
+    texts[number] = known
+  end
+  return known
+end
+
 local function save()
   call('HSET', KEYS[1], 'seq', state.seq, 'v', state.v, 'claim', state.claim, 'held', state.held,
     'head', state.head, 'appt', state.appt, 'appt_owner', state.owner)
