@@ -354,7 +354,9 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.client.llen(self.desk.keys.wake) <= 1
         if self.token_taken or self.desk.token():
             return
-        assert not (self.model.start or self.model.discards or self.model.due())
+        assert not (self.model.start)
+        assert not (self.model.discards)
+        assert not (self.model.due())
         dues = [
             score
             for key in (self.desk.keys.delayed, self.desk.keys.throttled)

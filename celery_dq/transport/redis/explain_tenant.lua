@@ -13,8 +13,8 @@
 -- ARGV
 --   tenant: whose standing
 -- RETURNS
---   an array of name, value, …: place ('turn', 'throttled', 'limited', 'parked', 'idle'), waiting, slots, interval_us,
---   burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us; in turn:
+--   an array of name, value, …: place ('turn', 'throttled', 'limited', 'parked', 'idle'), waiting, slots,
+--   interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us; in turn:
 --   tag, v, ahead (tenants before it); throttled: due_us; when something waits: oldest (message id)
 -- COST
 --   some 12 commands
