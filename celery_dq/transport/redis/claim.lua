@@ -48,6 +48,7 @@
 -- GUARANTEE
 --   The result is what claims of one message each would have given. What is taken is written under the
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
+--@allow-oom
 --@include state
 --@include record
 --@include bury

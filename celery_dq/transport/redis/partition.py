@@ -132,9 +132,12 @@ class Call(Generic[T]):
         return self.parse(self.script.run(client, self.keys, self.args))
 
 
-def load_scripts() -> ScriptSet:
-    """The scripts of the tenant broker. Keep the set: it remembers what it has read."""
-    return ScriptSet(Path(__file__).parent)
+def load_scripts(flags: bool = False) -> ScriptSet:
+    """The scripts of the tenant broker. Keep the set: it remembers what it has read.
+
+    :param flags: the server is Redis 7 or later, and lets scripts that free memory run when it is full.
+    """
+    return ScriptSet(Path(__file__).parent, flags)
 
 
 class Partition:
