@@ -8,6 +8,7 @@ connection, and the push script changes nothing for a number that it has seen.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,13 +148,23 @@ class Publisher:
         self._pool = pool
         self._options = options
         self._clock = clock
-        self._lane = uuid.uuid4().hex
+        self._pid = 0
+        self._lane = ""
         self._numbers: dict[str, int] = {}
         self._markers: set[str] = set()
         self._wire: Wire | None = None
 
+    def _be_ours(self) -> None:
+        """After a fork parent and child must not number messages, nor read answers, in one lane."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._lane = uuid.uuid4().hex
+            self._numbers = {}
+            self.close()
+
     def stamp(self, queue: Queue, message: dict[str, Any]) -> Stamped:
         """See :func:`stamp`."""
+        self._be_ours()
         key = queue.key
 
         def number() -> int:
@@ -169,6 +180,7 @@ class Publisher:
             redis.RedisError: no answer, or the server refused; sending again is safe.
             TooFewReplicas: it is stored, but fewer replicas than asked for have it; sending again is safe.
         """
+        self._be_ours()
         options = self._options
         if messages[0].lane == self._lane:
             self._markers.add(queue.partition.keys.producer(self._lane))
