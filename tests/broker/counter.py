@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import kombu
@@ -38,7 +38,9 @@ class Counter:
 
     # -- connections
 
-    def connect(self, url: str | None = None, transport_options: dict[str, Any] | None = None, **options: Any) -> Any:
+    def connect(
+        self, url: str | None = None, transport_options: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
         """A kombu connection: a consumer of its own, as if in a process of its own."""
         conf = {f"dq_{name}": value for name, value in options.items()}
         wires = Wires("dq", lambda: resolve(conf))
@@ -71,7 +73,10 @@ class Counter:
         """A consumer; yields the list of messages that it has got."""
         got: list[Any] = []
         consumer = connection.Consumer(
-            [kombu.Queue(self.queue)], on_message=got.append, prefetch_count=prefetch or None, no_ack=no_ack,
+            [kombu.Queue(self.queue)],
+            on_message=got.append,
+            prefetch_count=prefetch or None,
+            no_ack=no_ack,
             accept=["json"],
         )
         with consumer:
@@ -82,10 +87,8 @@ class Counter:
 
         def turned() -> bool:
             if len(got) < count:
-                try:
+                with suppress(TimeoutError):
                     connection.drain_events(timeout=0.05)
-                except TimeoutError:
-                    pass
             return len(got) >= count
 
         wait_until(turned, timeout_s, what=lambda: f"{count} messages; there are {len(got)}", interval_s=0.0)
@@ -95,10 +98,8 @@ class Counter:
         """Turn the loop until `condition()`."""
 
         def turned() -> Any:
-            try:
+            with suppress(TimeoutError):
                 connection.drain_events(timeout=0.02)
-            except TimeoutError:
-                pass
             return condition()
 
         wait_until(turned, timeout_s, interval_s=0.0)

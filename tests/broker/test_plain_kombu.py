@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -69,8 +70,9 @@ def test_what_was_lost_with_the_lease_is_not_delivered(counter: Counter) -> None
         counter.drain(connection, got, 1)
         assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 2
         assert counter.lose_lease() == 2
-        taken = counter.partition.claim("thief", lease_ms=60_000, want=9).run(counter.client)
-        assert len(taken.entries) >= 1
+        for _ in range(2):  # one by one, because they may have killed their worker
+            taken = counter.partition.claim("thief", lease_ms=60_000, want=9).run(counter.client)
+            assert len(taken.entries) == 1
         # A claim that arrives before the next heartbeat must not hide that the lease was lost.
         channel = got[0].channel
         channel.intake.fetcher.wake()
@@ -78,17 +80,22 @@ def test_what_was_lost_with_the_lease_is_not_delivered(counter: Counter) -> None
         channel.tick()
         wait_until(lambda: channel.intake.fetcher.scripts.readable())
         channel.intake.fetcher.on_readable(channel.intake.fetcher.scripts.fd)
-        got.clear()
-        try:
+        begun = got.pop()
+        with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.2)
-        except TimeoutError:
-            pass
-        assert 2 not in bodies(got)
+        assert got == []
+        # The late acknowledgement of what had begun changes nothing, and is counted.
+        begun.ack()
+        counter.drain_until(connection, lambda: channel.ledger.stale == 1)
+    assert counter.depth() == 2
 
 
 def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> None:
     counter.publish(*range(5))
-    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as idle, counter.consuming(idle, prefetch=5) as got:
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as idle,
+        counter.consuming(idle, prefetch=5) as got,
+    ):
         counter.drain(idle, got, 1)
         since = time.monotonic()
         with counter.connect() as other, counter.consuming(other, prefetch=5) as others:
@@ -190,20 +197,16 @@ def test_drain_events_without_patience(counter: Counter) -> None:
         since = time.monotonic()
 
         def turn() -> bool:
-            try:
+            with contextlib.suppress(TimeoutError):
                 connection.drain_events(timeout=0)
-            except TimeoutError:
-                pass
             return len(got) == 3
 
         wait_until(turn, 3, interval_s=0)
         for message in got:
             message.ack()
         before = time.monotonic()
-        try:
+        with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0)
-        except TimeoutError:
-            pass
         assert time.monotonic() - before < 0.15, since
 
 

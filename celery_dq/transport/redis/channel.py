@@ -283,9 +283,12 @@ class Channel(DrivenChannel):
                 want=1,
                 max_deliveries=target.max_deliveries,
             ).run(self.client)
+            if not claimed.alive:
+                self.process.lease_was_lost(target.key)
             self.ledger.renewed(target.key, sent_at)
             for entry in claimed.entries:
-                tag = self.ledger.hold(target.key, entry.id, entry.claim).tag
+                held = self.ledger.hold(target.key, entry.id, entry.claim)
+                tag, held.begun = held.tag, True
                 try:
                     message = Message(Record.unpack(entry.record), entry, tag, queue, self)
                 except CorruptRecord as exc:

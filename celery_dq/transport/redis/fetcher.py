@@ -269,6 +269,8 @@ class Fetcher:
     def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
         self._claiming = False
         process, source = self._process, sent.source
+        if not claimed.alive:
+            process.lease_was_lost(sent.queue.key)
         process.ledger.renewed(sent.queue.key, sent.sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()

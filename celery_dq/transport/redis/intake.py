@@ -215,7 +215,7 @@ class Intake:
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
-        message.started = gate is None
+        message.started = held.begun = gate is None
         if no_ack:
             channel.qos.forget(tag)
             channel.ledger.finish(tag)

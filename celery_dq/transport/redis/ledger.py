@@ -49,6 +49,7 @@ class Held:
         tag: delivery tag, made of the two; one for every time a message is claimed.
         settled: acknowledged early; the broker knows or is about to.
         gone: finished or released.
+        begun: plain kombu's consumer has it, so it cannot be taken back unseen.
     """
 
     partition: str
@@ -57,6 +58,7 @@ class Held:
     tag: str
     settled: bool = False
     gone: bool = False
+    begun: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -189,7 +191,7 @@ class Ledger:
         lost = [
             held.tag
             for held in list(self._held.values())
-            if held.partition == partition and held.tag not in running and not held.settled
+            if held.partition == partition and held.tag not in running and not (held.settled or held.begun)
         ]
         for tag in lost:
             self._held.pop(tag, None)

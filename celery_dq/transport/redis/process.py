@@ -62,6 +62,18 @@ class Process:
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
 
+    def lease_was_lost(self, partition: str) -> None:
+        """A claim or renewal found no lease: let go of what was held under it and has not begun."""
+        if self.ledger.holds_of(partition):
+            lost = self.ledger.lose(partition, self.running_tags())
+            logger.warning(
+                "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
+                "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
+                self.consumer,
+                partition,
+                lost,
+            )
+
 
 class Keeper:
     """Renews the leases of a process, and tells what no connection is left to tell.
@@ -184,15 +196,8 @@ class Keeper:
             renewal = queue.partition.renew(
                 process.consumer, lease_ms=process.lease_ms, limit=CHUNK, max_deliveries=queue.max_deliveries
             ).run(client)
-            if not renewal.alive and ledger.holds_of(name):
-                lost = ledger.lose(name, process.running_tags())
-                logger.warning(
-                    "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
-                    "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
-                    process.consumer,
-                    name,
-                    lost,
-                )
+            if not renewal.alive:
+                process.lease_was_lost(name)
             ledger.renewed(name, sent_at)
             # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
             if not ledger.has_listener or name in self._late:

@@ -160,6 +160,7 @@ class Publisher:
             self._pid = os.getpid()
             self._lane = uuid.uuid4().hex
             self._numbers = {}
+            self._markers = set()
             self.close()
 
     def stamp(self, queue: Queue, message: dict[str, Any]) -> Stamped:
