@@ -8,6 +8,7 @@ connection, and the push script changes nothing for a number that it has seen.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,10 +29,14 @@ from celery_dq.transport.redis.record import Record
 from celery_dq.transport.redis.wire import Wire
 from celery_dq.transport.tenant import check_priority, check_tenant
 
+logger = logging.getLogger(__name__)
+
 #: The property that carries the stamps of a message: queue → (lane, number).
 STAMPS = "dq_stamps"
 #: Properties that the transport makes anew at delivery.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
+#: How often a batch is sent until somebody answers.
+BATCH_ATTEMPTS = 4
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
 #: Milliseconds that the markers of a lane live after it was closed in good order.
@@ -286,8 +291,21 @@ class PublishBatch:
                 and self._waiting[run][1].lane == first.lane
             ):
                 run += 1
-            self.channel.publisher.push(queue, [stamped for _, stamped in self._waiting[:run]])
+            self._push(queue, [stamped for _, stamped in self._waiting[:run]])
             del self._waiting[:run]
+
+    def _push(self, queue: Queue, messages: list[Stamped]) -> None:
+        # Kombu can retry a publish, but not a batch: with a new channel it gives the batch up.
+        if not any(self._answered(queue, messages) for _ in range(BATCH_ATTEMPTS - 1)):
+            self.channel.publisher.push(queue, messages)
+
+    def _answered(self, queue: Queue, messages: list[Stamped]) -> bool:
+        try:
+            self.channel.publisher.push(queue, messages)
+        except self.channel.connection_errors as exc:
+            logger.info("A batch for queue %s is sent again: %s.", queue.name, exc)
+            return False
+        return True
 
     def discard(self) -> None:
         """Forget what waits."""
