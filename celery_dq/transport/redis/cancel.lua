@@ -32,6 +32,7 @@
 -- GUARANTEE
 --   A task that is pushed or given back while its tombstone stands becomes a discard.
 --@include state
+--@include full
 --@include record
 --@include ids
 --@include discard

@@ -28,6 +28,7 @@
 -- GUARANTEE
 --   Delayed and claimed messages are left alone.
 --@include state
+--@include full
 --@include discard
 --@include place
 --@include wake

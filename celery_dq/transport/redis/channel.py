@@ -191,7 +191,14 @@ class Channel(DrivenChannel):
     # -- publishing ------------------------------------------------------------
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish, once: the stamps of an attempt that failed stay on the message."""
+        """Publish, once: the stamps of an attempt that failed stay on the message.
+
+        Raises:
+            redis.ConnectionError: the channel was closed. Kombu's declaring before a publish may have
+                connected anew; it then publishes again on the new channel.
+        """
+        if self.closed:
+            raise redis.ConnectionError("The channel was closed: publish on a new one")
         result = super().basic_publish(message, exchange, routing_key, **kwargs)
         message["properties"].pop(STAMPS, None)
         return result

@@ -50,6 +50,7 @@
 --   The result is what claims of one message each would have given. What is taken is written under the
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
 --@include state
+--@include full
 --@include record
 --@include bury
 --@include held

@@ -37,6 +37,7 @@
 -- GUARANTEE
 --   The dead letter is written before the message goes.
 --@include state
+--@include full
 --@include bury
 --@include held
 --@include wake

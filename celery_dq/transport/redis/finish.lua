@@ -31,6 +31,7 @@
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message goes.
 --@include state
+--@include full
 --@include held
 --@include wake
 local entries, stale = read_tags(ARGV[1], 2)

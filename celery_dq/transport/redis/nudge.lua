@@ -29,6 +29,7 @@
 -- GUARANTEE
 --   Harmless at any time.
 --@include state
+--@include full
 --@include promote
 --@include wake
 promote(128)

@@ -28,6 +28,7 @@
 -- GUARANTEE
 --   A purged message leaves nothing behind.
 --@include state
+--@include full
 --@include place
 --@include wake
 local limit = math.min(tonumber(ARGV[1]), 1000)

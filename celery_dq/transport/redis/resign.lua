@@ -34,6 +34,7 @@
 -- GUARANTEE
 --   No delivery is counted and the rate tokens are given back. Settled messages are dropped.
 --@include state
+--@include full
 --@include give_back
 --@include wake
 local consumer = ARGV[1]
