@@ -67,6 +67,10 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
+    def url(self, direct: str) -> str:
+        """The broker URL of what redis-py calls `direct`, through this proxy."""
+        return f"dq-redis://127.0.0.1:{self.port}/{direct.rsplit('/', 1)[1]}"
+
     def cut_all(self) -> None:
         """Cut every connection that goes through."""
         sockets, self._sockets = self._sockets, []

@@ -9,8 +9,11 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from celery_dq.testing.waiting import wait_until
 from tests.broker.counter import Counter
+from tests.broker.proxy import Proxy
 
 
 def bodies(messages: list[Any]) -> list[Any]:
@@ -253,7 +256,7 @@ def test_after_a_drain_only_the_partitions_state_remains(counter: Counter) -> No
 
 
 def test_get_takes_one_message(counter: Counter) -> None:
-    with counter.connect() as connection:
+    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
         counter.publish(1, 2, connection=connection)
         channel = connection.default_channel
         message = channel.basic_get(counter.queue)
@@ -278,3 +281,105 @@ def test_queues_of_other_environments_and_prefixes_are_apart(counter: Counter) -
                 assert bodies(got) == [expected]
                 got[0].ack()
     assert counter.depth() == 1
+
+
+def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+            proxy.drop_answers_to, proxy.drops_left = claim, 1
+            counter.publish(1, 2)
+            with pytest.raises(connection.connection_errors):
+                counter.drain(connection, got, 1)
+        since = time.monotonic()
+        # The process lives on and keeps its lease; whoever asks next gets them, unharmed.
+        with counter.connect() as other, counter.consuming(other) as got:
+            counter.drain(other, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            assert time.monotonic() - since < 1.2
+            for message in got:
+                message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_whose_answer_is_lost_comes_back_to_who_connects_anew(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    connection = counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms")
+    with counter.consuming(connection, prefetch=5) as got:
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        counter.publish(1, 2)
+        with pytest.raises(connection.connection_errors):
+            counter.drain(connection, got, 1)
+        connection.collect()
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain(connection, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            for message in got:
+                message.ack()
+            counter.drain_until(connection, lambda: counter.depth() == 0)
+
+
+def test_get_whose_answer_is_lost_gives_its_message_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    counter.publish(1)
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        with pytest.raises(connection.connection_errors):
+            connection.default_channel.basic_get(counter.queue)
+        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
+        message = connection.default_channel.basic_get(counter.queue)
+        assert message.deliveries == 0
+        message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) -> None:
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=5) as got,
+    ):
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        channel = connection.default_channel
+        channel.intake.fetcher.wake()
+        counter.publish(1)
+        channel.tick()  # as if the loop stopped here: the claim is sent, and its answer not read
+        wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1)
+        with counter.connect() as other, counter.consuming(other) as others:
+            counter.drain(other, others, 1, timeout_s=3)
+            others[0].ack()
+            counter.drain_until(other, lambda: counter.depth() == 0)
+            # It comes to life again, and does not deliver what it was too late for.
+            counter.publish(2)
+        counter.drain(connection, got, 1)
+        assert bodies(got) == [2]
+        got[0].ack()
+    assert counter.depth() == 0
+
+
+def test_a_cancel_leaves_nothing_on_its_way(counter: Counter) -> None:
+    counter.publish(1)
+    with counter.connect() as connection:
+        with counter.consuming(connection, prefetch=5):
+            connection.default_channel.tick()
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) in (0, 1)
+        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
+        wait_until(lambda: not counter.client.exists(counter.keys.leases), 2)
+
+
+def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None:
+    # The lease ends whenever nothing is held, and begins again with the next message.
+    counter.publish(*range(300))
+    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        keeper = connection.transport.session.process.keeper
+        got = []
+        while (message := connection.default_channel.basic_get(counter.queue)) is not None:
+            keeper.ring()
+            got.append(json.loads(message.body))
+            message.ack()
+            keeper.ring()
+        assert got == list(range(300))
+    assert counter.depth() == 0

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import kombu
-import pytest
 
-from celery_dq.testing.servers import RedisServer
 from tests.broker.counter import Counter
 from tests.broker.proxy import Proxy
 
 RETRY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01, "interval_max": 0.05}
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.port) as proxy:
-        yield proxy
-
-
-def through(counter: Counter, proxy: Proxy) -> str:
-    return f"dq-redis://127.0.0.1:{proxy.port}/{counter.url.rsplit('/', 1)[1]}"
-
-
 def test_a_lost_answer_does_not_publish_twice(counter: Counter, proxy: Proxy) -> None:
-    with counter.connect(through(counter, proxy)) as connection:
+    with counter.connect(proxy.url(counter.url)) as connection:
         counter.publish("first", connection=connection)
         proxy.drop_answers_to, proxy.drops_left = b"payload-17", 3
         counter.publish("payload-17", connection=connection, retry=True, retry_policy=RETRY)
@@ -38,14 +24,14 @@ def test_a_lost_answer_does_not_publish_twice(counter: Counter, proxy: Proxy) ->
 
 
 def test_the_very_first_push_may_lose_its_answer(counter: Counter, proxy: Proxy) -> None:
-    with counter.connect(through(counter, proxy)) as connection:
+    with counter.connect(proxy.url(counter.url)) as connection:
         proxy.drop_answers_to, proxy.drops_left = b"payload-17", 1
         counter.publish("payload-17", connection=connection, retry=True, retry_policy=RETRY)
     assert counter.depth() == 1
 
 
 def test_a_cut_before_the_request_arrives_publishes_once(counter: Counter, proxy: Proxy) -> None:
-    with counter.connect(through(counter, proxy)) as connection:
+    with counter.connect(proxy.url(counter.url)) as connection:
         counter.publish("first", connection=connection)
         for n in range(5):
             proxy.cut_all()
@@ -54,7 +40,7 @@ def test_a_cut_before_the_request_arrives_publishes_once(counter: Counter, proxy
 
 
 def test_a_batch_whose_answer_is_lost_is_there_once(counter: Counter, proxy: Proxy) -> None:
-    with counter.connect(through(counter, proxy)) as connection:
+    with counter.connect(proxy.url(counter.url)) as connection:
         producer = connection.Producer()
         kombu.Queue(counter.queue)(connection.default_channel).declare()
         proxy.drop_answers_to, proxy.drops_left = b"payload-9", 1

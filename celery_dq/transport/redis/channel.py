@@ -283,19 +283,7 @@ class Channel(DrivenChannel):
         target = self.queue(queue)
         self.process.keeper.use(target, self.keeper_clients)
         try:
-            sent_at = self.process.clock.monotonic()
-            claimed = target.partition.claim(
-                self.process.consumer,
-                lease_ms=self.process.lease_ms,
-                want=1,
-                max_deliveries=target.max_deliveries,
-            ).run(self.client)
-            if not claimed.alive:
-                self.process.lease_was_lost(target.key)
-            self.ledger.renewed(target.key, sent_at)
-            for entry in claimed.entries:
-                held = self.ledger.hold(target.key, entry.id, entry.claim)
-                tag, held.begun = held.tag, True
+            for entry, tag in self.intake.claim_one(target):
                 try:
                     message = Message(Record.unpack(entry.record), entry, tag, queue, self)
                 except CorruptRecord as exc:
@@ -312,7 +300,7 @@ class Channel(DrivenChannel):
                     self.qos.append(message, tag)
                 return message
         finally:
-            self.process.keeper.leave(target)
+            self.process.keeper.leave(target, soon=False)
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:

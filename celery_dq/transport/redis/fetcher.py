@@ -20,15 +20,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.ledger import Burial, Held
-from celery_dq.transport.redis.partition import Call, Claimed
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
+from celery_dq.transport.redis.errand import Sent, Source, errands
+from celery_dq.transport.redis.partition import Claimed
+from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.wire import Wire
 
@@ -48,46 +47,6 @@ OVERDUE_SECONDS = 5
 REST_SECONDS = 0.02
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01
-
-
-@dataclass(eq=False, slots=True)
-class Source:
-    """A queue that the channel consumes.
-
-    Attributes:
-        queue: what is consumed.
-        hungry: something may be eligible.
-        appointment: monotonic time at which to look again; None without one.
-        claimed_at: monotonic time of the last claim that was answered.
-        rest_until: monotonic time until which a claim would find nothing for this channel …
-        free: … unless more pool slots are free than at the last claim.
-    """
-
-    queue: Queue
-    hungry: bool = True
-    appointment: float | None = None
-    claimed_at: float = 0.0
-    rest_until: float = 0.0
-    free: int = 0
-
-    def rests(self, now: float, free: int) -> bool:
-        """Return whether the last claim found nothing for us, and nothing has changed since."""
-        return now < self.rest_until and free <= self.free
-
-
-@dataclass(eq=False, slots=True)
-class _Sent:
-    """A script on its way: what its answer is for, and what it carried."""
-
-    call: Call[Any]
-    queue: Queue
-    source: Source | None
-    want: int
-    sent_at: float
-    settles: list[Held] = field(default_factory=list)
-    finishes: list[Held] = field(default_factory=list)
-    releases: list[tuple[str, Held]] = field(default_factory=list)
-    burials: list[Burial] = field(default_factory=list)
 
 
 class Fetcher:
@@ -118,7 +77,7 @@ class Fetcher:
         self.tokens = Wire(pool)
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[Sent] = deque()
         self._claiming = False
         self._waits_since: float | None = None
         self._waits_for: dict[bytes, str] = {}
@@ -250,6 +209,7 @@ class Fetcher:
 
     def _send_claim(self, source: Source, want: int, free: int, now: float) -> None:
         process, queue = self._process, source.queue
+        process.doubts.claims(queue.key)
         settles, finishes = process.ledger.take(queue.key, TELL_LIMIT)
         call = queue.partition.claim(
             process.consumer,
@@ -264,9 +224,9 @@ class Fetcher:
         )
         self._claiming = True
         source.free = free
-        self._send(_Sent(call, queue, source, want, now, settles, finishes))
+        self._send(Sent(call, queue, source, want, now, settles, finishes))
 
-    def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
+    def _claimed(self, sent: Sent, claimed: Claimed) -> None:
         self._claiming = False
         process, source = self._process, sent.source
         if not claimed.alive:
@@ -282,6 +242,9 @@ class Fetcher:
         source.rest_until = now + REST_SECONDS if claimed.more and not claimed.entries else 0.0
         if claimed.appointment_s is not None:
             source.appointment = now + claimed.appointment_s
+        if sent.disowned:
+            source.hungry = True
+            return
         for entry in claimed.entries:
             held = process.ledger.hold(sent.queue.key, entry.id, entry.claim)
             if self._sources.get(source.queue.name) is not source:
@@ -291,13 +254,33 @@ class Fetcher:
             if claimed.suspect:
                 self._suspect = held.tag
             self._deliver(source, entry, held.tag)
+        process.doubts.answered(sent.queue.key, (entry.claim for entry in claimed.entries))
+
+    def disown_claims(self, sent_before: float) -> None:
+        """Wait no longer for claims that went off before then; called by the keeper.
+
+        The loop is blocked or nobody turns it, and others may have time for what was claimed.
+        """
+        for sent in tuple(self._sent):
+            if sent.source is not None and not sent.disowned and sent.sent_at < sent_before:
+                sent.disowned = True
+                self._process.doubts.unanswered(sent.queue.key)
+
+    def hear_out(self) -> None:
+        """Wait for all answers that are on their way: nobody turns the loop that would read them.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        while self._sent:
+            self._read_answer()
 
     def _pass_on(self, now: float) -> None:
         """Without room, hand on what others could serve."""
         for source in self._turn:
             if source.appointment is not None and source.appointment <= now + 0.001:
                 source.appointment = None
-                self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+                self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
 
     # -- telling ---------------------------------------------------------------
 
@@ -318,27 +301,19 @@ class Fetcher:
             queue = process.keeper.queue(name)
             if queue is None or self._waits_for_company(queue, now):
                 continue
-            partition = queue.partition
-            settles, finishes = ledger.take(name, TELL_LIMIT)
-            if settles:
-                call: Call[Any] = partition.settle(process.consumer, tags(settles))
-                self._send(_Sent(call, queue, None, 0, now, settles=settles))
-            if finishes:
-                call = partition.finish(process.consumer, tags(finishes))
-                self._send(_Sent(call, queue, None, 0, now, finishes=finishes))
-            releases = ledger.take_releases(name, TELL_LIMIT)
-            for mode in sorted({mode for mode, _ in releases}):
-                same = [held for how, held in releases if how == mode]
-                call = release(process, queue, mode, same)
-                self._send(_Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
-            while (burial := ledger.take_burial(name)) is not None:
-                self._send(_Sent(bury(process, queue, burial), queue, None, 0, now, burials=[burial]))
+            # What is taken out of the ledger here must not look as if it had been told.
+            process.doubts.reports(name, +1)
+            try:
+                for sent in errands(process, queue, now):
+                    self._send(sent)
+            finally:
+                process.doubts.reports(name, -1)
 
     # -- the script wire -------------------------------------------------------
 
-    def _send(self, sent: _Sent, full: bool = False) -> None:
-        if not full:
-            self._process.ledger.sent(sent.queue.key)
+    def _send(self, sent: Sent, full: bool = False) -> None:
+        if sent.source is None and not full:
+            self._process.doubts.reports(sent.queue.key, +1)
         self._sent.append(sent)
         self.scripts.open()
         self.scripts.send(sent.call.command(full=full))
@@ -352,11 +327,12 @@ class Fetcher:
             self._send(sent, full=True)
             return
         sent = self._sent.popleft()
-        self._process.ledger.answered(sent.queue.key)
         result = sent.call.parse(answer)
         if sent.source is not None:
             self._claimed(sent, result)
-        elif sent.settles or sent.finishes or sent.releases:
+            return
+        self._process.doubts.reports(sent.queue.key, -1)
+        if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
 
     # -- the token wire --------------------------------------------------------
@@ -398,7 +374,7 @@ class Fetcher:
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
             now = self._process.clock.monotonic()
-            self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+            self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
         return False
 
     # -- the end ---------------------------------------------------------------
@@ -407,7 +383,10 @@ class Fetcher:
         """Close both wires; what was on its way goes back into the ledger."""
         while self._sent:
             sent = self._sent.popleft()
-            self._process.ledger.answered(sent.queue.key)
+            if sent.source is None:
+                self._process.doubts.reports(sent.queue.key, -1)
+            elif not sent.disowned:
+                self._process.doubts.unanswered(sent.queue.key)
             self._process.ledger.untold(
                 sent.queue.key, sent.settles, sent.finishes, sent.releases, sent.burials
             )

@@ -84,8 +84,6 @@ class Outbox:
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
     burials: deque[Burial] = field(default_factory=deque)
-    #: Calls for this partition that were sent and not answered.
-    in_flight: int = 0
     #: Monotonic time of the oldest finish in here, about.
     finishes_since: float = 0.0
 
@@ -254,19 +252,6 @@ class Ledger:
         box.finishes.extendleft(reversed(list(finishes)))
         box.releases.extendleft(reversed(list(releases)))
         box.burials.extendleft(reversed(list(burials)))
-
-    def sent(self, partition: str) -> None:
-        """A call for *partition* is on its way: what it carries is neither here nor there."""
-        self.outbox(partition).in_flight += 1
-
-    def answered(self, partition: str) -> None:
-        """It was answered, or its connection broke and it was taken back."""
-        self.outbox(partition).in_flight -= 1
-
-    def silent(self, partition: str) -> bool:
-        """Return whether nothing of *partition* is held, to be told, or on its way."""
-        box = self.outbox(partition)
-        return not (box or box.in_flight or self.holds_of(partition))
 
     # -- the lease -------------------------------------------------------------
 
