@@ -147,7 +147,7 @@ def test_close_tells_the_acks_that_are_pending(counter: Counter) -> None:
     # The three that were not acknowledged are back, without counting as a crash.
     assert counter.depth() == 3
     assert counter.client.hlen(counter.keys.running) == 0
-    assert counter.client.exists(counter.keys.deliveries) == 0
+    assert set(counter.client.hvals(counter.keys.deliveries)) <= {b"0"}
     with counter.connect() as connection, counter.consuming(connection) as got:
         counter.drain(connection, got, 3)
         assert bodies(got) == [7, 8, 9]

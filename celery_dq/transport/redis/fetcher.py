@@ -303,10 +303,15 @@ class Fetcher:
                 continue
             # What is taken out of the ledger here must not look as if it had been told.
             process.doubts.reports(name, +1)
+            batch = deque(errands(process, queue, now))
             try:
-                for sent in errands(process, queue, now):
-                    self._send(sent)
+                while batch:
+                    self._send(batch.popleft())
             finally:
+                # What a broken connection has left unsent waits for close() like what was sent.
+                for sent in batch:
+                    process.doubts.reports(name, +1)
+                    self._sent.append(sent)
                 process.doubts.reports(name, -1)
 
     # -- the script wire -------------------------------------------------------
