@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 BLPOP_SECONDS = 10
 #: Seconds more after which a missing answer means that the connection is dead.
 OVERDUE_SECONDS = 5
-
-
 #: Seconds until a queue is looked at again whose eligible messages are not for this channel.
 REST_SECONDS = 0.02
 #: Seconds that a finish waits for the next claim to ride along with.
