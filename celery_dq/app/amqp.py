@@ -19,7 +19,6 @@ from celery_dq.hooks import WIRES
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
-
 #: Queues that an app remembers as declared.
 MOST_DECLARED = 10_000
 

@@ -44,7 +44,7 @@ class Session:
 
     def _running_tags(self) -> frozenset[str]:
         gate = self.gate
-        return frozenset() if gate is None else gate.running_tags()
+        return frozenset() if gate is None else gate.started_tags()
 
     @property
     def registry_key(self) -> str:
