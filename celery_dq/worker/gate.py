@@ -64,6 +64,10 @@ class Gate:
         """Return the delivery tags of what the pool runs or will run."""
         return frozenset() if self.over else self._lifecycle.in_pool
 
+    def started_tags(self) -> frozenset[str]:
+        """Return the delivery tags of what runs, or will run whatever happens."""
+        return frozenset() if self.over else self._lifecycle.started
+
     def deliver_discard(self, message: Message, reason: str) -> bool:
         """Let Celery do its bookkeeping for a task that must not run.
 

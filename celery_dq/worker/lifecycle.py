@@ -42,6 +42,9 @@ class Lifecycle:
         self._clock = clock
         self._dead_letter_failures = dead_letter_failures
         self._in_pool: dict[str, float] = {}
+        self._started: dict[str, None] = {}
+        # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
+        self._asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
@@ -53,6 +56,11 @@ class Lifecycle:
     def in_pool(self) -> frozenset[str]:
         """Delivery tags of the messages that the pool runs or will run."""
         return frozenset(tuple(self._in_pool))
+
+    @property
+    def started(self) -> frozenset[str]:
+        """Those of :attr:`in_pool` that cannot be stopped any more from starting."""
+        return frozenset(tuple(self._started)) if self._asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Run a task in the pool, as the pool's own method does.
@@ -98,10 +106,11 @@ class Lifecycle:
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def accepted(pid: int, time_accepted: float) -> Any:
             tag: str = message.delivery_tag
-            if tag not in message.channel.ledger:
-                # It waited in the pool's queue while the lease was lost.
+            if self._asks_first:
+                # It may have waited in the pool's queue while the lease was lost.
                 self._veto(request, message)
             self._in_pool[tag] = self._clock.monotonic()
+            self._started[tag] = None
             message.started = True
             if not request.task.acks_late:
                 message.settles = True
@@ -152,6 +161,7 @@ class Lifecycle:
             message.bury(f"failed: {type(exc).__name__}: {exc}"[:500])
 
     def _over(self, request: Any, message: Message) -> None:
+        self._started.pop(message.delivery_tag, None)
         started_at = self._in_pool.pop(message.delivery_tag, None)
         if started_at is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -28,6 +28,7 @@ class DrivenChannel(RedisChannel):
     _subscribed: set[str]
     _health_checked_at: float
     _broken: bool
+    _tell: Callable[[], None]
     session: Session
 
     def _separate(self) -> None:
@@ -48,7 +49,11 @@ class DrivenChannel(RedisChannel):
             self._check_health()
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
-            fetcher.tick()
+            try:
+                fetcher.tick()
+            except self.connection_errors:
+                self._lose()
+                raise
 
     def _subscribe(self) -> None:
         topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
@@ -89,13 +94,36 @@ class DrivenChannel(RedisChannel):
                 return bool(self._receive())
             served = self.intake.fetcher.on_readable(fd)
         except self.connection_errors:
-            self._broken = True
+            self._lose()
             raise
         if deliver and self.has_inbox:
             # Ask for the next batch before this one is worked on, so that neither side waits.
             self.tick()
             self.intake.deliver_all()
         return served
+
+    def _lose(self) -> None:
+        self._broken = True
+        if self.intake.live_fetcher is not None:
+            self.intake.live_fetcher.close()
+
+    def hear_out(self) -> None:
+        """Read what is on its way, where no loop is going to."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            self._where_no_loop_turns(fetcher.teller.hear_out)
+
+    def speak_out(self) -> None:
+        """Tell what there is to tell, where no loop is going to."""
+        self._where_no_loop_turns(self._tell)
+
+    def _where_no_loop_turns(self, talk: Callable[[], None]) -> None:
+        if not (self._broken or self.poller.driven):
+            try:
+                talk()
+            except self.connection_errors:
+                # The keeper will see to it.
+                self._lose()
 
     def deliver_one(self) -> bool:
         """Deliver one claimed message, if there is one; return whether somebody got it."""

@@ -255,6 +255,8 @@ class Fetcher:
         if claimed is None:
             source.rest_until, source.free = process.clock.monotonic() + REFUSED_SECONDS, LARGE
             return
+        if not claimed.alive:
+            process.lease_was_lost(key)
         process.ledger.renewed(key, sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()

@@ -49,6 +49,7 @@ class Held:
         tag: delivery tag, made of the two; one for every time a message is claimed.
         settled: acknowledged early; the broker knows or is about to.
         gone: finished or released.
+        begun: plain kombu's consumer has it, so it cannot be taken back unseen.
     """
 
     partition: str
@@ -57,6 +58,7 @@ class Held:
     tag: str
     settled: bool = False
     gone: bool = False
+    begun: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -82,8 +84,6 @@ class Outbox:
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
     burials: deque[Burial] = field(default_factory=deque)
-    #: Calls for this partition that were sent and not answered.
-    in_flight: int = 0
     #: Monotonic time of the oldest finish in here, about.
     finishes_since: float = 0.0
 
@@ -189,7 +189,7 @@ class Ledger:
         lost = [
             held.tag
             for held in list(self._held.values())
-            if held.partition == partition and held.tag not in running and not held.settled
+            if held.partition == partition and held.tag not in running and not (held.settled or held.begun)
         ]
         for tag in lost:
             self._held.pop(tag, None)
@@ -252,19 +252,6 @@ class Ledger:
         box.finishes.extendleft(reversed(list(finishes)))
         box.releases.extendleft(reversed(list(releases)))
         box.burials.extendleft(reversed(list(burials)))
-
-    def sent(self, partition: str) -> None:
-        """A call for *partition* is on its way: what it carries is neither here nor there."""
-        self.outbox(partition).in_flight += 1
-
-    def answered(self, partition: str) -> None:
-        """It was answered, or its connection broke and it was taken back."""
-        self.outbox(partition).in_flight -= 1
-
-    def silent(self, partition: str) -> bool:
-        """Return whether nothing of *partition* is held, to be told, or on its way."""
-        box = self.outbox(partition)
-        return not (box or box.in_flight or self.holds_of(partition))
 
     # -- the lease -------------------------------------------------------------
 

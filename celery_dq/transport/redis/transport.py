@@ -35,6 +35,8 @@ class Transport(RedisTransport):
     driver_type = "redis"
     driver_name = "redis"
     connection_errors = RedisTransport.connection_errors + PASSING_ERRORS
+    #: Without these kombu takes a second failure in a row for good, whatever the retry policy says.
+    recoverable_connection_errors = connection_errors
     implements = RedisTransport.implements.extend(asynchronous=True, batch_publish=True)
     supports_batch_publish = True
 
