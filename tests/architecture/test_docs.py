@@ -70,10 +70,10 @@ def pages() -> str:
 
 
 @pytest.fixture
-def bin_path() -> Iterator[dict[str, str]]:
+def bin_path() -> dict[str, str]:
     """The environment in which ``python`` and ``celery`` are those of the tests."""
     folder = str(Path(sys.executable).parent)
-    yield {
+    return {
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(ROOT),
