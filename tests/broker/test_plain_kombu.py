@@ -82,7 +82,7 @@ def test_what_was_lost_with_the_lease_is_not_delivered(counter: Counter) -> None
         channel.qos.prefetch_count = 9
         channel.tick()
         wait_until(lambda: channel.intake.fetcher.teller.wire.readable())
-        channel.intake.fetcher.on_readable(channel.intake.fetcher.scripts.fd)
+        channel.intake.fetcher.on_readable(channel.intake.fetcher.teller.wire.fd)
         begun = got.pop()
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.2)
