@@ -134,7 +134,8 @@ class Lifecycle:
     def _on_error(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def error(info: Any, **options: Any) -> Any:
             exc = getattr(info, "exception", None)
-            if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            # billiard wraps even what has not crossed a process.
+            if isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt)):
                 message.crashed = True
             elif self._dead_letter_failures:
                 self._bury_failure(message, exc)
