@@ -42,15 +42,13 @@ class Lifecycle:
         self._clock = clock
         self._dead_letter_failures = dead_letter_failures
         self._in_pool: dict[str, float] = {}
+        self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
         self._asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
-        # After a lost connection Celery would throw away what lies in the pool's buffer, and
-        # with it the callbacks of tasks that run. Here they stay ours, so they go on.
-        pool.flush = None
 
     @property
     def in_pool(self) -> frozenset[str]:
@@ -83,10 +81,39 @@ class Lifecycle:
                 wrap = self._on_error if name == "error_callback" else self._on_timeout
                 options[name] = wrap(request, message, options[name])
         try:
-            return self._apply(target, args, kwargs, **options)
+            job = self._apply(target, args, kwargs, **options)
         except BaseException:
-            self._in_pool.pop(tag, None)
+            self._forget(tag)
             raise
+        if tag in self._in_pool:
+            self._jobs[tag] = (job, message)
+        return job
+
+    def guard_flush(self, pool: Any) -> None:
+        """Let what a prefork pool has begun survive a lost connection.
+
+        After one, Celery flushes the pool: the buffer is emptied, and the callbacks of
+        what the children have not confirmed are forgotten, or of everything, by
+        release. The children run what they were given all the same. So those callbacks
+        are kept, and only what never left the buffer is given back.
+        """
+        flush = getattr(getattr(pool, "_pool", None), "flush", None)
+        if not callable(flush):
+            return
+        cache: dict[Any, Any] = pool._pool._cache
+
+        def guarded() -> None:
+            begun = {number: job for number, job in list(cache.items()) if _is_begun(job)}
+            flush()
+            for number, job in begun.items():
+                cache.setdefault(number, job)
+            kept = set(map(id, cache.values()))
+            for tag, (job, message) in list(self._jobs.items()):
+                if id(job) not in kept:
+                    self._forget(tag)
+                    message.channel.ledger.release(tag, "unstarted")
+
+        pool.flush = guarded
 
     def _veto(self, request: Any, message: Message) -> None:
         """Do not start what others may have by now."""
@@ -97,7 +124,7 @@ class Lifecycle:
         logger.warning(
             "Task %s[%s] is not started: the lease on its message is not fresh.", request.name, request.id
         )
-        self._in_pool.pop(message.delivery_tag, None)
+        self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
         channel.ledger.release(message.delivery_tag, "unstarted")
         state.task_ready(request)
@@ -161,9 +188,14 @@ class Lifecycle:
         if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
             message.bury(f"failed: {type(exc).__name__}: {exc}"[:500])
 
+    def _forget(self, tag: str) -> float | None:
+        """Stop counting a message as in the pool; return since when it was there or ran."""
+        self._jobs.pop(tag, None)
+        self._started.pop(tag, None)
+        return self._in_pool.pop(tag, None)
+
     def _over(self, request: Any, message: Message) -> None:
-        self._started.pop(message.delivery_tag, None)
-        started_at = self._in_pool.pop(message.delivery_tag, None)
+        started_at = self._forget(message.delivery_tag)
         if started_at is None:
             return
         seen = self._clock.monotonic() - started_at
@@ -174,3 +206,8 @@ class Lifecycle:
             # Celery cancelled it and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
+
+
+def _is_begun(job: Any) -> bool:
+    """Whether a child has the job, or a part of it."""
+    return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
