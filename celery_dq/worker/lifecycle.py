@@ -74,6 +74,7 @@ class Lifecycle:
         tag: str = message.delivery_tag
         self._veto(request, message)
         self._in_pool[tag] = self._clock.monotonic()
+        self._answer_at_once(request, message)
         options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
         options["callback"] = self._on_over(request, message, options["callback"])
         for name in ("error_callback", "timeout_callback"):
@@ -88,6 +89,26 @@ class Lifecycle:
         if tag in self._in_pool:
             self._jobs[tag] = (job, message)
         return job
+
+    def _answer_at_once(self, request: Any, message: Message) -> None:
+        """Put the request's ack or reject into the ledger when Celery decides on it.
+
+        Celery hands it to the event loop as a promise, and what is still promised when a
+        connection breaks may never be kept.
+        """
+        ack, reject = request._on_ack, request._on_reject
+        tag: str = message.delivery_tag
+
+        def on_ack(*args: Any) -> Any:
+            if not message.settles:
+                message.channel.basic_finish(tag)
+            return ack(*args)
+
+        def on_reject(log: Any, errors: Any, requeue: bool = False) -> Any:
+            message.channel.qos.refuse(message, requeue)
+            return reject(log, errors, requeue)
+
+        request._on_ack, request._on_reject = on_ack, on_reject
 
     def guard_flush(self, pool: Any) -> None:
         """Let what a prefork pool has begun survive a lost connection.

@@ -36,7 +36,9 @@ def calls(client: Any) -> Tally[str]:
 def test_an_idle_worker_says_nothing_but_its_heartbeat() -> None:
     with RedisServer() as server:
         yard = Yard(server, dq_lease=2.0)
-        with yard.worker("threads", 2, arguments=("--without-gossip", "--without-mingle", "--without-heartbeat")):
+        with yard.worker(
+            "threads", 2, arguments=("--without-gossip", "--without-mingle", "--without-heartbeat")
+        ):
             yard.send("note", 1)
             yard.ran(1)
             yard.settled()
