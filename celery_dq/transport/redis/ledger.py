@@ -275,6 +275,16 @@ class Ledger:
         self._renewed.pop(partition, None)
         self._outboxes.pop(partition, None)
 
+    def abandon(self, partition: str) -> int:
+        """Forget *partition* with all that is held of it or was to be told; return how many messages."""
+        box = self.outbox(partition)
+        held = [held.tag for held in list(self._held.values()) if held.partition == partition]
+        for tag in held:
+            self._held.pop(tag, None)
+        count = len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
+        self.forget(partition)
+        return count
+
     # -- who sends -------------------------------------------------------------
 
     def listen(self, listener: Callable[[], None]) -> None:

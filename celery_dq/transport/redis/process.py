@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Renewals per lease. Three may fail in a row before the lease is lost.
 RENEWALS_PER_LEASE = 4
+#: Leases after which a broker that does not answer, and that nobody uses any more, is forgotten.
+GIVE_UP_LEASES = 8
 #: How many expired messages, due ones and so on one heartbeat moves at most.
 CHUNK = 200
 #: How a held entry begins.
@@ -195,6 +197,27 @@ class Keeper:
                 wait = interval
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
         self._disconnect()
+
+    def _give_up(self) -> None:
+        """Let go of partitions that nobody here consumes any more, on a broker that stays away."""
+        process, ledger = self._process, self._process.ledger
+        now = process.clock.monotonic()
+        for name in list(self._queues):
+            with self._start_stop:
+                # Without any renewal yet, nothing was ever held.
+                if self._users.get(name) or 0 < ledger.silence(name, now) < GIVE_UP_LEASES * process.lease_s:
+                    continue
+                self._queues.pop(name, None)
+                self._users.pop(name, None)
+                dropped = ledger.abandon(name)
+            logger.warning(
+                "%s gives up on %s: its broker has been away for %d leases, and nobody here consumes it any "
+                "more. What was held, or finished and not told (%d messages), will be delivered again.",
+                process.consumer,
+                name,
+                GIVE_UP_LEASES,
+                dropped,
+            )
 
     def _over(self) -> bool:
         with self._start_stop:

@@ -44,7 +44,7 @@ class Transients:
         return f"{self._prefix}transient-mark:{queue}"
 
     def declare(self, client: redis.Redis, queue: str, arguments: dict[str, Any] | None) -> None:
-        """Leave the mark by which publishers know the queue; its *arguments* may hold ``x-expires``, in ms."""
+        """Leave the mark by which publishers know the queue; *arguments* may hold ``x-expires`` (ms)."""
         life = max(_milliseconds((arguments or {}).get("x-expires")), SHORTEST_LIFE_S * 1000)
         self._lives_ms[queue] = life
         client.set(self.mark(queue), life, px=life)

@@ -4,7 +4,7 @@ Connection string::
 
     dq-redis://[user:password@]host[:port][/db]
     dq-rediss://…                         (TLS; see ``broker_use_ssl``)
-    dq-redis+socket:///path/to/redis.sock (a unix socket)
+    dq-redis+socket:///path/to/redis.sock[?db=3&socket_timeout=5] (a unix socket)
 
 Transport options are those of kombu's Redis transport that concern the
 connection: ``socket_timeout`` (15 s here), ``socket_connect_timeout`` (5 s),
