@@ -276,14 +276,12 @@ class Ledger:
         self._outboxes.pop(partition, None)
 
     def abandon(self, partition: str) -> int:
-        """Forget *partition* with all that is held of it or was to be told; return how many messages."""
+        """Hold nothing of *partition* any more; return how many were held or finished and not told."""
         box = self.outbox(partition)
         held = [held.tag for held in list(self._held.values()) if held.partition == partition]
         for tag in held:
             self._held.pop(tag, None)
-        count = len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
-        self.forget(partition)
-        return count
+        return len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
 
     # -- who sends -------------------------------------------------------------
 

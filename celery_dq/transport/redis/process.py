@@ -198,27 +198,6 @@ class Keeper:
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
         self._disconnect()
 
-    def _give_up(self) -> None:
-        """Let go of partitions that nobody here consumes any more, on a broker that stays away."""
-        process, ledger = self._process, self._process.ledger
-        now = process.clock.monotonic()
-        for name in list(self._queues):
-            with self._start_stop:
-                # Without any renewal yet, nothing was ever held.
-                if self._users.get(name) or 0 < ledger.silence(name, now) < GIVE_UP_LEASES * process.lease_s:
-                    continue
-                self._queues.pop(name, None)
-                self._users.pop(name, None)
-                dropped = ledger.abandon(name)
-            logger.warning(
-                "%s gives up on %s: its broker has been away for %d leases, and nobody here consumes it any "
-                "more. What was held, or finished and not told (%d messages), will be delivered again.",
-                process.consumer,
-                name,
-                GIVE_UP_LEASES,
-                dropped,
-            )
-
     def _over(self) -> bool:
         with self._start_stop:
             self._running = bool(self._queues)
@@ -321,12 +300,24 @@ class Keeper:
                 self._forget(name)
 
     def _give_up(self) -> None:
-        """Without a server: leave to their end the leases under which we know of nothing."""
-        ledger = self._process.ledger
-        with self._start_stop:
-            for name in list(self._queues):
-                if not (self._users.get(name) or ledger.outbox(name) or ledger.holds_of(name)):
-                    self._forget(name)
+        """Without a server: leave to their end the leases of queues that nobody here consumes any more."""
+        process, ledger = self._process, self._process.ledger
+        now, patience = process.clock.monotonic(), GIVE_UP_LEASES * process.lease_s
+        for name in list(self._queues):
+            with self._start_stop:
+                if self._users.get(name) or (self._owes(name) and ledger.silence(name, now) < patience):
+                    continue
+                dropped = ledger.abandon(name)
+                self._forget(name)
+            if dropped:
+                logger.warning(
+                    "%s gives up on %s, whose broker has been away for %d leases. What was held, or finished "
+                    "and not told (%d messages), will be delivered again when it comes back.",
+                    process.consumer,
+                    name,
+                    GIVE_UP_LEASES,
+                    dropped,
+                )
 
     def _forget(self, name: str) -> None:
         self._queues.pop(name, None)
