@@ -118,7 +118,7 @@ class Channel(DrivenChannel):
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         if auto_delete and not durable:
             if queue not in self._fanout_queues:
-                self.transients.declare(self.client, queue, self._get_queue_expire(kwargs))
+                self.transients.declare(self.client, queue, kwargs.get("arguments"))
         else:
             self.transients.declare_durable(queue)
             self.client.sadd(self.session.registry_key, queue)

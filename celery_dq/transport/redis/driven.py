@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.transport.redis.address import socket_options
 from celery_dq.transport.redis.bases import RedisChannel
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class DrivenChannel(RedisChannel):
             self.keyprefix_queue = prefix.replace("%", "%%") + self.keyprefix_queue
             self.keyprefix_binding_permanent = prefix.replace("%", "%%") + "_kombu.binding_permanent.%s"
             self.keyprefix_binding_deadlines = prefix + "_kombu.binding_deadlines"
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params = super()._connparams(asynchronous)
+        return {**params, **socket_options(self.connection.client.hostname)}
 
     def tick(self) -> None:
         """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""

@@ -275,6 +275,14 @@ class Ledger:
         self._renewed.pop(partition, None)
         self._outboxes.pop(partition, None)
 
+    def abandon(self, partition: str) -> int:
+        """Hold nothing of *partition* any more; return how many were held or finished and not told."""
+        box = self.outbox(partition)
+        held = [held.tag for held in list(self._held.values()) if held.partition == partition]
+        for tag in held:
+            self._held.pop(tag, None)
+        return len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
+
     # -- who sends -------------------------------------------------------------
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Renewals per lease. Three may fail in a row before the lease is lost.
 RENEWALS_PER_LEASE = 4
+#: Leases after which a broker that does not answer, and that nobody uses any more, is forgotten.
+GIVE_UP_LEASES = 8
 #: How many expired messages, due ones and so on one heartbeat moves at most.
 CHUNK = 200
 #: How a held entry begins.
@@ -298,12 +300,24 @@ class Keeper:
                 self._forget(name)
 
     def _give_up(self) -> None:
-        """Without a server: leave to their end the leases under which we know of nothing."""
-        ledger = self._process.ledger
-        with self._start_stop:
-            for name in list(self._queues):
-                if not (self._users.get(name) or ledger.outbox(name) or ledger.holds_of(name)):
-                    self._forget(name)
+        """Without a server: leave to their end the leases of queues that nobody here consumes any more."""
+        process, ledger = self._process, self._process.ledger
+        now, patience = process.clock.monotonic(), GIVE_UP_LEASES * process.lease_s
+        for name in list(self._queues):
+            with self._start_stop:
+                if self._users.get(name) or (self._owes(name) and ledger.silence(name, now) < patience):
+                    continue
+                dropped = ledger.abandon(name)
+                self._forget(name)
+            if dropped:
+                logger.warning(
+                    "%s gives up on %s, whose broker has been away for %d leases. What was held, or finished "
+                    "and not told (%d messages), will be delivered again when it comes back.",
+                    process.consumer,
+                    name,
+                    GIVE_UP_LEASES,
+                    dropped,
+                )
 
     def _forget(self, name: str) -> None:
         self._queues.pop(name, None)

@@ -10,6 +10,7 @@ from celery_dq.hooks import WIRES, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
+from celery_dq.transport.redis.address import identity
 from celery_dq.transport.redis.fitness import check_server
 from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition
 from celery_dq.transport.redis.poller import Poller
@@ -29,7 +30,7 @@ class Session:
         #: Whether an app with settings stands behind; plain kombu has only defaults.
         self.has_settings = WIRES in connection.transport_options
         self.options: Options = self._wires.options
-        self.address = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
+        self.address = identity(connection)
         processes = self._wires.in_process(dict[str, Process])
         process = processes.get(self.address)
         if process is None:
