@@ -51,8 +51,16 @@ def test_an_early_ack_keeps_the_slot_until_the_body_ends(yard: Yard, pool: str) 
         yard.witness.release("b")
         for how in ("retry", "fail", "ignore", "reject", "fine"):
             yard.send("outcome", how, tenant="7")
-        wait_until(lambda: yard.witness.told("began")[2:].count("fine") == 1, 10, what=lambda: str(yard.witness.told("began")))
-        wait_until(lambda: yard.witness.told("began").count("retry") == 3, 10, what=lambda: str(yard.witness.told("began")))
+        wait_until(
+            lambda: yard.witness.told("began")[2:].count("fine") == 1,
+            10,
+            what=lambda: str(yard.witness.told("began")),
+        )
+        wait_until(
+            lambda: yard.witness.told("began").count("retry") == 3,
+            10,
+            what=lambda: str(yard.witness.told("began")),
+        )
         yard.settled()
     assert yard.dead() == {}
 
@@ -73,7 +81,9 @@ def test_a_terminated_and_a_timed_out_task_free_their_slots(yard: Yard) -> None:
     assert yard.dead() == {}
 
 
-def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(redis_server: RedisServer) -> None:
+def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
+    redis_server: RedisServer,
+) -> None:
     for db in (1, 2, 3):
         redis_server.flush(db)
     yard = Yard(redis_server, dq_max_deliveries=2)
@@ -121,7 +131,9 @@ def test_what_cannot_run_becomes_a_dead_letter(yard: Yard) -> None:
     yard.app.send_task("nobody.knows", (1,))
     with yard.app.connection_for_write() as connection:
         producer = connection.Producer()
-        producer.publish("{not json", routing_key=yard.queue, content_type="application/json", content_encoding="utf-8")
+        producer.publish(
+            "{not json", routing_key=yard.queue, content_type="application/json", content_encoding="utf-8"
+        )
         producer.publish(
             b"\x80\x05bytes",
             routing_key=yard.queue,
@@ -151,6 +163,8 @@ def test_cancel_waiting_delayed_and_running(yard: Yard) -> None:
         yard.send("note", "fine")
         assert yard.ran(1) == ["fine"]
         for result in (waiting, delayed, expired, yard.app.AsyncResult(unborn)):
-            wait_until(lambda result=result: result.state == "REVOKED", 5, what=lambda result=result: result.state)
+            wait_until(
+                lambda result=result: result.state == "REVOKED", 5, what=lambda result=result: result.state
+            )
         yard.settled()
     assert yard.witness.told("ran") == ["fine"]
