@@ -6,6 +6,7 @@ from typing import Any
 
 import redis
 
+from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import WIRES, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
@@ -26,6 +27,12 @@ class Session:
     """
 
     def __init__(self, connection: Any) -> None:
+        prefix = connection.transport_options.get("global_keyprefix")
+        if prefix:
+            raise ConfigurationError(
+                f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the "
+                "keys: set dq_key_prefix instead"
+            )
         self._wires = _wires(connection)
         #: Whether an app with settings stands behind; plain kombu has only defaults.
         self.has_settings = WIRES in connection.transport_options
