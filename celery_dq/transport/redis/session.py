@@ -109,14 +109,15 @@ class Session:
 
     @staticmethod
     def depth(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait: not those in workers' hands, nor those before their time."""
+        """Return how many messages wait: not those in workers' hands, before their time, or cancelled."""
         keys = partition.keys
         with client.pipeline(transaction=True) as pipe:
             pipe.hlen(keys.messages)
             pipe.zcard(keys.delayed)
+            pipe.zcard(keys.discards)
             pipe.hget(keys.state, "held")
-            stored, delayed, held = pipe.execute()
-        return max(int(stored) - int(delayed) - int(held or 0), 0)
+            stored, delayed, discards, held = pipe.execute()
+        return max(int(stored) - int(delayed) - int(discards) - int(held or 0), 0)
 
 
 def _wires(connection: Any) -> Wires:
