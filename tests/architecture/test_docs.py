@@ -149,6 +149,25 @@ def test_the_tutorial_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
                 worker.wait()
 
 
+def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    found = list(blocks((DOCS / "guides" / "plain-kombu.rst").read_text()))
+    program = next(text for _, caption, text in found if caption == "letters.py")
+    printed = next(text for language, _, text in found if language == "text")
+    with RedisServer() as server:
+        (tmp_path / "letters.py").write_text(program.replace("localhost:6379", f"127.0.0.1:{server.port}"))
+        assert_says("python letters.py", printed.splitlines(), tmp_path, bin_path)
+
+
+def test_the_test_that_users_are_shown_passes(bin_path: dict[str, str], tmp_path: Path) -> None:
+    guide = (DOCS / "guides" / "testing.rst").read_text()
+    for _, caption, text in (*list(blocks(TUTORIAL))[:3], *blocks(guide)):
+        if caption:
+            (tmp_path / caption).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_notify.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=bin_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def steps(console: str) -> Iterator[tuple[str, list[str]]]:
     """Each command of a console block with the lines that it is to print."""
     command, expected = "", list[str]()

@@ -5,7 +5,7 @@ TLS, Sentinel, credential providers, exchange tables, fanout by PUB/SUB. Queuein
 acknowledgement and waiting are ours.
 
 Two kinds of queues exist. An ordinary one is a partition. A *transient* one
-(neither durable nor kept when its consumer goes) is a plain Redis list that
+(not kept when its consumer goes, and not durable or with an expiry) is a plain Redis list that
 expires; see :mod:`celery_dq.transport.redis.transient`.
 """
 
@@ -117,9 +117,10 @@ class Channel(DrivenChannel):
 
     def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
-        if auto_delete and not durable:
+        arguments = kwargs.get("arguments") or {}
+        if auto_delete and (not durable or arguments.get("x-expires")):
             if queue not in self._fanout_queues:
-                self.transients.declare(self.client, queue, kwargs.get("arguments"))
+                self.transients.declare(self.client, queue, arguments)
         else:
             self.transients.declare_durable(queue)
             self.client.sadd(self.session.registry_key, queue)

@@ -6,6 +6,7 @@ from typing import Any
 
 import redis
 
+from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import WIRES, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
@@ -26,6 +27,12 @@ class Session:
     """
 
     def __init__(self, connection: Any) -> None:
+        prefix = connection.transport_options.get("global_keyprefix")
+        if prefix:
+            raise ConfigurationError(
+                f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the "
+                "keys: set dq_key_prefix instead"
+            )
         self._wires = _wires(connection)
         #: Whether an app with settings stands behind; plain kombu has only defaults.
         self.has_settings = WIRES in connection.transport_options
@@ -102,14 +109,15 @@ class Session:
 
     @staticmethod
     def depth(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait: not those in workers' hands, nor those before their time."""
+        """Return how many messages wait: not those in workers' hands, before their time, or cancelled."""
         keys = partition.keys
         with client.pipeline(transaction=True) as pipe:
             pipe.hlen(keys.messages)
             pipe.zcard(keys.delayed)
+            pipe.zcard(keys.discards)
             pipe.hget(keys.state, "held")
-            stored, delayed, held = pipe.execute()
-        return max(int(stored) - int(delayed) - int(held or 0), 0)
+            stored, delayed, discards, held = pipe.execute()
+        return max(int(stored) - int(delayed) - int(discards) - int(held or 0), 0)
 
 
 def _wires(connection: Any) -> Wires:

@@ -1,6 +1,6 @@
 """Queues that die with their consumer: replies to remote control, results by RPC.
 
-Such a queue (neither durable nor kept: ``durable=False, auto_delete=True``) holds
+Such a queue (``auto_delete=True``, and ``durable=False`` or an ``x-expires``) holds
 a few messages for a few seconds, for one reader. A Redis list that expires is all
 it needs; leases, tenants and dead letters would only leave litter. What is taken
 from it is gone, as it is when the consumer of an auto-delete queue dies.
