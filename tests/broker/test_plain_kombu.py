@@ -383,3 +383,23 @@ def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None
             keeper.ring()
         assert got == list(range(300))
     assert counter.depth() == 0
+
+
+def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(counter: Counter) -> None:
+    with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
+        fetcher = connection.default_channel.intake.fetcher
+        counter.drain_until(connection, lambda: fetcher._waits_since is not None)
+        # As if all this had been sent before a callback that took minutes: the answers lie there.
+        counter.publish(1)
+        wait_until(fetcher.tokens.readable)
+        fetcher._waits_since -= 120
+        counter.drain(connection, got, 1)
+        fetcher.wake()
+        connection.default_channel.tick()
+        wait_until(fetcher.teller.wire.readable)
+        fetcher.teller._sent[0].sent_at -= 120
+        counter.publish(2)
+        counter.drain(connection, got, 2)
+        for message in got:
+            message.ack()
+    assert counter.depth() == 0

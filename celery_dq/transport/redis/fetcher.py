@@ -83,7 +83,8 @@ class Fetcher:
         pool: pool of the connections that the loop watches.
         room: returns (want, free): how many messages the channel takes now, and
             how many of them fit free pool slots.
-        keeps_appointments: returns whether the process can keep one while it works.
+        keeps_appointments: returns whether the process can keep one while it works; None: it is
+            about to work, and not even an idle one could be kept.
         deliver: called with (source, entry, delivery tag) for every claimed message.
     """
 
@@ -92,7 +93,7 @@ class Fetcher:
         process: Process,
         pool: redis.ConnectionPool,
         room: Callable[[], tuple[int, int]],
-        keeps_appointments: Callable[[], bool],
+        keeps_appointments: Callable[[], bool | None],
         deliver: Callable[[Source, ClaimedEntry, str], None],
     ) -> None:
         self._process = process
@@ -180,14 +181,17 @@ class Fetcher:
         if want <= 0:
             self._pass_on(now)
         self.teller.send_untold(now)
-        if self._waits_since is None and (self._lists or (want > 0 and not self._claiming and self._quiet)):
-            self._send_wait(now)
-        elif self._waits_since is not None and now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS:
+        if self._waits_since is None:
+            waits = want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None
+            if self._lists or waits:
+                self._send_wait(now)
+        elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.readable():
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
             )
         oldest = self.teller.oldest()
-        if oldest is not None and now - oldest > OVERDUE_SECONDS:
+        # An answer that lies there unread says that it was us who was busy.
+        if oldest is not None and now - oldest > OVERDUE_SECONDS and not self.teller.wire.readable():
             raise redis.ConnectionError(
                 f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
             )
@@ -282,6 +286,31 @@ class Fetcher:
             if source.appointment is not None and source.appointment <= now + 0.001:
                 source.appointment = None
                 self.teller.nudge(source.queue, now)
+
+    def step_back(self) -> None:
+        """We are about to be busy, for who knows how long: tokens and appointments are for others.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        now, process = self._process.clock.monotonic(), self._process
+        for source in self._turn:
+            if source.appointment is not None:
+                source.appointment = None
+                call = source.queue.partition.claim(
+                    process.consumer, lease_ms=process.lease_ms, want=0, hold=None
+                )
+                self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
+        if not self._lists:
+            # An answer that is lost may be a token's, not a message's.
+            self._rearm()
+
+    def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
+        if claimed is not None:
+            if not claimed.alive:
+                self._process.lease_was_lost(source.queue.key)
+            self._process.ledger.renewed(source.queue.key, sent_at)
+            self._process.ledger.stale += claimed.stale
 
     # -- telling ---------------------------------------------------------------
 
