@@ -12,6 +12,7 @@ expires; see :mod:`celery_dq.transport.redis.transient`.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
@@ -367,6 +368,11 @@ class Channel(DrivenChannel):
 
     def close(self) -> None:
         """Give back what is not running, tell the broker what there is to tell, and disconnect."""
+        if not self.closed and self.process.pid != os.getpid():
+            # A child closes what it has inherited: what is held, and the sockets, are the parent's.
+            self.closed = True
+            self.connection.close_channel(self)
+            return
         if not self.closed and hasattr(self, "intake"):
             self._closing = True
             self.poller.discard(self)
