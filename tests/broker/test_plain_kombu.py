@@ -447,3 +447,19 @@ def test_a_child_may_use_the_connection_that_it_inherited(counter: Counter) -> N
         assert counter.depth() == 1
         first.ack()
         wait_until(lambda: counter.depth() == 0)
+
+
+def test_priorities_are_strict_or_age(counter: Counter) -> None:
+    def order(**options: Any) -> list[Any]:
+        with counter.connect(**options) as connection:
+            for n, priority in enumerate((0, 9, 5, 0, 9)):
+                counter.publish(f"{priority}-{n}", connection=connection, priority=priority)
+            with counter.consuming(connection, prefetch=1) as got:
+                for n in range(1, 6):
+                    counter.drain(connection, got, n)
+                    got[-1].ack()
+                counter.drain_until(connection, lambda: counter.depth() == 0)
+            return bodies(got)
+
+    assert order() == ["9-1", "9-4", "5-2", "0-0", "0-3"]
+    assert order(priority_aging="1h") == ["9-1", "9-4", "5-2", "0-0", "0-3"]
