@@ -24,6 +24,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import WorkerGate
 from celery_dq.transport.redis.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
+from celery_dq.transport.redis.fitness import old_servers_named
 from celery_dq.transport.redis.intake import Intake
 from celery_dq.transport.redis.ledger import Ledger
 from celery_dq.transport.redis.message import Message
@@ -70,7 +71,8 @@ class Channel(DrivenChannel):
         self._health_checked_at = self.process.clock.monotonic()
         self._registered = False
         self._separate()
-        super().__init__(*args, **kwargs)
+        with old_servers_named():
+            super().__init__(*args, **kwargs)
         options = self.session.options
         self.intake = Intake(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
         self.publisher = Publisher(lambda: self.pool, options, self.process.clock)
@@ -241,13 +243,14 @@ class Channel(DrivenChannel):
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume *queue*; several consumers of one queue on a channel take turns."""
+        self.session.refuse_inherited()
         if queue in self._fanout_queues:
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         elif self.transients.holds(self.client, queue):
             # Kombu's base class wraps the payload and calls back.
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
-            self.intake.fetcher.consume_list(
-                self.transients.key(queue).encode(),
+            self.intake.fetcher.listen(
+                self.transients.key(queue),
                 lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
             )
         else:
@@ -271,13 +274,14 @@ class Channel(DrivenChannel):
             super()._basic_cancel(consumer_tag)
             return
         if self.transients.declared_here(queue):
-            self.intake.fetcher.cancel_list(self.transients.key(queue).encode())
+            self.intake.fetcher.unlisten(self.transients.key(queue))
         else:
             self.intake.stop(queue, consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message at once, or None."""
+        self.session.refuse_inherited()
         if self.transients.holds(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         target = self.queue(queue)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -30,18 +30,13 @@ from celery_dq.transport.redis.partition import Claimed
 from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
-from celery_dq.transport.redis.wire import Wire
+from celery_dq.transport.redis.transient import Listener
+from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.partition import ClaimedEntry
 
 logger = logging.getLogger(__name__)
-
-#: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
-#: nothing, short enough to notice a dead connection.
-BLPOP_SECONDS = 10
-#: Seconds (after those of a BLPOP) without an answer that mean that the connection is dead.
-OVERDUE_SECONDS = 5
 
 
 #: Seconds until a queue is looked at again whose eligible messages are not for this channel.
@@ -102,13 +97,14 @@ class Fetcher:
         self._deliver = deliver
         self.teller = Teller(process, pool, self._waits_for_company)
         self.tokens = Wire(pool)
+        self._pool = pool
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
         self._claiming = False
         self._waits_since: float | None = None
         self._waits_for: dict[bytes, str] = {}
-        #: queues served by plain lists (replies), and who gets their messages
-        self._lists: dict[bytes, Callable[[bytes], None]] = {}
+        #: Transient queues, by the keys of their lists.
+        self._listeners: dict[str, Listener] = {}
         #: Delivery tag of a message that has killed a worker before. Until it is over, no second
         #: one is claimed, so that an innocent neighbour of a poison message is hit once at most.
         self._suspect: str | None = None
@@ -132,15 +128,23 @@ class Fetcher:
             self._rearm()
         return source
 
-    def consume_list(self, key: bytes, deliver: Callable[[bytes], None]) -> None:
-        """Start popping a plain list, for queues that die with their consumer."""
-        self._lists[key] = deliver
-        self._rearm()
+    def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
+        """Start popping a plain list, for a queue that dies with its consumer."""
+        self._listeners[key] = Listener(key, deliver, self._pool)
 
-    def cancel_list(self, key: bytes) -> None:
+    def unlisten(self, key: str) -> None:
         """Stop popping a plain list."""
-        if self._lists.pop(key, None) is not None:
-            self._rearm()
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            listener.close()
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """The connections to be watched, with what is read from them."""
+        wires = [("scripts", self.teller.wire), ("tokens", self.tokens)]
+        wires += [("messages", listener.wire) for listener in self._listeners.values()]
+        for kind, wire in wires:
+            if wire.connection is not None:
+                yield kind, wire.connection
 
     @property
     def sources(self) -> list[Source]:
@@ -183,12 +187,14 @@ class Fetcher:
         self.teller.send_untold(now)
         if self._waits_since is None:
             waits = want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None
-            if self._lists or waits:
+            if waits:
                 self._send_wait(now)
         elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.readable():
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
             )
+        for listener in tuple(self._listeners.values()):
+            listener.tick(now)
         oldest = self.teller.oldest()
         # An answer that lies there unread says that it was us who was busy.
         if oldest is not None and now - oldest > OVERDUE_SECONDS and not self.teller.wire.readable():
@@ -219,10 +225,12 @@ class Fetcher:
             redis.RedisError: the connection broke, or a script failed.
         """
         if fd == self.tokens.fd:
-            return self._read_token()
+            self._read_token()
+            return False
         if fd == self.teller.wire.fd:
             self.teller.read()
-        return False
+            return False
+        return any(listener.read() for listener in tuple(self._listeners.values()) if listener.wire.fd == fd)
 
     # -- claims ----------------------------------------------------------------
 
@@ -301,9 +309,7 @@ class Fetcher:
                     process.consumer, lease_ms=process.lease_ms, want=0, hold=None
                 )
                 self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
-        if not self._lists:
-            # An answer that is lost may be a token's, not a message's.
-            self._rearm()
+        self._rearm()
 
     def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
         if claimed is not None:
@@ -336,38 +342,32 @@ class Fetcher:
         self._waits_for = {
             source.queue.partition.keys.wake.encode(): source.queue.name for source in self._turn
         }
-        keys = [*self._waits_for, *self._lists]
-        if not keys:
-            return
         self.tokens.open()
-        self.tokens.send(("BLPOP", *keys, BLPOP_SECONDS))
+        self.tokens.send(("BLPOP", *self._waits_for, BLPOP_SECONDS))
         self._waits_since = now
 
-    def _read_token(self) -> bool:
+    def _read_token(self) -> None:
         answer = self.tokens.read()
         self._waits_since = None
         if answer is None:
-            return False
-        key, value = answer
-        key = key.encode() if isinstance(key, str) else bytes(key)
-        if key in self._lists:
-            self._lists[key](value.encode() if isinstance(value, str) else value)
-            return True
-        queue = self._waits_for.get(key)
+            return
+        key = answer[0]
+        queue = self._waits_for.get(key.encode() if isinstance(key, str) else bytes(key))
         source = self._sources.get(queue) if queue is not None else None
         if source is None:
-            return False
+            return
         source.hungry = True
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
             now = self._process.clock.monotonic()
             self.teller.nudge(source.queue, now)
-        return False
 
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Close both wires; what was on its way goes back into the ledger."""
+        """Close all wires; what was on its way goes back into the ledger."""
+        for key in tuple(self._listeners):
+            self.unlisten(key)
         self._waits_since = None
         self._claiming = False
         self.teller.close()

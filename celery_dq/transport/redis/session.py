@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import redis
@@ -65,6 +66,17 @@ class Session:
         if self.address not in process.fit_servers:
             check_server(client, self.options.allow_eviction)
             process.fit_servers.add(self.address)
+
+    def refuse_inherited(self) -> None:
+        """A forked child has inherited this connection, with the parent's identity and sockets.
+
+        Raises:
+            redis.ConnectionError: this is that child.
+        """
+        if self.process.pid != os.getpid():
+            raise redis.ConnectionError(
+                "This connection was opened before a fork: open a new one in the child process"
+            )
 
     def attend(self) -> None:
         """From now on this connection tells the broker what the ledger has for it."""
