@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import signal
@@ -70,13 +71,21 @@ def pages() -> str:
 
 
 @pytest.fixture
-def bin_path() -> dict[str, str]:
-    """The environment in which ``python`` and ``celery`` are those of the tests."""
+def bin_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with the tests' own ``python`` and ``celery``, and the package as if installed."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    site = tmp_path_factory.mktemp("site")
+    installed = site / "celery_dq-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: celery-dq\nVersion: 0\n")
+    registered = setup["options.entry_points"]["celery.commands"].strip()
+    (installed / "entry_points.txt").write_text(f"[celery.commands]\n{registered}\n")
     folder = str(Path(sys.executable).parent)
     return {
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
         "PYTHONUNBUFFERED": "1",
     }
 
