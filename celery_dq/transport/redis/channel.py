@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.session import Session
 
 logger = logging.getLogger(__name__)
-
 PURGE_CHUNK = 1000
 
 
@@ -97,15 +96,13 @@ class Channel(DrivenChannel):
 
     def running_tags(self) -> frozenset[str]:
         """Return the deliveries that the worker's pool runs or will run."""
-        gate = self.gate
-        return frozenset() if gate is None else gate.running_tags()
+        return self.gate.running_tags() if self.gate else frozenset()
 
     def queue(self, name: str) -> Queue:
         """Return the queue called *name* with its partition."""
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = self.session.queue(name)
-        return queue
+        if name not in self._queues:
+            self._queues[name] = self.session.queue(name)
+        return self._queues[name]
 
     def partition(self, name: str) -> Partition:
         """Return the partition of the queue called *name*."""

@@ -140,5 +140,5 @@ def _wires(connection: Any) -> Wires:
         if wires is None:
             wires = connection.__dict__["_dq_wires"] = Wires("dq", lambda: resolve({}))
     if not isinstance(wires, Wires):
-        raise TypeError(f"transport_options[{WIRES!r}] is celery-dq's own; remove {wires!r}")
+        raise ConfigurationError(f"transport_options[{WIRES!r}] is celery-dq's own: remove {wires!r}")
     return wires
