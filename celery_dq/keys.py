@@ -183,3 +183,34 @@ class PartitionKeys:
 def queue_registry(environment: str, key_prefix: str = "") -> str:
     """SET: the names of all queues that were ever declared in the environment. In no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimKeys:
+    """The keys of the dedup coordinator that serves other brokers than ours. One slot holds all.
+
+    :param environment: ``online`` or ``sandbox``.
+    :param key_prefix: as in :class:`PartitionKeys`.
+    """
+
+    environment: str
+    key_prefix: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What all of them begin with."""
+        return f"{self.key_prefix}dq:{{{self.environment}/dedup}}:"
+
+    def claim(self, key: str) -> str:
+        """HASH: head, heir, tail -> packed call; expires with the last lease."""
+        return f"{self.prefix}claim:{quote(key, safe='')}"
+
+    @property
+    def tokens(self) -> str:
+        """STRING: the last fencing token."""
+        return self.prefix + "tokens"
+
+    @property
+    def channel(self) -> str:
+        """PUB/SUB: in front of an owner's name; told when one of its calls may start or was replaced."""
+        return self.prefix + "turn:"
