@@ -79,6 +79,8 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
         (partition.replay("a"), 3),
         (partition.forget_dead(["a"]), 1 + 1),
+        (partition.take("c", ["a"], lease_ms=1), 3 + 1),
+        (partition.evict("t", "k"), 2),
         (partition.explain_tenant("t"), 1),
         (partition.locate("a"), 1),
     ]

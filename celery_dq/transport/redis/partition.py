@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from celery_dq.keys import PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
@@ -46,11 +46,24 @@ class Outgoing(NamedTuple):
     record: bytes
 
 
-class Pushed(NamedTuple):
-    """What became of a pushed message; ``status`` is ``seen`` when this sequence was here before."""
+PushStatus: TypeAlias = Literal[
+    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused"
+]
 
-    status: Literal["accepted", "seen", "discarded"]
+
+class Pushed(NamedTuple):
+    """What became of a pushed message; ``status`` is ``seen`` when this sequence was here before.
+
+    One with a dedup key may be ``blocked`` behind another, ``following`` it (it will be settled with the
+    other's result), ``declined`` (not kept) or ``refused`` (it should follow, but too many do).
+    ``covering`` is then the message that covers it or is ahead of it, ``replaced`` one that gave up its
+    place.
+    """
+
+    status: PushStatus
     id: str
+    covering: str = ""
+    replaced: str = ""
 
 
 class ClaimedEntry(NamedTuple):
@@ -292,6 +305,10 @@ class Partition:
         _check_chunk(message_ids)
         return self._call("forget_dead", (len(message_ids), *message_ids), int)
 
+    def evict(self, tenant: str, key: str) -> Call[str]:
+        """Takes a dedup key from the message that has it. Returns its id, or ``""``."""
+        return self._call("evict", (tenant, key), _text)
+
     def explain_tenant(self, tenant: str) -> Call[dict[str, str]]:
         """Why a tenant is or is not served: see the contract of the script for the names."""
         return self._call("explain_tenant", (tenant,), _pairs)
@@ -330,12 +347,13 @@ def _nothing(reply: Any) -> None:
     return None
 
 
-_PUSH_STATUS: tuple[Literal["seen", "accepted", "discarded"], ...] = ("seen", "accepted", "discarded")
+# By the number that the script gives it.
+_PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
 
 
 def _pushed(reply: Any) -> list[Pushed]:
     texts = [_text(each) for each in reply]
-    return [Pushed(_PUSH_STATUS[int(text[0])], text[1:]) for text in texts]
+    return [Pushed(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in texts]
 
 
 def _claimed(reply: Any) -> Claimed:
