@@ -331,7 +331,7 @@ if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
 start_claims(started, claim)
-for i = 1, #leaving do leave(leaving[i].id, false) end
+for i = 1, #leaving do leave_claim(leaving[i].id, false) end
 close_busy_period()
 collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)

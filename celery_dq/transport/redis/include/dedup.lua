@@ -117,7 +117,7 @@ local function settle_followers(id)
 end
 
 -- A message with a key runs no more, or will not. `over`: it is done with, else it is still to be discarded.
-local function leave(id, over)
+local function leave_claim(id, over)
   local scope = call('HGET', P .. 'claimants', id)
   local c = scope and read_claim(scope)
   if scope then call('HDEL', P .. 'claimants', id) end
@@ -271,7 +271,7 @@ local function come_back(entry, record)
 end
 
 -- Takes the key from its head, whose token is void from now on.
-local function evict(scope)
+local function evict_claim(scope)
   local c = read_claim(scope)
   if not c then return nil end
   local head = c.head
@@ -288,7 +288,7 @@ local function evict_overdue(limit)
   for i = 1, #scopes do
     local c = read_claim(scopes[i])
     if c and c.number > 0 and c.timeout > 0 and c.since + c.timeout <= now then
-      evict(scopes[i])
+      evict_claim(scopes[i])
     else
       call('ZREM', P .. 'evictions', scopes[i])
     end

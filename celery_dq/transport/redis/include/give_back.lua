@@ -105,6 +105,6 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       end
     end
   end
-  for i = 1, #leaving do leave(leaving[i], false) end
+  for i = 1, #leaving do leave_claim(leaving[i], false) end
   replace(tenants)
 end
