@@ -69,6 +69,7 @@ if #removed < limit then remove_from(P .. 'blocked') end
 if #removed < limit and call('EXISTS', P .. 'following') == 1 then
   local ids = call('HRANDFIELD', P .. 'following', limit - #removed)
   call('HDEL', P .. 'messages', unpack(ids))
+  call('HDEL', P .. 'deliveries', unpack(ids))
   call('HDEL', P .. 'following', unpack(ids))
   for i = 1, #ids do removed[#removed + 1] = ids[i] end
 end

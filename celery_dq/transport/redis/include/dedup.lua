@@ -221,8 +221,8 @@ local function admit(message)
     admitted[id] = message
     message.blocked = place ~= 'head'
     call('HSET', P .. 'claimants', id, scope)
-    if replaced then
-      displace(replaced, id)
+    if replaced then displace(replaced, id) end
+    if replaced or message.returned then
       c.follow[place] = call('EXISTS', P .. 'followers:' .. id) == 1
     end
     write_claim(scope, c)
@@ -260,7 +260,7 @@ local function come_back(entry, record)
   end
   local d = dedup_of(record)
   d.replace, d.waiting, d.follow, d.continues = false, true, d.awaited, ''
-  local message = {id = entry.id, tenant = entry.tenant, dedup = d}
+  local message = {id = entry.id, tenant = entry.tenant, dedup = d, returned = true}
   local verdict = admit(message)
   if verdict == 'accept' then return 'wait' end
   if verdict == 'block' then
