@@ -6,6 +6,7 @@ from typing import Any
 
 from celery_dq.app.amqp import WiredAMQP
 from celery_dq.app.control import LastingControl
+from celery_dq.app.duplicates import cover_calls
 from celery_dq.app.face import dq_of
 from celery_dq.app.mixed import mix_into
 from celery_dq.transport.aliases import SCHEMES, register_transports
@@ -32,6 +33,7 @@ def setup(app: Any) -> Any:
     dq_of(app)
     mix_into(app, "amqp", WiredAMQP)
     mix_into(app, "control", LastingControl)
+    cover_calls(app)
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
     return app

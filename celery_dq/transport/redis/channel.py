@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import WorkerGate
+from celery_dq.hooks import DEDUP, WorkerGate
 from celery_dq.transport.redis.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
 from celery_dq.transport.redis.intake import Intake
@@ -231,6 +231,7 @@ class Channel(DrivenChannel):
             message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag()
         )
         properties.pop(STAMPS, None)
+        properties.pop(DEDUP, None)
         return dict(message, body=body, properties=properties)
 
     # -- consuming -------------------------------------------------------------

@@ -38,6 +38,9 @@ class Message(KombuMessage):
             headers["redelivered"] = True
         properties["priority"] = record.priority
         properties["delivery_tag"] = tag
+        if record.dedup:
+            # Fencing token of the run: larger than that of any run before it.
+            headers["dq_token"] = int(entry.claim)
         if record.tenant:
             properties["tenant"] = record.tenant
         super().__init__(

@@ -46,9 +46,7 @@ class Outgoing(NamedTuple):
     record: bytes
 
 
-PushStatus: TypeAlias = Literal[
-    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused"
-]
+_PushStatus = Literal["seen", "accepted", "discarded", "declined", "blocked", "following", "refused"]
 
 
 class Pushed(NamedTuple):
@@ -60,7 +58,7 @@ class Pushed(NamedTuple):
     place.
     """
 
-    status: PushStatus
+    status: _PushStatus
     id: str
     covering: str = ""
     replaced: str = ""
@@ -348,7 +346,7 @@ def _nothing(reply: Any) -> None:
 
 
 # By the number that the script gives it.
-_PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
+_PUSH_STATUS: tuple[_PushStatus, ...] = get_args(_PushStatus)
 
 
 def _pushed(reply: Any) -> list[Pushed]:

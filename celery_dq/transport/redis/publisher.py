@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import InvalidMessage, TooFewReplicas
+from celery_dq.hooks import DEDUP, DedupTicket
 from celery_dq.options.sections import Options
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.partition import Call, Outgoing, Pushed
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 #: The property that carries the stamps of a message: queue → (lane, number).
 STAMPS = "dq_stamps"
 #: Properties that the transport makes anew at delivery.
-_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
+_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS, DEDUP)
 #: How often a batch is sent until somebody answers.
 BATCH_ATTEMPTS = 4
 #: Milliseconds that a push waits for replicas to confirm.
@@ -49,6 +50,7 @@ class Stamped:
 
     lane: str
     outgoing: Outgoing
+    ticket: DedupTicket | None = None
 
 
 def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], int], now_us: int) -> Stamped:
@@ -74,6 +76,7 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
             f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one"
         )
     task = headers.get("task") or ""
+    ticket: DedupTicket | None = properties.get(DEDUP)
     record = Record(
         tenant=check_tenant(properties.get("tenant", "")),
         task=task if isinstance(task, str) else "",
@@ -82,12 +85,13 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
         expires_us=_expires(headers.get("expires"), properties.get("expiration"), now_us),
         envelope=_envelope(message, headers, properties, queue),
         body=body,
+        dedup=ticket.section if ticket is not None else b"",
     )
     stamps = properties.setdefault(STAMPS, {})
     known = stamps.get(queue)
     if known is None:
         known = stamps[queue] = (lane, number(), task_id or uuid.uuid4().hex)
-    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()))
+    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()), ticket)
 
 
 def _envelope(
@@ -203,6 +207,9 @@ class Publisher:
         except (redis.ConnectionError, redis.TimeoutError, OSError):
             self.close()
             raise
+        for message, answer in zip(messages, pushed, strict=True):
+            if message.ticket is not None:
+                message.ticket.told(*answer)
         return pushed
 
     def _ask(self, call: Call[list[Pushed]]) -> list[Pushed]:
