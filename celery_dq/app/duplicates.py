@@ -19,7 +19,7 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall
-from celery_dq.inspector.messages import task_id_of
+from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.record import DedupSection
 
 __all__ = ["CALL_OPTION", "CLAIM_HEADER", "DedupRules", "Ticket", "cover_calls"]
@@ -200,7 +200,7 @@ def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     if ticket.refused:
         raise DuplicateCall(
             f"{name}: {ticket.covering} covers this call ({ticket.key}), and too many calls wait for its "
-            "result already: publish fewer duplicates with a chain, chord, group, link or task id of their own"
+            "result already: publish fewer duplicates with a chain, chord, group, link or own task id"
         )
     if rule.on_duplicate == "raise":
         raise DuplicateCall(f"{name}: {ticket.covering} covers this call ({ticket.key})")
