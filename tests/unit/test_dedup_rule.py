@@ -25,11 +25,11 @@ def test_under_the_task_decorator(app: Any) -> None:
 
 
 def test_under_shared_task_and_autoretry(app: Any) -> None:
-    @shared_task(name="refresh", autoretry_for=(KeyError,))
+    @shared_task(name="tests.dedup.refresh", autoretry_for=(KeyError,))
     @dedup(waiting=0)
     def refresh(sku: int) -> None: ...
 
-    assert rule_of(app.tasks["refresh"]) == Dedup(waiting=0)
+    assert rule_of(app.tasks["tests.dedup.refresh"]) == Dedup(waiting=0)
 
 
 def test_as_an_option_of_the_task(app: Any) -> None:
@@ -44,9 +44,11 @@ def test_as_an_option_of_the_task(app: Any) -> None:
 
 
 def test_above_the_task_decorator_is_an_error(app: Any) -> None:
-    task = app.task(shared=False)(lambda sku: None)
+    @app.task(shared=False)
+    def refresh(sku: int) -> None: ...
+
     with pytest.raises(ConfigurationError, match="put it below"):
-        dedup(key="{sku}")(task)
+        dedup(key="{sku}")(refresh)
 
 
 def test_one_call_differs() -> None:
@@ -67,7 +69,7 @@ def test_one_call_differs() -> None:
         ({"timeout": 0}, "timeout=0 is not a number of seconds above 0"),
         ({"timeout": "1m"}, "timeout='1m' is neither"),
         ({"timeout": True}, "timeout=True is neither"),
-        ({"keys": "{sku}"}, "task t: dedup has no 'keys', but key, name"),
+        ({"keys": "{sku}"}, "task t: dedup has no 'keys'"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], problem: str) -> None:

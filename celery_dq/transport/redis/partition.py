@@ -345,7 +345,6 @@ def _nothing(reply: Any) -> None:
     return None
 
 
-# By the number that the script gives it.
 _PUSH_STATUS: tuple[_PushStatus, ...] = get_args(_PushStatus)
 
 
