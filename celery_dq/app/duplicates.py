@@ -152,7 +152,9 @@ def ticket_for(rule: Dedup, key: Key, message: Any, slip: Slip | None) -> Ticket
     seconds = rule.seconds
     if seconds is not None:
         hard, soft = headers.get("timelimit") or (None, None)
-        headers["timelimit"] = [seconds if hard is None else min(hard, seconds), soft]
+        # A little less, so that the pool has ended it before the broker gives its key away.
+        limit = max(seconds - 1.0, seconds * 0.9)
+        headers["timelimit"] = [limit if hard is None else min(hard, limit), soft]
     return Ticket(
         DedupSection(
             key(args or (), kwargs or {}),
