@@ -38,8 +38,8 @@ class Dedup:
         key: what makes two calls the same: a template over the arguments, a callable that is given them, or
             None for all arguments.
         timeout: seconds (or a timedelta) after which a run may be evicted in favour of one that waits,
-            counted from when a worker got it; None is never. Where the pool can end a task, it is its time
-            limit, too.
+            counted from when a worker got it; None is never. Where the pool can end a task, it
+            is ended shortly before (a tenth of it, at most a second).
         on_duplicate: ``"decline"`` answers with the call that covers this one; ``"replace"`` gives this one
             the place of the one that waits; ``"raise"`` raises :class:`~celery_dq.errors.DuplicateCall`.
         waiting: 1: one call may wait while another runs. 0: none may.
