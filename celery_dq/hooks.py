@@ -24,6 +24,10 @@ _T = TypeVar("_T")
 DEDUP = "dq_dedup"
 
 
+#: The header in which a call tells a worker on another broker what its dedup key is.
+CLAIM_HEADER = "dq_claim"
+
+
 class DedupTicket(Protocol):
     """What a call hands to the transport of a tenant broker, to get a verdict on it."""
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from celery._state import get_current_task
 
-from celery_dq.app.duplicates import CALL_OPTION, CLAIM_HEADER, DedupRules, conclude, ticket_for
+from celery_dq.app.duplicates import CALL_OPTION, DedupRules, conclude, ticket_for
 from celery_dq.app.face import dq_of
-from celery_dq.hooks import DEDUP, WIRES
+from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 

@@ -22,15 +22,12 @@ from celery_dq.errors import DuplicateCall
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.record import DedupSection
 
-__all__ = ["CALL_OPTION", "CLAIM_HEADER", "DedupRules", "Ticket", "cover_calls"]
+__all__ = ["CALL_OPTION", "DedupRules", "Ticket", "cover_calls"]
 
 logger = logging.getLogger(__name__)
 
 #: The option with which a call of ``send_task`` hands its slip down to the task sender.
 CALL_OPTION = "dq_slip"
-
-#: The header in which a call tells a worker on another broker what its dedup key is.
-CLAIM_HEADER = "dq_claim"
 
 _VERDICTS = {
     "accepted": Verdict.ACCEPT,

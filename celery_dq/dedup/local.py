@@ -89,6 +89,9 @@ class LocalCoordinator:
             if task and head is not None and kept.calls[head.id].task == task:
                 continues = (head.id, head.token)
             decision = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues)
+            if continues is not None and not continues[1] and machine.head is not head:
+                # The retry of a run that was released for it.
+                del kept.calls[continues[0]]
             token = 0
             if decision.verdict is not Verdict.DECLINE:
                 kept.calls[call] = _About(task, timeout, self._clock.monotonic())

@@ -122,14 +122,18 @@ class Machine:
             policy: ``replace`` gives the call the place of one that waits; ``decline`` does not.
             waiting: 1, or 0 when nobody is to wait behind a head that has started.
             continues: (id, token) of the run that this call repeats or replaces. When that is the head, the
-                call is its heir: accepted, whoever else waits.
+                call is its heir: accepted, whoever else waits. A head that was released has token 0, and is
+                replaced at once.
         """
         head = self.head
         if head is None:
             self.head = Call(call)
             return Decision(Verdict.ACCEPT, call)
-        if self.heir is None and head.started and continues == (head.id, head.token):
-            self.heir = Call(call)
+        if self.heir is None and continues == (head.id, head.token):
+            if head.started:
+                self.heir = Call(call)
+            else:
+                self.head = Call(call)
             return Decision(Verdict.ACCEPT, call)
         alone = self.heir is None and self.tail is None
         if not head.started and (alone or policy == "decline"):

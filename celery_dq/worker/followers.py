@@ -47,16 +47,18 @@ class Followers:
             outcome = task.backend.get_task_meta(task_id_of(covering), cache=False)
             if outcome["status"] == states.REVOKED:
                 return False
-            self._trace(message, task, outcome, task_id_of(covering))
+            kind = symbol_by_name(task.Request)
+            request = kind(message, app=app, task=task, hostname=self._consumer.hostname)
+            self.give(request, outcome, task_id_of(covering))
         except Exception:
             # The worker must not die of a result backend that is down.
             logger.exception("%s[%s] could not be given the result of %s.", task.name, task_id, covering)
         message.ack()
         return True
 
-    def _trace(self, message: Message, task: Any, outcome: dict[str, Any], covering: str) -> None:
-        app, hostname = self._consumer.app, self._consumer.hostname
-        request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=hostname)
+    def give(self, request: Any, outcome: dict[str, Any], covering: str) -> None:
+        """Let a request end as the task `covering` did, whose result meta is `outcome`."""
+        app, task = self._consumer.app, request.task
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if outcome["status"] == states.SUCCESS:
@@ -77,6 +79,5 @@ class Followers:
         _, _, embed = request._payload
         context = dict(request._request_dict)
         context.update({"is_eager": False}, **embed or {})
-        build_tracer(task.name, stand_in, app.loader, hostname, app=app)(
-            request.id, request.args, request.kwargs, context
-        )
+        trace = build_tracer(task.name, stand_in, app.loader, self._consumer.hostname, app=app)
+        trace(request.id, request.args, request.kwargs, context)

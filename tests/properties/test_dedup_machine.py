@@ -93,6 +93,13 @@ class Histories(RuleBasedStateMachine):
         elif before != (None, None):
             assert self.machine.enqueue(mine, continues=(call, token)).verdict is Verdict.DECLINE
 
+    @precondition(lambda self: self.running is None and self.waiting and self.heir is None)
+    @rule()
+    def retry_of_what_was_given_back(self) -> None:
+        mine = self._new()
+        assert self.machine.enqueue(mine, continues=(self.waiting[0], 0)).verdict is Verdict.ACCEPT
+        self.waiting[0] = mine
+
     @precondition(lambda self: self.running is None and self.waiting)
     @rule()
     def start(self) -> None:

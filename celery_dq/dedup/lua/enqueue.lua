@@ -35,8 +35,8 @@ if known then
 elseif not head then
   claim.head = mine
   verdict, covering = 'accept', id
-elseif task ~= '' and head.task == task and head.token > 0 and not claim.heir then
-  claim.heir = mine
+elseif task ~= '' and head.task == task and not claim.heir then
+  if head.token > 0 then claim.heir = mine else claim.head = mine end
   verdict, covering = 'accept', id
 elseif head.token == 0 and (not (claim.heir or claim.tail) or policy == 'decline') then
   if policy == 'decline' then
