@@ -201,13 +201,13 @@ class Claims:
                 return success(result, **options)
             finally:
                 failed = isinstance(result, tuple) and bool(result[0])
-                over(getattr(result[1], "exception", None) if failed else None)
+                over(_raised(result[1]) if failed else None)
 
         def on_failure(info: Any, *args: Any, **options: Any) -> Any:
             try:
                 return failure(info, *args, **options)
             finally:
-                over(getattr(info, "exception", None))
+                over(_raised(info))
 
         def on_timeout(soft: bool, limit: float) -> Any:
             try:
@@ -245,7 +245,10 @@ class Claims:
     def look(self) -> None:
         """Start what may start. In the consumer's own thread."""
         for holding, request in list(self._waiting.items()):
-            token = self._coordinator.start(holding.key, holding.call)
+            revoked = request.id in state.revoked
+            if revoked:
+                self._coordinator.withdraw(holding.key, holding.call)
+            token = None if revoked else self._coordinator.start(holding.key, holding.call)
             if token == 0:
                 continue
             with self._lock:
@@ -253,7 +256,10 @@ class Claims:
                     continue
             self._drop(holding)
             self._unpark(request)
-            if token is None:
+            if revoked:
+                # Celery's own bookkeeping of a revoked task, on its way to the pool.
+                self._run(request)
+            elif token is None:
                 self._displaced(request, holding)
             else:
                 self._start(request, Holding(holding.key, holding.call, token))
@@ -282,6 +288,12 @@ class Claims:
             self.ask(request)
         else:
             self._decline(request, holding.key, later.call)
+
+
+def _raised(info: Any) -> BaseException | None:
+    """What a task raised; Celery wraps it to carry its traceback, and a Retry has an ``exc`` of its own."""
+    exc: Any = getattr(info, "exception", None)
+    return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
 
 
 def _delay(exc: Retry) -> float:

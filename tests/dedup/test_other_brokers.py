@@ -15,6 +15,7 @@ from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.claims_step import ClaimsStep
+from tests.dedup.conftest import redis_coordinator
 from tests.dedup.worker import Shop
 
 
@@ -119,17 +120,27 @@ def test_retries_keep_the_key(shop: Shop, verdicts: list[Verdict], countdown: fl
         assert [each for each, _ in shop.runs] == [first.id] * 3 + [tail.id] * 3
 
 
-def test_a_revoked_task_that_waits_leaves_its_place(shop: Shop, verdicts: list[Verdict]) -> None:
+def test_a_revoked_task_that_waits_leaves_its_place(
+    shop: Shop, verdicts: list[Verdict], redis_url: str
+) -> None:
     refresh = shop.task("refresh")
+    coordinator = redis_coordinator(redis.Redis.from_url(redis_url))
+
+    def nobody_waits() -> bool:
+        now = coordinator.inspect("cache|refresh(sku=1)")
+        return now is not None and now.tail is None
+
     with shop.working():
         refresh.delay(1, version=1)
         running(shop, 1)
         tail = refresh.delay(1, version=2)
         wait_until(lambda: len(verdicts) == 2)
         shop.app.control.revoke(tail.id)
-        wait_until(lambda: tail.state == "REVOKED" or shop.open(1) is None)
+        wait_until(nobody_waits)
+        wait_until(lambda: tail.state == "REVOKED")
         third = refresh.delay(1, version=3)
-        shop.open(1, 3)
+        wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
+        shop.open(1, 2)
         assert third.get(timeout=10) == [1, 3]
 
 
@@ -160,14 +171,15 @@ def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdic
         running(shop, 2)
 
 
-def test_in_one_process_without_redis() -> None:
+def test_in_one_process_without_redis(verdicts: list[Verdict]) -> None:
     shop = Shop("memory://", "cache+memory://", dq_lease=1)
     with shop.working():
         shop.task("refresh").delay(1, version=1)
         running(shop, 1)
         for version in (2, 3):
             shop.task("refresh").apply_async((1,), {"version": version}, ignore_result=True)
-        shop.open(1, 3)
+        wait_until(lambda: len(verdicts) == 3)
+        shop.open(1, 2)
         running(shop, 2)
     assert shop.overlaps == []
 
