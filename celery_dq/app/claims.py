@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from celery_dq.app.broker import Broker
+from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.inspector import claims
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.tenant import check_tenant
@@ -47,6 +48,16 @@ class QueueClaims:
         """How often each was given: accept, block, decline, follow, refuse, replace, evict."""
         with self._broker.open(self.name) as (partition, client):
             return claims.verdicts(partition, client)
+
+    def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
+        """Whether dedup is worth it in this queue, by what waits in it now.
+
+        Arguments:
+            consumers: how many tasks run at a time: workers times concurrency.
+            sample: how many waiting messages are looked at.
+        """
+        with self._broker.open(self.name) as (partition, client):
+            return repetition(claims.sample_keys(partition, client, sample), consumers)
 
 
 class Claims(Mapping[str, QueueClaims]):

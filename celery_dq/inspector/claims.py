@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from celery_dq.inspector.reading import Client, scan, text
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
+from celery_dq.transport.redis.record import DedupSection, Record
 
 _CLAIM = struct.Struct(">dddBHHH")
 
@@ -64,6 +66,34 @@ def list_claims(partition: Partition, client: Client, limit: int) -> list[ClaimS
             break
         found.append(_snapshot(partition, client, field, packed, now))
     return found
+
+
+def sample_keys(partition: Partition, client: Client, limit: int) -> list[str]:
+    """Return the keys of up to `limit` waiting messages, in the order of their publication.
+
+    A message without a dedup key counts as its task with all its arguments.
+    """
+    waiting: list[tuple[float, str]] = []
+    keys = partition.keys
+    for place in (keys.turn, keys.throttled, keys.limited, keys.parked):
+        for tenant in client.zrange(place, 0, limit - 1):
+            found = client.zrange(keys.tenant(text(tenant)), 0, limit - 1, withscores=True)
+            waiting += [(score, text(message_id)) for message_id, score in found]
+    ids = [message_id for _, message_id in sorted(waiting)[:limit]]
+    records = client.hmget(keys.messages, ids) if ids else []
+    return [_key_of(raw) for raw in records if raw]
+
+
+def _key_of(raw: bytes) -> str:
+    record = Record.unpack(raw)
+    if record.dedup:
+        return f"{record.tenant}:{DedupSection.unpack(record.dedup).key}"
+    body = record.body if isinstance(record.body, str) else record.body.hex()
+    try:
+        args, kwargs = json.loads(body)[:2]
+    except (ValueError, TypeError):
+        return f"{record.tenant}:{record.task}:{body}"
+    return f"{record.tenant}:{record.task}:{json.dumps([args, kwargs], sort_keys=True)}"
 
 
 def verdicts(partition: Partition, client: Client) -> dict[str, int]:

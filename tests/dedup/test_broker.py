@@ -165,6 +165,14 @@ class TestVerdicts:
             shop.open(1)
             running(shop, 1)
 
+    def test_repetition_of_what_waits(self, shop: Shop) -> None:
+        note = shop.task("note")
+        for value in (1, 1, 2, 3, 1, {"b": 1, "a": 2}, {"a": 2, "b": 1}):
+            note.delay(value)
+        report = shop.app.dq.dedup["cache"].repetition(consumers=2)
+        assert (report.kind.value, report.calls, report.keys, report.repeated) == ("high", 7, 4, 2)
+        assert shop.app.dq.queues["cache"].purge() == 7
+
     def test_send_task_from_a_process_that_does_not_know_the_task(self, shop: Shop, redis_url: str) -> None:
         # The same app under another name has no such task.
         first = shop.app.send_task("refresh", (1,))
