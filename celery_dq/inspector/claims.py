@@ -57,6 +57,13 @@ def inspect(partition: Partition, client: Client, tenant: str, key: str) -> Clai
     return None if packed is None else _snapshot(partition, client, field, packed, _now(client))
 
 
+def claim_of(partition: Partition, client: Client, message_id: str) -> ClaimSnapshot | None:
+    """Return the claim that a message is head, heir or tail of; None when it is of none."""
+    field = client.hget(partition.keys.claimants, message_id)
+    packed = None if field is None else client.hget(partition.keys.claims, field)
+    return None if packed is None else _snapshot(partition, client, field, packed, _now(client))
+
+
 def list_claims(partition: Partition, client: Client, limit: int) -> list[ClaimSnapshot]:
     """Return up to `limit` claims, in no order."""
     now = _now(client)

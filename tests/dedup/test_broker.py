@@ -326,6 +326,31 @@ class TestEnds:
             shop.open(1, 2)
             assert tail.get(timeout=10)[1] == 2
 
+    def test_what_is_blocked_is_explained(self, shop: Shop) -> None:
+        refresh = shop.task("refresh")
+        with shop.working():
+            first = refresh.delay(1, version=1)
+            running(shop, 1)
+            tail = refresh.delay(1, version=2)
+            follower = refresh.apply_async((1,), {"version": 3}, task_id="follower")
+            assert follower.verdict is Verdict.DECLINE
+            why = shop.app.dq.explain(task_id=tail.id)
+            assert f"waits for the end of {first.id}, which has its dedup key refresh(sku=1)" in why.sentence
+            assert "gets the result of the call" in shop.app.dq.explain(task_id="follower").sentence
+            shop.open(1, 2)
+            assert follower.get(timeout=10) == [1, 2]
+
+    def test_a_message_that_moves_asks_anew(self, shop: Shop) -> None:
+        refresh = shop.task("refresh")
+        moved = refresh.apply_async((1,), {"version": 1}, queue="other")
+        refresh.delay(1, version=2)
+        assert shop.app.dq.queues["other"].move("cache", task_id=moved.id) == 1
+        assert shop.app.dq.dedup["other"].list() == []
+        with shop.working():
+            shop.open(1)
+            assert moved.get(timeout=10) == [1, 2]
+            assert shop.ran() == [2]
+
     def test_released_by_an_operator(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         first = refresh.delay(1, version=1)

@@ -330,8 +330,8 @@ end
 if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
-start_claims(started, claim)
-for i = 1, #leaving do leave_claim(leaving[i].id, false) end
+if #started > 0 then dedup().start(started, claim) end
+for i = 1, #leaving do dedup().leave(leaving[i].id, false) end
 close_busy_period()
 collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)

@@ -75,7 +75,7 @@ if #removed < limit and call('EXISTS', P .. 'following') == 1 then
 end
 if call('EXISTS', P .. 'claims') == 1 then
   for i = 1, #removed do
-    leave_claim(removed[i], false)
+    dedup().leave(removed[i], false)
     call('UNLINK', P .. 'followers:' .. removed[i])
   end
 end

@@ -70,14 +70,14 @@ for i = 1, count do
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant = header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  local dedup = is_keyed(record) and dedup_of(record)
-  if is_keyed(record) and not dedup then
+  local section = is_keyed(record) and dedup().section_of(record)
+  if is_keyed(record) and not section then
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
   if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end
   if producer ~= '' and sequence <= last then
     replies[i] = '0' .. ARGV[at + 1]
-    if dedup then seen[#seen + 1] = {i, ARGV[at + 1], tenant_name(record, tenant), dedup} end
+    if section then seen[#seen + 1] = {i, ARGV[at + 1], tenant_name(record, tenant), section} end
   else
     if producer ~= '' and sequence <= highest then
       return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
@@ -86,13 +86,14 @@ for i = 1, count do
     ids[#ids + 1] = ARGV[at + 1]
     order[#order + 1] = i
     messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant_name(record, tenant),
-      dedup = dedup}
+      section = section}
   end
 end
 for i = 1, #seen do
-  local at, task, tenant, dedup = unpack(seen[i])
+  local at, task, tenant, section = unpack(seen[i])
   -- The answer to the first attempt was lost: as it stands now.
-  local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0 and read_claim(scope_of(tenant, dedup.key))
+  local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0
+    and dedup().read_claim(dedup().scope_of(tenant, section.key))
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
@@ -115,8 +116,8 @@ local CODES = {accept = '1', block = '4', follow = '5', decline = '3', refuse = 
 local turned_away = 0
 for i = 1, #messages do
   local message = messages[i]
-  if message.dedup and not message.reason then
-    local verdict, ahead, replaced = admit(message)
+  if message.section and not message.reason then
+    local verdict, ahead, replaced = dedup().admit(message)
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end

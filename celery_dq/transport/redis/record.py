@@ -17,7 +17,7 @@ does. Flag 1 says that the body is text, flag 2 that a dedup section follows it,
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_dq.errors import CorruptRecord
 
@@ -85,6 +85,19 @@ class DedupSection:
             awaited=bool(flags & AWAITED),
             continues=(run, int(claim)),
         )
+
+
+def as_moved(raw: bytes) -> bytes:
+    """Return a record for another queue, where its dedup key is asked for anew.
+
+    Should it be declined there, it must be settled with the covering run's result: its caller holds its id.
+    """
+    if len(raw) < HEADER_SIZE or not raw[2] & KEYED:
+        return raw
+    record = Record.unpack(raw)
+    section = DedupSection.unpack(record.dedup)
+    section = replace(section, follow=section.awaited, continues=("", 0))
+    return replace(record, dedup=section.pack()).pack()
 
 
 @dataclass(frozen=True)

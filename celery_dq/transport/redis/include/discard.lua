@@ -12,6 +12,6 @@ local function discard(ids, reason)
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
   if call('EXISTS', P .. 'claimants') == 1 then
-    for i = 1, #ids do leave_claim(ids[i], false) end
+    for i = 1, #ids do dedup().leave(ids[i], false) end
   end
 end

@@ -32,7 +32,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
     local over = mode == 'crashed' and max_deliveries > 0 and deliveries >= max_deliveries
     local cancelled = stones[i] and tonumber(stones[i]) > now
     local back = entry.keyed and record and not (entry.settled or entry.discard or over or cancelled)
-      and come_back(entry, record)
+      and dedup().come_back(entry, record)
     if entry.settled or not record or back == 'gone' then
       gone[#gone + 1] = entry
     elseif entry.discard then
@@ -105,6 +105,6 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       end
     end
   end
-  for i = 1, #leaving do leave_claim(leaving[i], false) end
+  for i = 1, #leaving do dedup().leave(leaving[i], false) end
   replace(tenants)
 end

@@ -105,7 +105,7 @@ local function erase(consumer, entries)
   write('HDEL', P .. 'held:' .. consumer, ids)
   state.held = state.held - #ids
   for i = 1, #entries do
-    if entries[i].keyed then leave_claim(entries[i].id, true) end
+    if entries[i].keyed then dedup().leave(entries[i].id, true) end
   end
 end
 
