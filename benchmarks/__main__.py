@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
+from benchmarks.dedup import dedup_cost
 from benchmarks.faults import faults
 from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "quotas": quotas,
     "fairness": fairness,
     "faults": faults,
+    "dedup": dedup_cost,
 }
 
 

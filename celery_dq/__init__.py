@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from celery_dq.errors import (
+        ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
+        CoveringRunUnknown as CoveringRunUnknown,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
+        DuplicateCall as DuplicateCall,
+        InvalidKey as InvalidKey,
         InvalidMessage as InvalidMessage,
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
@@ -32,10 +36,14 @@ __version__ = "0.1.0"
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
+    ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
+    ("ClaimLost", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
+    ("DuplicateCall", "celery_dq.errors"),
+    ("InvalidKey", "celery_dq.errors"),
     ("InvalidMessage", "celery_dq.errors"),
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),

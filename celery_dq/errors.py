@@ -50,3 +50,19 @@ class TooFewReplicas(DQError, ConnectionError):
 
 class DeliveriesExhausted(DQError):
     """Every worker that had this task was lost; it is not tried again. The result of such a task."""
+
+
+class InvalidKey(InvalidMessage):
+    """No dedup key can be made of a call: an argument is missing or has no canonical form."""
+
+
+class DuplicateCall(DQError):
+    """A call was declined because another one covers it, and its task says ``on_duplicate="raise"``."""
+
+
+class ClaimLost(DQError):
+    """The dedup claim of a run was taken away (it ran too long, or its lease ran out)."""
+
+
+class CoveringRunUnknown(DQError):
+    """A duplicate waited for another run's result, and that result is not to be had."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery_dq.app.amqp import WiredAMQP
 from celery_dq.app.control import LastingControl
+from celery_dq.app.duplicates import cover_calls
 from celery_dq.app.face import dq_of
 from celery_dq.app.mixed import mix_into
 from celery_dq.transport.aliases import SCHEMES, register_transports
@@ -14,7 +15,10 @@ __all__ = ["equip_every_app", "register_transports", "setup"]
 
 #: The worker's boot steps, by name: a producer never imports them. Celery resolves a name when a
 #: worker starts.
-WORKER_STEPS = (("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),)
+WORKER_STEPS = (
+    ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
+    ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
+)
 
 
 def setup(app: Any) -> Any:
@@ -32,6 +36,7 @@ def setup(app: Any) -> Any:
     dq_of(app)
     mix_into(app, "amqp", WiredAMQP)
     mix_into(app, "control", LastingControl)
+    cover_calls(app)
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
     return app

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.app.broker import Broker
+from celery_dq.app.claims import Claims
 from celery_dq.app.dead_letters import DeadLetterQueues
 from celery_dq.app.queues import Queues
 from celery_dq.app.quotas import Quotas
@@ -36,6 +37,7 @@ class DQ:
         queues: ``app.dq.queues["push"]``: depth, peek, find, cancel, move, purge, explain.
         quotas: ``app.dq.quotas.set("push", "42", rate="50/s")``.
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
+        dedup: ``app.dq.dedup["cache"].list()``.
     """
 
     def __init__(self, app: Any) -> None:
@@ -44,6 +46,7 @@ class DQ:
         self.queues = Queues(self._broker, self.wires)
         self.quotas = Quotas(self._broker)
         self.dead_letters = DeadLetterQueues(self._broker, self.wires)
+        self.dedup = Claims(self._broker)
 
     def __repr__(self) -> str:
         return f"<dq of {self.wires}>"

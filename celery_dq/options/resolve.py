@@ -52,6 +52,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         allow_eviction=values["dq_allow_eviction"],
         producer_marker_ttl_us=values["dq_producer_marker_ttl"],
         tombstone_ttl_us=values["dq_tombstone_ttl"],
+        dedup_url=values["dq_dedup_url"],
         defaults=defaults,
         queues=tuple(_queues(values["dq_queues"], defaults)),
     )

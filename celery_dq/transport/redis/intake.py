@@ -22,10 +22,10 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher, Source
 from celery_dq.transport.redis.message import Message
-from celery_dq.transport.redis.partition import ClaimedEntry
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.replies import ClaimedEntry
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
