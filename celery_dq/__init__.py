@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from celery_dq.errors import (
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
+        CorruptSegment as CorruptSegment,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
         InvalidMessage as InvalidMessage,
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
         InvalidTenant as InvalidTenant,
+        QueueClosed as QueueClosed,
+        QueueFull as QueueFull,
         ScriptError as ScriptError,
         ServerError as ServerError,
+        SpillFailed as SpillFailed,
         TooFewReplicas as TooFewReplicas,
     )
     from celery_dq.options import Quota as Quota
+    from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
 
 __version__ = "0.1.0"
 
@@ -35,14 +40,19 @@ _HOMES = (
     ("DQError", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
+    ("CorruptSegment", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
     ("InvalidMessage", "celery_dq.errors"),
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),
     ("InvalidTenant", "celery_dq.errors"),
+    ("QueueClosed", "celery_dq.errors"),
+    ("QueueFull", "celery_dq.errors"),
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
+    ("SpillFailed", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
+    ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
 )
 
 __all__ = ["__version__"]
