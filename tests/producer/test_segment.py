@@ -98,7 +98,7 @@ def test_a_block_of_another_segment_is_not_believed() -> None:
 def test_zeros_behind_the_records_are_no_records() -> None:
     records = some_records(3)
     data = build(records)
-    header, start, seed = read_header(data)
+    _, start, seed = read_header(data)
     found = scan(data + bytes(4096), start, seed)
     assert found.records == records
     assert found.end == len(data)
