@@ -41,7 +41,7 @@ QUARANTINE = "quarantine"
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
-_sync_data = os.fdatasync if sys.platform == "linux" else os.fsync
+sync_data = os.fdatasync if sys.platform == "linux" else os.fsync
 
 
 def process_name() -> str:
@@ -107,9 +107,9 @@ class Segment:
         """Have the disk write it. Raises OSError: what was appended may be gone, and asking again lies."""
         if self.synced < self.size:
             size = self.size
-            _sync_data(self.fd)
+            sync_data(self.fd)
             if not self.synced:
-                _sync_folder(self.path.parent)
+                sync_folder(self.path.parent)
             self.synced = size
 
     def empty(self) -> None:
@@ -387,7 +387,8 @@ def _read(path: Path) -> bytes:
         return file.read()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the disk know the files of a folder, and the folder. Raises OSError."""
     for each in (folder, folder.parent):
         fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
         try:
