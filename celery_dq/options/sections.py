@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from celery_dq.duration import SECOND_US
+from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
 
@@ -111,6 +112,7 @@ SETTINGS = (
         low=SECOND_US,
         high=30 * _DAY_US,
     ),
+    *BUFFER_SETTINGS,
 )
 
 # What dq_queues[name] takes besides the parts of a quota. The names lack the prefix there.
@@ -155,6 +157,7 @@ class Options:
     :param allow_eviction: ``dq_allow_eviction``, accept a Redis that may evict; default False.
     :param producer_marker_ttl_us: ``dq_producer_marker_ttl``, memory for resent batches; default 1 h.
     :param tombstone_ttl_us: ``dq_tombstone_ttl``, memory for early cancellations; default 3 h.
+    :param buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
     :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
         ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
     :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
@@ -170,6 +173,7 @@ class Options:
     allow_eviction: bool = False
     producer_marker_ttl_us: int = 3_600 * SECOND_US
     tombstone_ttl_us: int = 3 * 3_600 * SECOND_US
+    buffer: BufferOptions = field(default_factory=BufferOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
 
