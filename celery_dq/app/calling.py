@@ -3,7 +3,7 @@
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
 or connection of the caller's (beat and groups pass one), calls with ``retry=False`` (they want to know at
-once), and, unless asked for, what a task publishes: its own message would be acknowledged before that is safe.
+once), and, unless asked for, what a task publishes: its own message would be acknowledged first.
 """
 
 from __future__ import annotations
