@@ -243,6 +243,8 @@ def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Sto
     with pytest.raises(CeleryTimeout):
         result.get(timeout=0.5)
     assert stored.count("push") == 1
+    # While its server is there: a result unsubscribes when it is gone.
+    app.backend.remove_pending_result(result)
 
 
 def test_a_refused_message_does_not_hold_up_the_others(make_app: MakeApp, stored: Stored) -> None:
