@@ -8,17 +8,24 @@ once), and, unless asked for, what a task publishes: its own message would be ac
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
+from celery.app.task import Task
+from celery.result import AsyncResult
+from vine import promise
+
+from celery_dq.app.buffer import Buffer
 from celery_dq.app.face import dq_of
+from celery_dq.app.fast_calls import FastCalls
 from celery_dq.producer.sender import Sender
 from celery_dq.producer.stand_in import StandIn
 
 __all__ = ["BufferedCalls", "buffer_calls"]
-
-_OWN_WAY = ("producer", "publisher", "connection")
 
 
 class BufferedCalls:
@@ -33,34 +40,59 @@ class BufferedCalls:
         self._send_task = send_task
         self._stand_in = StandIn(self._accept)
         self._sender: Sender | None = None
+        self._fast: FastCalls | None = None
 
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, and the module for ``buffered``."""
         asked = options.pop("buffered", None)
         if more or not self._wanted(asked, name, options):
             return self._send_task(name, args, kwargs, *more, **options)
+        stand_in = self._stand_in
+        fast = self._fast
+        if fast is None or fast.pid != os.getpid():
+            fast = self._begin()
+        if not _task_stack.stack and fast.allowed:
+            kind = fast.kind_of(name, options)
+            if kind is not None:
+                filled = fast.fill(kind, args, kwargs, options)
+                if filled is not None:
+                    self._buffer.producer.put(filled[1])
+                    return self._result(filled[0], options)
+                if not fast.knows(kind):
+                    stand_in = StandIn(partial(self._accept_and_learn, fast, kind))
         self._prepare()
-        options["producer"] = self._stand_in
+        options["producer"] = stand_in
         return self._send_task(name, args, kwargs, **options)
+
+    @cached_property
+    def _buffer(self) -> Buffer:
+        return dq_of(self._app).buffer
 
     # -- whether
 
     def _wanted(self, asked: bool | None, name: str, options: dict[str, Any]) -> bool:
-        for own_way in _OWN_WAY:
-            if options.get(own_way) is not None:
-                return False
+        get = options.get
+        if (
+            get("producer") is not None
+            or get("connection") is not None
+            or get("publisher") is not None
+            or get("router") is not None
+        ):
+            return False
         if asked is not None:
             return bool(asked) and self._possible(options)
-        buffer = dq_of(self._app).buffer
+        buffer = self._buffer
         wanted = buffer.wanted
         if wanted is None:
-            task = options.get("task_type") or self._app._tasks.get(name)
+            task = get("task_type")
+            if task is None:
+                task = self._app._tasks.get(name)
             wanted = getattr(task, "buffered", None)
         if wanted is None:
             wanted = buffer.options.enabled
-        if not wanted or options.get("retry") is False:
+        if not wanted or get("retry") is False:
             return False
-        in_worker = self._app.loader.worker_initialized or self._app.current_worker_task is not None
+        in_worker = self._app.loader.worker_initialized or _task_stack.stack
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
 
     def _possible(self, options: dict[str, Any]) -> bool:
@@ -73,24 +105,62 @@ class BufferedCalls:
 
     # -- how
 
+    def _begin(self) -> FastCalls:
+        """What a process needs of its own."""
+        self._sender = dq_of(self._app).make_sender(self._app)
+        self._fast = FastCalls(self._app)
+        return self._fast
+
     def _prepare(self) -> None:
-        app = self._app
-        backend = app.backend
+        backend = self._app.backend
         if "on_task_call" not in backend.__dict__:
             backend.on_task_call = _UnlessBuffered(backend.on_task_call)
-        result_class = app.AsyncResult
-        if not issubclass(result_class, HurryingResult):
-            app.__dict__["AsyncResult"] = type(
-                result_class.__name__,
-                (HurryingResult, result_class),
-                {"__module__": result_class.__module__, "__doc__": result_class.__doc__},
-            )
+        self._result_class()
 
     def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
-        sender = self._sender
-        if sender is None:
-            sender = self._sender = dq_of(self._app).make_sender(self._app)
-        dq_of(self._app).buffer.producer.put(sender.address(message, exchange, routing_key, declare))
+        assert self._sender is not None
+        self._buffer.producer.put(self._sender.address(message, exchange, routing_key, declare))
+
+    def _accept_and_learn(
+        self,
+        fast: FastCalls,
+        kind: tuple[Any, ...],
+        message: dict[str, Any],
+        exchange: str,
+        routing_key: str,
+        declare: Any,
+    ) -> None:
+        assert self._sender is not None
+        addressed = self._sender.address(message, exchange, routing_key, declare)
+        self._buffer.producer.put(addressed)
+        fast.learn(kind, addressed.lane, message, exchange, routing_key)
+
+    # -- what the caller gets
+
+    def _result_class(self) -> Any:
+        found = self._app.AsyncResult
+        if not issubclass(found, HurryingResult):
+            found = self._app.__dict__["AsyncResult"] = type(
+                found.__name__,
+                (HurryingResult, found),
+                {"__module__": found.__module__, "__doc__": found.__doc__},
+            )
+        return found
+
+    def _result(self, task_id: str, options: dict[str, Any]) -> Any:
+        task = options.get("task_type")
+        result_class = self._result_class()
+        made = options.get("result_cls") or result_class
+        quick = result_class.__init__ is AsyncResult.__init__ and (
+            made is result_class or (task is not None and getattr(made, "__func__", None) is Task.AsyncResult)
+        )
+        if quick:
+            backend = self._app.backend if task is None else task.backend
+            result = result_class.quick(task_id, backend)
+        else:
+            result = made(task_id)
+        result.ignored = options.get("ignore_result")
+        return result
 
 
 class _UnlessBuffered:
@@ -110,6 +180,25 @@ class HurryingResult:
     """Mixed over the app's ``AsyncResult``: who waits for a task does not want it to linger."""
 
     app: Any
+    id: str
+    backend: Any
+    parent: Any
+    _on_fulfilled: Callable[..., Any]
+
+    @classmethod
+    def quick(cls, task_id: str, backend: Any) -> Any:
+        """The result that ``cls(task_id, backend)`` would be; its promise is made when it is asked for."""
+        made = cls.__new__(cls)
+        made.id = task_id
+        made.backend = backend
+        made.parent = None
+        made.__dict__["_cache"] = None
+        return made
+
+    @cached_property
+    def on_ready(self) -> Any:
+        """Celery's promise of the result."""
+        return promise(self._on_fulfilled, weak=True)
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Wait for the result; see Celery's ``AsyncResult.get``."""
@@ -117,6 +206,11 @@ class HurryingResult:
         return super().get(*args, **kwargs)  # type: ignore[misc]  # of Celery's AsyncResult
 
     wait = get  # Celery's old name for it
+
+    def __del__(self) -> None:
+        consumer = getattr(self.backend, "result_consumer", None)
+        if consumer is None or getattr(consumer, "subscribed_to", True):
+            super().__del__()  # type: ignore[misc]  # of Celery's AsyncResult
 
 
 def buffer_calls(app: Any) -> None:
