@@ -65,6 +65,10 @@ class BufferedCalls:
         return self._send_task(name, args, kwargs, **options)
 
     @cached_property
+    def _loader(self) -> Any:
+        return self._app.loader
+
+    @cached_property
     def _buffer(self) -> Buffer:
         return dq_of(self._app).buffer
 
@@ -92,7 +96,7 @@ class BufferedCalls:
             wanted = buffer.options.enabled
         if not wanted or get("retry") is False:
             return False
-        in_worker = self._app.loader.worker_initialized or _task_stack.stack
+        in_worker = self._loader.worker_initialized or _task_stack.stack
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
 
     def _possible(self, options: dict[str, Any]) -> bool:
@@ -148,18 +152,18 @@ class BufferedCalls:
         return found
 
     def _result(self, task_id: str, options: dict[str, Any]) -> Any:
-        task = options.get("task_type")
-        result_class = self._result_class()
+        result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
         made = options.get("result_cls") or result_class
-        quick = result_class.__init__ is AsyncResult.__init__ and (
-            made is result_class or (task is not None and getattr(made, "__func__", None) is Task.AsyncResult)
-        )
-        if quick:
-            backend = self._app.backend if task is None else task.backend
-            result = result_class.quick(task_id, backend)
+        # A task makes the app's kind of result, with its own backend if it has one.
+        task = getattr(made, "__self__", None)
+        if result_class.__init__ is AsyncResult.__init__ and (
+            made is result_class
+            or (getattr(made, "__func__", None) is Task.AsyncResult and getattr(task, "_backend", 0) is None)
+        ):
+            result = result_class.quick(task_id)
         else:
             result = made(task_id)
-        result.ignored = options.get("ignore_result")
+        result._ignored = options.get("ignore_result")
         return result
 
 
@@ -181,19 +185,23 @@ class HurryingResult:
 
     app: Any
     id: str
-    backend: Any
     parent: Any
+    _cache: Any
     _on_fulfilled: Callable[..., Any]
 
     @classmethod
-    def quick(cls, task_id: str, backend: Any) -> Any:
-        """The result that ``cls(task_id, backend)`` would be; its promise is made when it is asked for."""
+    def quick(cls, task_id: str) -> Any:
+        """The result that ``cls(task_id)`` would be; backend and promise are found when asked for."""
         made = cls.__new__(cls)
         made.id = task_id
-        made.backend = backend
         made.parent = None
-        made.__dict__["_cache"] = None
+        made._cache = None
         return made
+
+    @cached_property
+    def backend(self) -> Any:
+        """Where the result will be: the app's backend."""
+        return self.app.backend
 
     @cached_property
     def on_ready(self) -> Any:
@@ -208,7 +216,10 @@ class HurryingResult:
     wait = get  # Celery's old name for it
 
     def __del__(self) -> None:
-        consumer = getattr(self.backend, "result_consumer", None)
+        backend = self.__dict__.get("backend")
+        if backend is None:
+            return  # nobody ever asked for the result
+        consumer = getattr(backend, "result_consumer", None)
         if consumer is None or getattr(consumer, "subscribed_to", True):
             super().__del__()  # type: ignore[misc]  # of Celery's AsyncResult
 

@@ -17,10 +17,10 @@ from celery.app.routes import MapRoute
 
 from celery_dq.app.amqp import TenantRules, WiredAMQP
 from celery_dq.producer.sender import Addressed
-from celery_dq.producer.template import json_body, json_is_kombus, new_id, plain_args, plain_kwargs, quoted
+from celery_dq.producer.template import BodyWriter, Ids, json_is_kombus, plain_args, plain_kwargs, quoted
 from celery_dq.transport.redis.publisher import STAMPS, stamp
 from celery_dq.transport.redis.record import TEXT, Record, pack_record
-from celery_dq.transport.tenant import check_tenant
+from celery_dq.transport.tenant import Rule, check_tenant
 
 __all__ = ["FastCalls"]
 
@@ -44,12 +44,14 @@ class Plan(NamedTuple):
 
     :param lane: where they go.
     :param envelopes: templates, by whether there are args and kwargs.
+    :param rule: from the arguments to the tenant.
     """
 
     lane: str
     priority: int
     task: bytes
     envelopes: dict[tuple[bool, bool], str]
+    rule: Rule | None
 
 
 class FastCalls:
@@ -61,6 +63,10 @@ class FastCalls:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._amqp = app.amqp
+        self._ids = Ids()
+        self._bodies = BodyWriter()
+        #: Names that were checked, encoded.
+        self._tenants: dict[str, bytes] = {}
         self._plans: dict[tuple[Any, ...], Plan | None] = {}
         self._rules = TenantRules(app)
         self._router = app.amqp.router
@@ -90,7 +96,8 @@ class FastCalls:
         for signal in _SIGNALS:
             if signal.receivers:
                 return False
-        return self._stock and self._amqp.router is self._router
+        # Not `amqp.router`: kombu's cached properties are slow to read.
+        return self._stock and self._amqp.__dict__.get("router") is self._router
 
     def knows(self, kind: tuple[Any, ...]) -> bool:
         """Whether a call of the kind was seen; it may be one that always goes Celery's way."""
@@ -123,37 +130,40 @@ class FastCalls:
         args_text, kwargs_text = plain_args(args), plain_kwargs(kwargs)
         if args_text is None or kwargs_text is None:
             return None
-        template = plan.envelopes.get((args_text != "()", kwargs_text != "{}"))
-        if template is None:
-            return None
         task_id = options.get("task_id")
         if task_id is None:
-            task_id = new_id()
+            task_id = self._ids.new()
         elif type(task_id) is not str or not 0 < len(task_id) <= 50:
             return None
         try:
-            body = json_body(args, kwargs).encode()
+            body = self._bodies.write(args, kwargs).encode()
         except Exception:
+            self._bodies = BodyWriter()
             return None  # Celery's way raises Celery's error
-        tenant = self._tenant(kind[0], args, kwargs, options)
+        tenant = options.get("tenant")
+        if tenant is None and plan.rule is not None:
+            tenant = plan.rule(args or (), kwargs or {})
         values = {
             "id": quoted(task_id),
             "args": quoted(args_text),
             "kwargs": quoted(kwargs_text),
             "reply": quoted(self._app.thread_oid),
         }
+        template = plan.envelopes[args_text != "()", kwargs_text != "{}"]
         envelope = (template % values).encode("utf-8", "surrogatepass")
-        record = pack_record(tenant.encode(), plan.task, plan.priority, TEXT, 0, 0, envelope, body)
+        owner = self._tenants.get(tenant) if type(tenant) is str else None
+        if owner is None:
+            owner = self._checked(tenant, kind[0], options)
+        record = pack_record(owner, plan.task, plan.priority, TEXT, 0, 0, envelope, body)
         return task_id, Addressed(plan.lane, task_id.encode(), record)
 
-    def _tenant(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> str:
-        tenant = options.get("tenant")
-        if tenant is not None:
-            return check_tenant(tenant, where=f"{name}: tenant")
-        rule = self._rules.rule(name)
-        if rule is None:
-            return ""
-        return check_tenant(rule(args or (), kwargs or {}), where=f"tenant of task {name}")
+    def _checked(self, tenant: Any, name: str, options: dict[str, Any]) -> bytes:
+        where = f"tenant of task {name}" if options.get("tenant") is None else f"{name}: tenant"
+        checked = check_tenant(tenant, where=where)
+        owner = checked.encode()
+        if len(self._tenants) < 10_000:
+            self._tenants[checked] = owner
+        return owner
 
     # -- learning
 
@@ -187,7 +197,7 @@ class FastCalls:
                 if template is None:
                     return None
                 envelopes[some_args, some_kwargs] = template
-        return Plan(lane, properties.get("priority") or 0, task.encode(), envelopes)
+        return Plan(lane, properties.get("priority") or 0, task.encode(), envelopes, self._rules.rule(task))
 
     @staticmethod
     def _envelope(message: dict[str, Any], queue: str, some_args: bool, some_kwargs: bool) -> str | None:

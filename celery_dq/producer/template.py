@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring
+from json.encoder import (  # type: ignore[attr-defined]  # the first is not in its stubs
+    c_make_encoder,
+    encode_basestring,
+    encode_basestring_ascii as encode_ascii,
+)
 from typing import Any
 
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
-__all__ = ["json_body", "new_id", "plain_args", "plain_kwargs", "quoted"]
+__all__ = ["BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
 
 #: Longer ones are cut by Celery, in its own way.
 MAX_REPR = 500
@@ -27,9 +31,26 @@ _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _EMBED_END = f", {_encode(_EMBED)}]"
 
 
-def new_id() -> str:
-    """A random UUID of version 4, as text."""
-    digits = os.urandom(16).hex()
+class Ids:
+    """Random UUIDs of version 4, as texts. Belongs to one process: a fork would repeat them."""
+
+    def __init__(self) -> None:
+        self._ready: list[str] = []
+
+    def new(self) -> str:
+        """The next one. Safe between threads."""
+        try:
+            return self._ready.pop()
+        except IndexError:
+            # The system's randomness for many at once: each request is a system call.
+            noise = os.urandom(16 * 256).hex()
+            made = [_uuid4(noise[at : at + 32]) for at in range(0, len(noise), 32)]
+            last = made.pop()
+            self._ready.extend(made)
+            return last
+
+
+def _uuid4(digits: str) -> str:
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
@@ -79,9 +100,25 @@ def plain_kwargs(kwargs: Any) -> str | None:
     return None if len(inner) > MAX_REPR else f"{{{inner}}}"
 
 
-def json_body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The JSON body of a task message without callbacks, errbacks, chain or chord."""
-    return _encode([args or (), kwargs or {}])[:-1] + _EMBED_END
+class BodyWriter:
+    """Writes the JSON body of a task message without callbacks, errbacks, chain or chord.
+
+    As ``json.dumps`` with kombu's encoder does, which makes all it needs anew for each text.
+    """
+
+    def __init__(self) -> None:
+        self._write: Any = None
+        if c_make_encoder is not None:
+            settings = kombu_json.JSONEncoder()
+            self._write = c_make_encoder(
+                {}, settings.default, encode_ascii, None, ": ", ", ", False, False, True
+            )
+
+    def write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The body. Raises whatever the encoder does; the next one is to be written by a new writer."""
+        both = [args or (), kwargs or {}]
+        text = _encode(both) if self._write is None else "".join(self._write(both, 0))
+        return text[:-1] + _EMBED_END
 
 
 def json_is_kombus() -> bool:
