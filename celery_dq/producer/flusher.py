@@ -202,7 +202,7 @@ class Flusher:
 
     def _down(self, error: Unreachable) -> None:
         if not self.last_error:
-            logger.warning("The broker does not answer, messages are kept: %s.", error)
+            logger.warning("The broker does not answer, messages are kept: %s", error)
         self.last_error = str(error)
         delay = self._delay * random.uniform(0.75, 1.25)
         self._delay = min(self._delay * 2, LAST_DELAY_S)
