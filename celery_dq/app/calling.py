@@ -22,7 +22,8 @@ from vine import promise
 from celery_dq.app.buffer import Buffer
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls
-from celery_dq.producer.sender import Sender
+from celery_dq.app.quick_apply import make_quick
+from celery_dq.producer.sender import Addressed, Sender
 from celery_dq.producer.stand_in import StandIn
 
 __all__ = ["BufferedCalls", "buffer_calls"]
@@ -40,7 +41,8 @@ class BufferedCalls:
         self._send_task = send_task
         self._stand_in = StandIn(self._accept)
         self._sender: Sender | None = None
-        self._fast: FastCalls | None = None
+        #: The templates of this process.
+        self.fast: FastCalls | None = None
 
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, and the module for ``buffered``."""
@@ -48,7 +50,7 @@ class BufferedCalls:
         if more or not self._wanted(asked, name, options):
             return self._send_task(name, args, kwargs, *more, **options)
         stand_in = self._stand_in
-        fast = self._fast
+        fast = self.fast
         if fast is None or fast.pid != os.getpid():
             fast = self._begin()
         if not _task_stack.stack and fast.allowed:
@@ -56,8 +58,11 @@ class BufferedCalls:
             if kind is not None:
                 filled = fast.fill(kind, args, kwargs, options)
                 if filled is not None:
-                    self._buffer.producer.put(filled[1])
-                    return self._result(filled[0], options)
+                    self.put(filled[1])
+                    task = options.get("task_type")
+                    if task is not None:
+                        make_quick(task, self, fast)
+                    return self.result(filled[0], options)
                 if not fast.knows(kind):
                     stand_in = StandIn(partial(self._accept_and_learn, fast, kind))
         self._prepare()
@@ -96,8 +101,19 @@ class BufferedCalls:
             wanted = buffer.options.enabled
         if not wanted or get("retry") is False:
             return False
-        in_worker = self._loader.worker_initialized or _task_stack.stack
+        in_worker = self.in_worker() or _task_stack.stack
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
+
+    def in_worker(self) -> bool:
+        """Whether this is a worker, or a child of its pool."""
+        return bool(self._loader.worker_initialized)
+
+    def wanted_by(self, task: Any) -> bool:
+        """Whether a call that does not say itself is to be buffered; that it is possible is known."""
+        wanted = self._buffer.wanted
+        if wanted is None:
+            wanted = getattr(task, "buffered", None)
+        return bool(self._buffer.options.enabled if wanted is None else wanted)
 
     def _possible(self, options: dict[str, Any]) -> bool:
         if not options.get("ignore_result") and hasattr(self._app.backend, "binding"):
@@ -112,8 +128,8 @@ class BufferedCalls:
     def _begin(self) -> FastCalls:
         """What a process needs of its own."""
         self._sender = dq_of(self._app).make_sender(self._app)
-        self._fast = FastCalls(self._app)
-        return self._fast
+        self.fast = FastCalls(self._app)
+        return self.fast
 
     def _prepare(self) -> None:
         backend = self._app.backend
@@ -139,6 +155,10 @@ class BufferedCalls:
         self._buffer.producer.put(addressed)
         fast.learn(kind, addressed.lane, message, exchange, routing_key)
 
+    def put(self, message: Addressed) -> None:
+        """Put a finished message into the buffer."""
+        self._buffer.producer.put(message)
+
     # -- what the caller gets
 
     def _result_class(self) -> Any:
@@ -151,7 +171,8 @@ class BufferedCalls:
             )
         return found
 
-    def _result(self, task_id: str, options: dict[str, Any]) -> Any:
+    def result(self, task_id: str, options: dict[str, Any]) -> Any:
+        """The result of a call that went the quick way, as Celery would make it."""
         result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
         made = options.get("result_cls") or result_class
         # A task makes the app's kind of result, with its own backend if it has one.

@@ -99,6 +99,10 @@ class FastCalls:
         # Not `amqp.router`: kombu's cached properties are slow to read.
         return self._stock and self._amqp.__dict__.get("router") is self._router
 
+    def fills(self, kind: tuple[Any, ...]) -> bool:
+        """Whether calls of the kind have a template."""
+        return self._plans.get(kind) is not None
+
     def knows(self, kind: tuple[Any, ...]) -> bool:
         """Whether a call of the kind was seen; it may be one that always goes Celery's way."""
         return kind in self._plans

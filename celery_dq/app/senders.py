@@ -15,9 +15,9 @@ from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
+from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.partition import Outgoing
 from celery_dq.transport.redis.publisher import Stamped, stamp
-from celery_dq.transport.redis.transport import PASSING_ERRORS
 
 __all__ = ["AppSender", "partition_lane"]
 

@@ -403,7 +403,8 @@ def test_the_end_of_a_multiprocessing_child_does_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("patch", ["gevent.monkey.patch_all", "eventlet.monkey_patch"])
 def test_greenlets_put_and_flush_while_others_go_on(tmp_path: Path, patch: str) -> None:
     program = (
-        f"producer = BufferedProducer(Printing, persistence=Persistence(Path({str(tmp_path)!r}), sync_every=1))\n"
+        f"kept = Persistence(Path({str(tmp_path)!r}), sync_every=1)\n"
+        "producer = BufferedProducer(Printing, persistence=kept)\n"
         "import threading\n"
         "ticks = []\n"
         "def tick():\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
+from celery.app.task import Task
 from celery.utils.saferepr import saferepr
 from hypothesis import example, given, settings, strategies as st
 from kombu import Exchange, Queue
@@ -17,6 +18,7 @@ from kombu.exceptions import EncodeError
 import celery_dq
 from celery_dq.app.calling import BufferedCalls
 from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.quick_apply import QuickApply
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.stand_in import StandIn
 from celery_dq.producer.template import Ids, plain_args, plain_kwargs
@@ -202,16 +204,16 @@ def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored)
     calls: Any = app.send_task
     for _ in range(3):
         task.delay(1)
-    assert calls._fast.allowed
+    assert calls.fast.allowed
 
     def receiver(**_: Any) -> None: ...
 
     signals.before_task_publish.connect(receiver)
     try:
-        assert not calls._fast.allowed
+        assert not calls.fast.allowed
     finally:
         signals.before_task_publish.disconnect(receiver)
-    assert calls._fast.allowed
+    assert calls.fast.allowed
     app.conf.task_routes = {"plain": {"queue": "elsewhere"}}
     app.amqp._handle_conf_update(task_routes=app.conf.task_routes)
     task.delay(1)
@@ -237,7 +239,7 @@ def test_an_app_with_ways_of_its_own_goes_them(
     for number in range(3):
         task.apply_async((number,))
     calls: Any = app.send_task
-    assert not calls._fast.allowed
+    assert not calls.fast.allowed
     assert app.dq.buffer.flush(10) == 0
     if "task_routes" in conf:
         assert [stored.count(f"q{number}") for number in range(3)] == [1, 1, 1]
@@ -258,3 +260,59 @@ def test_the_result_of_a_quick_call_is_an_ordinary_one(make_app: MakeApp, redis_
     assert quick.get(timeout=10) == 5
     assert seen == [quick]
     assert {*vars(slow)} - {*vars(task.delay(1))} == {"app", "backend", "on_ready"}  # the class has them
+
+
+def test_a_tool_that_wraps_apply_async_later_sees_every_call(
+    make_app: MakeApp, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app()
+    task: Any = app.task(name="plain", shared=False)(work)
+    for _ in range(4):
+        task.delay(1)
+    assert isinstance(task.apply_async, QuickApply)
+    seen: list[Any] = []
+    original = Task.apply_async
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "apply_async", wrapper)
+        task.delay(2)
+        assert len(seen) == 1
+    task.delay(3)
+    assert len(seen) == 1
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("celery") == 6
+
+
+def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
+    make_app: MakeApp, stored: Stored
+) -> None:
+    app = make_app()
+    ran: list[int] = []
+
+    def job(a: int) -> int:
+        ran.append(a)
+        return a
+
+    task: Any = app.task(name="job", shared=False)(job)
+    for _ in range(4):
+        task.delay(1)
+    assert isinstance(task.apply_async, QuickApply)
+    with pytest.raises(TypeError):
+        task.delay(1, 2)
+    with app.dq.buffer.buffered(False):
+        task.delay(1)
+    assert stored.count("celery") >= 1
+    task.apply_async((1,), buffered=False, priority=3)
+    task.apply_async((1,), countdown=60)
+    assert task.apply_async((1,), task_id="mine").id == "mine"
+    app.conf.task_always_eager = True
+    assert task.delay(7).get() == 7
+    app.conf.task_always_eager = False
+    assert ran == [7]
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("celery") == 8
+    assert stored.record("celery", "mine").task == "job"
