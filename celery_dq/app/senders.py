@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -22,7 +22,7 @@ from celery_dq.transport.redis.publisher import Stamped, stamp
 __all__ = ["AppSender", "partition_lane"]
 
 #: The server cannot take anything now: like one that does not answer.
-_PASSING = (
+_PASSING: tuple[type[BaseException], ...] = (
     redis.ConnectionError,
     redis.TimeoutError,
     OSError,
@@ -87,8 +87,8 @@ class AppSender:
         try:
             channel = self._open()
             self._declare(channel, name)
-            # The server compares bytes; to decode the ids would be work for nothing.
-            stamped = [Stamped(producer, Outgoing(*message)) for message in messages]  # type: ignore[arg-type]
+            # A message is laid out as an `Outgoing`, with an id that needs no encoding any more.
+            stamped = [Stamped(producer, cast(Outgoing, message)) for message in messages]
             channel.publisher.push(channel.queue(name), stamped)
         except _PASSING as error:
             self.close()
