@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TooFewReplicas as TooFewReplicas,
     )
     from celery_dq.options import Quota as Quota
+    from celery_dq.producer.errors import BufferFull as BufferFull, NotOnDisk as NotOnDisk
     from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
 
 __version__ = "0.1.0"
@@ -52,6 +53,8 @@ _HOMES = (
     ("ServerError", "celery_dq.errors"),
     ("SpillFailed", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
+    ("BufferFull", "celery_dq.producer.errors"),
+    ("NotOnDisk", "celery_dq.producer.errors"),
     ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
 )
 

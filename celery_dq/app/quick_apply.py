@@ -1,8 +1,8 @@
 """A task's ``apply_async`` for plain calls whose message is known already.
 
-Celery's own looks up a dozen options and makes a call with all of them, each time anew. This one is put on the
-task object once a plain call of it was learnt. It asks only what may have changed since, and hands everything
-but a plain call to Celery's.
+Celery's own looks up a dozen options and makes a call with all of them, each time anew. This one is put on
+the task object once a plain call of it was learnt. It asks only what may have changed since, and hands
+everything but a plain call to Celery's.
 """
 
 from __future__ import annotations
