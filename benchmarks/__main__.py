@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
 from benchmarks.faults import faults
@@ -34,6 +35,11 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "quotas": quotas,
     "fairness": fairness,
     "faults": faults,
+    "buffering": buffering,
+    "pacing": pacing,
+    "outage": outage,
+    "committing": committing,
+    "sharing": sharing,
 }
 
 

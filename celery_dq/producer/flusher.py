@@ -28,7 +28,7 @@ TIDY_S = 1.0
 #: Seconds after the last message during which the thread looks by itself, without being woken.
 ACTIVE_S = 0.5
 FIRST_DELAY_S = 0.05
-LAST_DELAY_S = 5.0
+LAST_DELAY_S = 2.0
 
 
 class Undelivered(NamedTuple):

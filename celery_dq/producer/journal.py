@@ -179,35 +179,48 @@ class Journal:
 
     # -- what others left
 
-    def adopt(self, known: Callable[[str, bytes], Lane]) -> list[Lane]:
-        """Take over the folders of dead processes.
+    def look_for_orphans(self) -> list[tuple[Orphan, list[StoredSegment]]]:
+        """Adopt the folders of dead processes: locked, and looked through. Needs no lock of the caller's."""
+        found = []
+        for orphan in self.log.orphans():
+            segments = self._segments_of(orphan)
+            if segments:
+                found.append((orphan, segments))
+            else:
+                orphan.close()
+        return found
+
+    def _segments_of(self, orphan: Orphan) -> list[StoredSegment]:
+        try:
+            return orphan.segments()
+        except OSError as error:
+            logger.warning("Spill log: %s cannot be read now: %s", orphan.folder, error)
+            return []
+
+    def take_over(
+        self, orphan: Orphan, segments: Iterable[StoredSegment], known: Callable[[str, bytes], Lane]
+    ) -> list[Lane]:
+        """Make stored files of an orphan's segments.
 
         :param known: returns the lane for a key and a producer.
 
         Returns:
-            The lanes that have stored files now.
+            The lanes that have them now.
         """
         adopted: list[Lane] = []
-        for orphan in self.log.orphans():
-            try:
-                segments = orphan.segments()
-            except OSError as error:
-                logger.warning("Spill log: %s cannot be read now: %s.", orphan.folder, error)
-                orphan.close()
-                continue
-            for segment in segments:
-                header = segment.header
-                if header.producer in self._orphans and self._orphans[header.producer] is not orphan:
-                    continue  # the next round: one producer, one folder
-                if header.producer not in self._lanes:
-                    self._lanes[header.producer] = _Files()
-                    self._orphans[header.producer] = orphan
-                    adopted.append(known(header.lane, header.producer))
-                self._lanes[header.producer].stored.append(segment)
-            if orphan not in self._orphans.values():
-                orphan.close()
-            else:
-                logger.info("Spill log: took over %d files of %s.", len(segments), orphan.folder.name)
+        for segment in segments:
+            header = segment.header
+            holder = self._orphans.setdefault(header.producer, orphan)
+            if holder is not orphan:
+                continue  # what another folder has of that producer comes first; this, in a later round
+            if header.producer not in self._lanes:
+                self._lanes[header.producer] = _Files()
+                adopted.append(known(header.lane, header.producer))
+            self._lanes[header.producer].stored.append(segment)
+        if adopted:
+            logger.info("Spill log: took over %s.", orphan.folder.name)
+        else:
+            orphan.close()
         return adopted
 
     # -- syncing

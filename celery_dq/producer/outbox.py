@@ -251,14 +251,19 @@ class Outbox:
         if journal is None:
             return 0
         usage = journal.log.usage()
+        found = journal.look_for_orphans()
+        count = 0
         with self.lock:
             journal.others_bytes = max(usage - journal.bytes, 0)
-            lanes = journal.adopt(lambda key, producer: Lane(key, producer, adopted=True))
-            now = self._now()
-            for lane in lanes:
-                for _ in range(journal.stored_files(lane)):
-                    self.buffer.add_stored(lane, 0, now)
-        return len(lanes)
+            for orphan, segments in found:
+                lanes = journal.take_over(
+                    orphan, segments, lambda key, producer: Lane(key, producer, adopted=True)
+                )
+                count += len(lanes)
+                for lane in lanes:
+                    for _ in range(journal.stored_files(lane)):
+                        self.buffer.add_stored(lane, 0, self._now())
+        return count
 
     def marks(self) -> list[tuple[Lane, int]]:
         """What was put so far: each lane with its last number."""
