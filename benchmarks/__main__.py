@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
 from benchmarks.dedup import dedup_cost
@@ -36,6 +37,11 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "fairness": fairness,
     "faults": faults,
     "dedup": dedup_cost,
+    "buffering": buffering,
+    "pacing": pacing,
+    "outage": outage,
+    "committing": committing,
+    "sharing": sharing,
 }
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
+        CorruptSegment as CorruptSegment,
         CoveringRunUnknown as CoveringRunUnknown,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
         InvalidTenant as InvalidTenant,
+        QueueClosed as QueueClosed,
+        QueueFull as QueueFull,
         ScriptError as ScriptError,
         ServerError as ServerError,
+        SpillFailed as SpillFailed,
         TooFewReplicas as TooFewReplicas,
     )
     from celery_dq.options import Quota as Quota
+    from celery_dq.producer.errors import BufferFull as BufferFull, NotOnDisk as NotOnDisk
+    from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
 
 __version__ = "0.1.0"
 
@@ -41,6 +47,7 @@ _HOMES = (
     ("ClaimLost", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
+    ("CorruptSegment", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
     ("DuplicateCall", "celery_dq.errors"),
     ("InvalidKey", "celery_dq.errors"),
@@ -48,9 +55,15 @@ _HOMES = (
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),
     ("InvalidTenant", "celery_dq.errors"),
+    ("QueueClosed", "celery_dq.errors"),
+    ("QueueFull", "celery_dq.errors"),
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
+    ("SpillFailed", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
+    ("BufferFull", "celery_dq.producer.errors"),
+    ("NotOnDisk", "celery_dq.producer.errors"),
+    ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
 )
 
 __all__ = ["__version__"]

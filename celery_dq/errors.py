@@ -66,3 +66,19 @@ class ClaimLost(DQError):
 
 class CoveringRunUnknown(DQError):
     """A duplicate waited for another run's result, and that result is not to be had."""
+
+
+class QueueFull(DQError):
+    """A bounded queue has no room, and the caller did not want to wait (longer)."""
+
+
+class QueueClosed(DQError):
+    """Something was submitted to a queue that has been closed."""
+
+
+class CorruptSegment(DQError, ValueError):
+    """A file of the spill log cannot be read from here on; what stands before it can."""
+
+
+class SpillFailed(DQError, OSError):
+    """The spill log cannot be written: the disk is full, gone, or not ours."""

@@ -206,9 +206,8 @@ def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
 
 
 def cover_calls(app: Any) -> None:
-    """Let ``app.send_task`` return the covering call's result for a declined one. Idempotent."""
-    if not isinstance(app.__dict__.get("send_task"), CoveredCalls):
-        app.send_task = CoveredCalls(app, app.send_task)
+    """Let ``app.send_task`` return the covering call's result for a declined one. To be called once."""
+    app.send_task = CoveredCalls(app, app.send_task)
 
 
 class CoveredCalls:

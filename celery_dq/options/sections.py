@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from celery_dq.duration import SECOND_US
+from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
 
@@ -117,6 +118,7 @@ SETTINGS = (
         low=SECOND_US,
         high=30 * _DAY_US,
     ),
+    *BUFFER_SETTINGS,
 )
 
 # What dq_queues[name] takes besides the parts of a quota. The names lack the prefix there.
@@ -162,6 +164,7 @@ class Options:
     :param producer_marker_ttl_us: ``dq_producer_marker_ttl``, memory for resent batches; default 1 h.
     :param tombstone_ttl_us: ``dq_tombstone_ttl``, memory for early cancellations; default 3 h.
     :param dedup_url: ``dq_dedup_url``, Redis of the dedup claims on other brokers; default "".
+    :param buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
     :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
         ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
     :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
@@ -178,6 +181,7 @@ class Options:
     producer_marker_ttl_us: int = 3_600 * SECOND_US
     tombstone_ttl_us: int = 3 * 3_600 * SECOND_US
     dedup_url: str = ""
+    buffer: BufferOptions = field(default_factory=BufferOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
 

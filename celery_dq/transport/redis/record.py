@@ -126,26 +126,15 @@ class Record:
 
     def pack(self) -> bytes:
         """Return the bytes that go into the ``messages`` hash."""
-        tenant = self.tenant.encode()
-        task = self.task.encode()
-        body = self.body
-        flags = 0
+        body, flags = self.body, 0
         if isinstance(body, str):
-            body = body.encode("utf-8", "surrogatepass")
-            flags = TEXT
+            body, flags = body.encode("utf-8", "surrogatepass"), TEXT
         if self.dedup:
             flags |= KEYED
-        head = _HEADER.pack(
-            VERSION,
-            self.priority,
-            flags,
-            self.due_us,
-            self.expires_us,
-            len(tenant),
-            len(task),
-            len(self.envelope),
+        tenant, task = self.tenant.encode(), self.task.encode()
+        record = pack_record(
+            tenant, task, self.priority, flags, self.due_us, self.expires_us, self.envelope, body
         )
-        record = b"".join((head, tenant, task, self.envelope, body))
         return record + self.dedup + _LENGTH.pack(len(self.dedup)) if self.dedup else record
 
     @classmethod
@@ -191,3 +180,18 @@ class Record:
             )
         except (struct.error, UnicodeDecodeError) as exc:
             raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+
+
+def pack_record(
+    tenant: bytes,
+    task: bytes,
+    priority: int,
+    flags: int,
+    due_us: int,
+    expires_us: int,
+    envelope: bytes,
+    body: bytes,
+) -> bytes:
+    """Return the bytes of a record whose parts are encoded already; see :class:`Record`."""
+    head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
+    return b"".join((head, tenant, task, envelope, body))
