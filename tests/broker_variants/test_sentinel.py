@@ -50,7 +50,7 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         number = 0
         while not self._over.is_set():
-            self._place.send("tell", "ran", number, ignore_result=True)
+            self._place.send("tell", self._place.queue, number, ignore_result=True)
             self.confirmed[number] = time.monotonic()
             number += 1
 
@@ -61,7 +61,7 @@ class Publisher(threading.Thread):
 
 
 def ran(place: Workplace) -> list[int]:
-    return [int(value) for value in place.witness.told("ran")]
+    return [int(value) for value in place.witness.told(place.queue)]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -76,7 +76,9 @@ def test_a_failover_under_load_loses_nothing_but_what_was_not_replicated(
         died_at = time.monotonic()
         pair.fail_over()
         promoted = len(publisher.confirmed)
-        wait_until(lambda: len(publisher.confirmed) > promoted + 100, 60, what="publishing after the failover")
+        wait_until(
+            lambda: len(publisher.confirmed) > promoted + 100, 60, what="publishing after the failover"
+        )
         publisher.stop()
         # Then all that was confirmed runs, the last second before the death excepted.
         owed = {
@@ -103,7 +105,7 @@ def test_confirmed_by_a_replica_means_that_nothing_is_lost(
         task_acks_late=True,
     )
     for number in range(200):
-        place.send("tell", "ran", number, ignore_result=True)
+        place.send("tell", place.queue, number, ignore_result=True)
     with place.worker("prefork") as worker:
         wait_until(lambda: len(ran(place)) > 20, 30)
         pair.fail_over()
@@ -113,16 +115,17 @@ def test_confirmed_by_a_replica_means_that_nothing_is_lost(
 
 def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: Workplace) -> None:
     with place.worker("prefork") as worker:
-        place.send("hold_late", "long")
-        place.witness.wait("started:long")
+        key = place.queue
+        place.send("hold_late", key)
+        place.witness.wait(f"started:{key}")
         pair.fail_over()
         worker.wait_for_log("Connected to dq-sentinel", 30, occurrences=2)
-        place.witness.release("long", 5)
-        place.witness.wait("finished:long", 20)
+        place.witness.release(key, 5)
+        place.witness.wait(f"finished:{key}", 20)
         # Its acknowledgement found the way to the new master, so that it is not delivered again.
         wait_until(lambda: place.waiting() == 0, 20)
         assert place.send("add", 1, 1).get(timeout=30) == 2
-        assert place.witness.told("started:long") == []
+        assert place.witness.told(f"started:{key}") == []
 
 
 def test_the_sentinels_of_a_list_are_one_broker(pair: SentinelPair, open_workplace: OpenWorkplace) -> None:
@@ -143,7 +146,7 @@ def test_a_list_without_a_master_name_is_a_clear_error(
 def test_a_worker_survives_a_server_that_becomes_read_only(
     open_workplace: OpenWorkplace, server_binary: str, pool: str
 ) -> None:
-    # Given a worker whose server is made a replica without any connection being told
+    # Given a worker whose server is made a replica, as a Sentinel does with a master that it has replaced
     with RedisServer(binary=server_binary) as other, RedisServer(binary=server_binary) as server:
         place = open_workplace(server.url(scheme="dq-redis"), dq_lease=5)
         with place.worker(pool) as worker:

@@ -11,6 +11,8 @@ from typing import Any
 
 import redis
 
+from celery_dq.transport.redis.fitness import recognised
+
 #: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
 #: nothing, short enough to notice a dead connection.
 BLPOP_SECONDS = 10
@@ -69,7 +71,10 @@ class Wire:
         Raises:
             redis.RedisError: the answer is an error, or the connection broke.
         """
-        return self._connection.read_response()
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as exc:
+            raise recognised(exc) from None
 
     def readable(self) -> bool:
         """Return whether an answer, or a part of one, is there."""
