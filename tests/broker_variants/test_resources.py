@@ -86,7 +86,7 @@ def test_channels_that_are_closed_leave_nothing(server: RedisServer) -> None:
         wait_until(lambda: clients(server) <= before + 2, what=lambda: f"{clients(server)} connections")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_that_reconnects_twenty_times_does_not_grow(
     server: RedisServer, open_workplace: OpenWorkplace, pool: str
 ) -> None:
