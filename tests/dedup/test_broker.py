@@ -336,7 +336,7 @@ class TestEnds:
             assert follower.verdict is Verdict.DECLINE
             why = shop.app.dq.explain(task_id=tail.id)
             assert f"waits for the end of {first.id}, which has its dedup key refresh(sku=1)" in why.sentence
-            assert "gets the result of the call" in shop.app.dq.explain(task_id="follower").sentence
+            assert f"gets the result of {tail.id}" in shop.app.dq.explain(task_id="follower").sentence
             shop.open(1, 2)
             assert follower.get(timeout=10) == [1, 2]
 
