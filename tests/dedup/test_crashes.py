@@ -14,6 +14,7 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.keys import ClaimKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.conformance.mailroom import kill_connections
 from tests.dedup.crew import NAME, add_tasks
 from tests.workers import WorkerProcess, make_app
 
@@ -168,6 +169,33 @@ def test_another_broker_on_a_prefork_pool(redis_url: str, redis_server: RedisSer
         for worker in (first, second):
             if worker is not None:
                 worker.discard()
+        crew.witness.close()
+        crew.app.pool.force_close_all()
+        redis_server.flush(0)
+
+
+def test_another_broker_whose_connection_is_lost(redis_url: str, redis_server: RedisServer) -> None:
+    redis_server.flush(0)
+    crew = Crew(redis_url, redis_server.url(0), "redis")
+    worker = crew.worker().wait_ready()
+    claim = ClaimKeys("online").claim("cache|sku(sku=1)")
+    try:
+        crew.send("early", 1)
+        crew.ran(1)
+        tail = crew.send("early", 2)
+        with redis.Redis.from_url(redis_url) as client:
+            wait_until(lambda: client.hexists(claim, "tail"), 15)
+            kill_connections(redis_server.port, int(redis_url.rpartition("/")[2]))
+            worker.wait_for_log("Connection to broker lost", 15)
+            # What was parked comes anew, and waits once.
+            wait_until(lambda: client.hexists(claim, "tail"), 15)
+            crew.open(2)
+            assert tail.get(timeout=20) == [1, 2]
+            wait_until(lambda: not client.exists(claim), 15)
+        assert crew.ran(2) == ["1", "2"]
+        assert crew.meetings() == 0
+    finally:
+        worker.discard()
         crew.witness.close()
         crew.app.pool.force_close_all()
         redis_server.flush(0)
