@@ -22,6 +22,7 @@ from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import fairness, quotas
+from benchmarks.storm import storm
 from benchmarks.tasks import tasks
 
 OUT = Path(__file__).resolve().parent / "out"
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "outage": outage,
     "committing": committing,
     "sharing": sharing,
+    "storm": storm,
 }
 
 
