@@ -69,17 +69,6 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         assert shop.tokens[2] > shop.tokens[0] > 0
 
 
-def test_two_workers_share_the_keys(shop: Shop, redis_url: str) -> None:
-    other = Shop(redis_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1)
-    other.doors, other.runs, other.now, other.overlaps = shop.doors, shop.runs, shop.now, shop.overlaps
-    with shop.working(concurrency=2), other.working(concurrency=2, hostname=f"second.{uuid.uuid4().hex}"):
-        results = [shop.task("refresh").delay(1, version=version) for version in range(6)]
-        running(shop, 1)
-        shop.open(1, 6)
-        assert all(result.get(timeout=15) for result in results)
-        assert len(shop.runs) < 6
-
-
 def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdict]) -> None:
     latest = shop.task("latest")
     with shop.working():
