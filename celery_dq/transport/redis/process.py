@@ -7,14 +7,12 @@ away. :class:`Keeper` renews it from a native thread with a connection of its ow
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import logging
 import os
 import socket
 import struct
-import sys
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -22,6 +20,7 @@ from typing import Any, cast
 import redis
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
 from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
@@ -41,6 +40,8 @@ CHUNK = 200
 CLAIM_NUMBER = struct.Struct(">d")
 #: How many settles, finishes or releases one call carries at most.
 TELL_LIMIT = 500
+#: Seconds that an interpreter waits at its exit for a heartbeat that is under way.
+LAST_ROUND_S = 5.0
 
 
 class Process:
@@ -104,6 +105,9 @@ class Keeper:
         self._start_stop = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()
+        #: Held while the thread lives.
+        self._alive = unpatched("_thread", "allocate_lock")()
+        self._exiting = False
 
     # -- who needs a lease -----------------------------------------------------
 
@@ -121,6 +125,8 @@ class Keeper:
             self._users[name] = self._users.get(name, 0) + 1
             self._queues[name] = queue
             if not self._running:
+                # The last one gives the lock back as the last thing it does.
+                self._alive.acquire()
                 self._running = True
                 atexit.register(self._last_words)
                 unpatched("_thread", "start_new_thread")(self._run, ())
@@ -158,6 +164,13 @@ class Keeper:
     def _last_words(self) -> None:
         """Tell what there is to tell and give the leases back, at interpreter exit."""
         if self._connect is None or self._process.pid != os.getpid():
+            return
+        # A thread that lives on while the interpreter is taken down is killed wherever it waits. Inside
+        # a greenlet that is a crash, and the exit status that of one.
+        self._exiting = True
+        self.ring()
+        if not self._alive.acquire(True, LAST_ROUND_S):
+            logger.warning("A heartbeat still waits for the broker at exit: what was done may be done again.")
             return
         try:
             client = self._connect()
@@ -197,12 +210,15 @@ class Keeper:
                 # This thread must not die of anything, or every message it guards is given away.
                 wait = interval
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
-        self._disconnect()
-        leave_green_hub()
+        try:
+            self._disconnect()
+            leave_green_hub()
+        finally:
+            self._alive.release()
 
     def _over(self) -> bool:
         with self._start_stop:
-            self._running = bool(self._queues)
+            self._running = bool(self._queues) and not self._exiting
             if not self._running:
                 atexit.unregister(self._last_words)
             return not self._running
@@ -365,23 +381,3 @@ def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
             record=burial.record,
         ),
     )
-
-
-def unpatched(module: str, name: str) -> Any:
-    """Return *module*.*name* as it was before gevent or eventlet replaced it."""
-    if "gevent.monkey" in sys.modules:
-        return sys.modules["gevent.monkey"].get_original(module, name)
-    if "eventlet.patcher" in sys.modules:
-        return getattr(sys.modules["eventlet.patcher"].original(module), name)
-    return getattr(_thread, name)
-
-
-def leave_green_hub() -> None:
-    """Called at the end of a native thread: close the loop that gevent or eventlet made for its sockets."""
-    if "gevent.monkey" in sys.modules and "gevent.hub" in sys.modules:
-        sys.modules["gevent.hub"].get_hub().destroy(destroy_loop=True)
-    elif "eventlet.hubs" in sys.modules:
-        # It has no word for that, and a dead thread's greenlets are never collected.
-        poller = getattr(sys.modules["eventlet.hubs"].get_hub(), "poll", None)
-        if poller is not None and hasattr(poller, "close"):
-            poller.close()
