@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -111,6 +112,25 @@ class RabbitMQServer:
         """Whether its process exists; True also while paused."""
         return self._child is not None and self._child.alive()
 
+    def control(self, *arguments: str) -> str:
+        """Run ``rabbitmqctl`` on it, e.g. ``control("close_all_connections", "bye")``, and return what it prints.
+
+        Takes two seconds; raises RuntimeError with what it says when it fails.
+        """
+        script = Path(find_rabbitmq_server()).with_name("rabbitmqctl")
+        done = subprocess.run(
+            [str(script), "--quiet", *arguments],
+            env=self._environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
     # -- start and stop
 
     def start(self) -> RabbitMQServer:
@@ -196,7 +216,7 @@ class RabbitMQServer:
 
     def _launch(self, script: str, mapper: str) -> None:
         assert self._ports is not None
-        port, distribution, names = self._ports
+        port, _, names = self._ports
         folder = self.folder
         settings = {
             "listeners.tcp.1": f"127.0.0.1:{port}",
@@ -209,25 +229,7 @@ class RabbitMQServer:
         }
         (folder / "rabbitmq.conf").write_text("".join(f"{key} = {each}\n" for key, each in settings.items()))
         (folder / "enabled_plugins").write_text("[].\n")
-        environment = {name: each for name, each in os.environ.items() if not name.startswith("RABBITMQ_")}
-        environment |= {
-            # Erlang's cookie is there.
-            "HOME": str(folder),
-            "ERL_EPMD_PORT": str(names),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"celery-dq-{port}@localhost",
-            "RABBITMQ_DIST_PORT": str(distribution),
-            "RABBITMQ_CONF_ENV_FILE": str(folder / "no-environment.conf"),
-            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
-            "RABBITMQ_CONFIG_FILES": str(folder / "conf.d"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
-            "RABBITMQ_FEATURE_FLAGS_FILE": str(folder / "feature_flags"),
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "generated"),
-            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-            "RABBITMQ_PLUGINS_EXPAND_DIR": str(folder / "plugins"),
-            "RABBITMQ_LOG_BASE": str(folder),
-            "RABBITMQ_LOGS": "-",
+        environment = self._environment() | {
             # The port mapper would else be started as a daemon that nobody ends. Two schedulers are enough.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +A 4"
@@ -243,6 +245,35 @@ class RabbitMQServer:
         self._child = ChildProcess(
             [script], log=folder / "rabbitmq.log", folder=folder, environment=environment
         )
+
+    def _environment(self) -> dict[str, str]:
+        """What keeps the server, and who controls it, away from any other one."""
+        assert self._ports is not None
+        port, distribution, names = self._ports
+        environment = {name: each for name, each in os.environ.items() if not name.startswith("RABBITMQ_")}
+        files = {
+            "CONF_ENV_FILE": "no-environment.conf",
+            "CONFIG_FILE": "rabbitmq.conf",
+            "CONFIG_FILES": "conf.d",
+            "ADVANCED_CONFIG_FILE": "advanced.config",
+            "ENABLED_PLUGINS_FILE": "enabled_plugins",
+            "FEATURE_FLAGS_FILE": "feature_flags",
+            "GENERATED_CONFIG_DIR": "generated",
+            "MNESIA_BASE": "data",
+            "PLUGINS_EXPAND_DIR": "plugins",
+            "LOG_BASE": "",
+        }
+        return {
+            **environment,
+            **{f"RABBITMQ_{name}": str(self.folder / file) for name, file in files.items()},
+            # Erlang's cookie is there.
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(names),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"celery-dq-{port}@localhost",
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_LOGS": "-",
+        }
 
     def _greets(self) -> bool:
         if not self.alive():

@@ -69,7 +69,8 @@ class Claims:
         self._run = consumer.on_task_request
         self._followers = Followers(consumer)
         self.keeper: Keeper | None = None
-        self._lock = threading.Lock()
+        # Where there is no event loop, the turn of a parked task may come while another one is asked for.
+        self._lock = threading.RLock()
         self._waiting: dict[Holding, Any] = {}
         self._covered: list[tuple[Any, str, str]] = []
         self._retried: dict[Holding, float] = {}
@@ -85,6 +86,10 @@ class Claims:
             return self._refuse(request, exc)
         if wish is None:
             return self._run(request)
+        with self._lock:
+            return self._ask(request, wish)
+
+    def _ask(self, request: Any, wish: Wish) -> Any:
         call = f"{request.id}/{uuid.uuid4().hex}"
         try:
             grant = self._coordinator.enqueue(
@@ -108,8 +113,7 @@ class Claims:
         if grant.token:
             return self._start(request, holding)
         self._park(request)
-        with self._lock:
-            self._waiting[holding] = request
+        self._waiting[holding] = request
         return self._hold(holding)
 
     def _refuse(self, request: Any, exc: InvalidKey) -> None:
@@ -251,11 +255,15 @@ class Claims:
 
     # -- whose turn it is ------------------------------------------------------
 
-    #: Called from any thread when :meth:`look` is to be called in the consumer's own.
+    #: Called from any thread when :meth:`look` is to be called where tasks may be given to the pool.
     look_soon: Callable[[], None] | None = None
 
     def look(self) -> None:
-        """Start what may start. In the consumer's own thread."""
+        """Start what may start."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         for holding, request in list(self._waiting.items()):
             revoked = request.id in state.revoked
             if revoked:
@@ -263,9 +271,8 @@ class Claims:
             token = None if revoked else self._coordinator.start(holding.key, holding.call)
             if token == 0:
                 continue
-            with self._lock:
-                if self._waiting.pop(holding, None) is None:
-                    continue
+            if self._waiting.pop(holding, None) is None:
+                continue
             self._drop(holding)
             self._unpark(request)
             if revoked:
@@ -290,7 +297,7 @@ class Claims:
         """The connection is gone, and with it what was not acknowledged: the broker delivers it anew."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-        self._covered = []
+            self._covered = []
         for holding in waiting:
             self._drop(holding)
             try:
