@@ -113,9 +113,9 @@ class RabbitMQServer:
         return self._child is not None and self._child.alive()
 
     def control(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl`` on it, e.g. ``control("close_all_connections", "bye")``, and return what it prints.
+        """Run ``rabbitmqctl``, e.g. ``control("close_all_connections", "bye")``; return what it prints.
 
-        Takes two seconds; raises RuntimeError with what it says when it fails.
+        Takes two seconds. Raises RuntimeError with what it says when it fails.
         """
         script = Path(find_rabbitmq_server()).with_name("rabbitmqctl")
         done = subprocess.run(
