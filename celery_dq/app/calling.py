@@ -2,9 +2,9 @@
 
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
-or connection of the caller's (beat and groups pass one), calls with a dedup key (unless their verdict may come
-later), calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task publishes:
-its own message would be acknowledged first.
+or connection of the caller's (beat and groups pass one), calls with a dedup key (unless their verdict may
+come later), calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task
+publishes: its own message would be acknowledged first.
 """
 
 from __future__ import annotations
