@@ -176,8 +176,9 @@ class _Court:
                 )
             else:
                 self.verdict.forced[why] += 1
+            if why == "an eviction" and more["claim"] < begun.more["claim"]:
+                return  # this one was evicted, before it could tell of its start
             del running[other]
-        # An evicted run may be told of after the next one.
         if more["claim"] <= self._token.get(key, 0) and not self._timeout_us:
             self.verdict.wrong.append(
                 f"{number}: {call} has token {more['claim']} on {key}, which had {self._token[key]}"
@@ -194,7 +195,8 @@ class _Court:
             return "a lost lease"
         if self._facts.silences.during(begun.more["asked_at"], event.at, worker):
             return "a lost lease"
-        if self._timeout_us and event.at - begun.more["asked_at"] >= self._timeout_us:
+        evicted = min(begun, event, key=lambda each: each.more["claim"])
+        if self._timeout_us and event.at - evicted.more["asked_at"] >= self._timeout_us:
             return "an eviction"
         return None
 

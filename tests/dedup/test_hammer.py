@@ -68,6 +68,9 @@ def test_an_eviction_forces_an_overlap_after_its_timeout_only() -> None:
     story = Story().start("a", 1).start("b", 2, "w2")
     assert story.judged(timeout_us=SECOND).forced == {"an eviction": 1}
     assert story.judged(timeout_us=3 * SECOND).wrong != []
+    # The evicted one may be told of last.
+    story = Story().start("b", 2, "w2").start("a", 1, asked=0).end("a", 1).start("c", 3)
+    assert story.judged(timeout_us=SECOND).forced == {"an eviction": 2}
 
 
 def test_a_kill_forces_an_overlap() -> None:
