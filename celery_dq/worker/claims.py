@@ -165,6 +165,11 @@ class Claims:
     def _settle_covered(self) -> None:
         covered, self._covered = self._covered, []
         for request, key, covering in covered:
+            if request.id in state.revoked:
+                self._unpark(request)
+                # Celery's own bookkeeping of a revoked task, on its way to the pool.
+                self._run(request)
+                continue
             # Asked first: a result is stored before its key is given back.
             runs = self._runs(key, covering)
             task_id = covering.partition("/")[0]

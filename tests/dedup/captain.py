@@ -18,13 +18,15 @@ class Crew:
     `witness_url` is an empty database in which they tell of their runs.
     """
 
-    def __init__(self, broker_url: str, backend_url: str, witness_url: str, queue: str = "cache") -> None:
+    def __init__(
+        self, broker_url: str, backend_url: str, witness_url: str, queue: str = "cache", lease: float = 1.0
+    ) -> None:
         self.conf = {
             "broker_url": broker_url,
             "result_backend": backend_url,
             "witness": witness_url,
             "task_default_queue": queue,
-            "dq_lease": 1.0,
+            "dq_lease": lease,
         }
         self.app: Any = add_tasks(make_app(NAME, None, self.conf))
         self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True)

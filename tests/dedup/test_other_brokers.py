@@ -28,7 +28,7 @@ def broker_url(request: pytest.FixtureRequest, redis_url: str) -> str:
 @pytest.fixture
 def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
     queue = f"cache-{uuid.uuid4().hex}"
-    shop = Shop(broker_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1, task_default_queue=queue)
+    shop = Shop(broker_url, redis_url, dq_lease=3, worker_prefetch_multiplier=1, task_default_queue=queue)
     yield shop
     with shop.app.connection_for_write() as connection:
         connection.default_channel.queue_delete(queue)
@@ -138,6 +138,10 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         wait_until(lambda: tail.state == "REVOKED")
         third = refresh.delay(1, version=3)
         wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
+        covered = refresh.delay(1, version=4)
+        wait_until(lambda: verdicts[3:] == [Verdict.DECLINE])
+        shop.app.control.revoke(covered.id)
+        wait_until(lambda: covered.state == "REVOKED")
         shop.open(1, 2)
         assert third.get(timeout=10) == [1, 3]
 

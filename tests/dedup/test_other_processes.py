@@ -60,7 +60,7 @@ class Company:
 def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[Company]:
     redis_server.flush(0)
     url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
-    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}"), redis_url)
+    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}", 3.0), redis_url)
     yield company
     company.close()
     redis_server.flush(0)
