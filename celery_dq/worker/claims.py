@@ -27,7 +27,7 @@ from celery_dq.clock import Clock
 from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
+from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import InvalidKey
 from celery_dq.worker.followers import Followers
 
@@ -74,6 +74,7 @@ class Claims:
         self._waiting: dict[Holding, Any] = {}
         self._covered: list[tuple[Any, str, str]] = []
         self._retried: dict[Holding, float] = {}
+        self._taken_from: set[Holding] = set()
         consumer.on_task_request = self.ask
 
     # -- before the pool -------------------------------------------------------
@@ -254,7 +255,8 @@ class Claims:
                     # It has come already, as the heir of the run.
                     self._forget_retried(waits)
         elif not self._coordinator.finish(key, call, token):
-            logger.warning("%s ended after its dedup claim had been taken away: %s.", call, key)
+            self._taken(holding)
+            self._taken_from.discard(holding)
         if self.look_soon is not None:
             self.look_soon()
 
@@ -314,7 +316,17 @@ class Claims:
         """A claim is ours no more: replaced, evicted, or not renewed in time; or a retry has its place."""
         self._retried.pop(holding, None)
         if holding.token:
-            logger.warning("The dedup claim %s was taken from %s.", holding.key, holding.call)
+            self._taken(holding)
+
+    def _taken(self, holding: Holding) -> None:
+        """A run has lost its key. Found out at a renewal, and again at its end; told once."""
+        if holding in self._taken_from:
+            self._taken_from.discard(holding)
+            return
+        self._taken_from.add(holding)
+        key, call, token = holding
+        logger.warning("The dedup claim %s was taken from %s.", key, call)
+        claim_lost.send(sender=self._coordinator, key=key, task_id=call.partition("/")[0], token=token)
 
     def _displaced(self, request: Any, holding: Holding) -> None:
         """It waited, and another one has its place: that one covers it. Without one it may ask again."""

@@ -11,7 +11,7 @@ import redis
 from celery import Celery, chain, group
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
+from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import ConfigurationError, InvalidKey
 from celery_dq.keys import ClaimKeys
 from celery_dq.testing.waiting import wait_until
@@ -148,8 +148,14 @@ def test_a_revoked_task_that_waits_leaves_its_place(
 
 def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     refresh = shop.task("refresh")
+    lost: list[Any] = []
+
+    def hear(key: str, task_id: str, token: int, **_: Any) -> None:
+        lost.append((key, task_id, token))
+
+    claim_lost.connect(hear)
     with shop.working():
-        refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
+        head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
         running(shop, 1)
         tail = refresh.delay(1, version=2)
         running(shop, 2)
@@ -158,6 +164,9 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         shop.overlaps.clear()
         shop.open(1, 2)
         assert tail.get(timeout=10)[0] == 1
+    # It is told once, though it shows at a renewal and at the end.
+    assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
+    claim_lost.disconnect(hear)
 
 
 def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
