@@ -17,6 +17,7 @@ from celery._state import get_current_task
 from celery_dq.app.duplicates import CALL_OPTION, DedupRules, conclude, ticket_for
 from celery_dq.app.face import dq_of
 from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
+from celery_dq.producer.stand_in import StandIn
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
@@ -75,6 +76,11 @@ class WiredAMQP:
             if found is None:
                 return send(producer, name, message, **options)
             rule, key = found
+            if isinstance(producer, StandIn):
+                # Its sender knows what becomes of the ticket; the verdict comes after the call.
+                return send(
+                    producer, name, message, **{DEDUP: ticket_for(rule, key, message, None)}, **options
+                )
             ticket = ticket_for(rule, key, message, slip)
             if not _is_ours(producer):
                 # The worker that receives it gives the verdict.

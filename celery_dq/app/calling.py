@@ -2,9 +2,9 @@
 
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
-or connection of the caller's (beat and groups pass one), calls with a dedup key, calls with ``retry=False``
-(both want to know at once), and, unless asked for, what a task publishes: its own message would be
-acknowledged first.
+or connection of the caller's (beat and groups pass one), calls with a dedup key (unless their verdict may
+come later), calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task
+publishes: its own message would be acknowledged first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls
 from celery_dq.app.quick_apply import make_quick
+from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.sender import Addressed, Sender
 from celery_dq.producer.stand_in import StandIn
 
@@ -50,13 +51,17 @@ class BufferedCalls:
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, and the module for ``buffered``."""
         asked = options.pop("buffered", None)
+        found = self._dedup.find(name, options.get("dedup"))
+        if found is not None and not _may_wait(found[0], options):
+            # The caller is told who covers his call, and that only the broker knows.
+            return self._send_task(name, args, kwargs, *more, **options)
         if more or not self._wanted(asked, name, options):
             return self._send_task(name, args, kwargs, *more, **options)
         stand_in = self._stand_in
         fast = self.fast
         if fast is None or fast.pid != os.getpid():
             fast = self._begin()
-        if not _task_stack.stack and fast.allowed:
+        if found is None and not _task_stack.stack and fast.allowed:
             kind = fast.kind_of(name, options)
             if kind is not None:
                 filled = fast.fill(kind, args, kwargs, options)
@@ -89,8 +94,6 @@ class BufferedCalls:
             or get("connection") is not None
             or get("publisher") is not None
             or get("router") is not None
-            # The caller of a keyed call is told who covers it, and that only the broker knows.
-            or self._dedup.find(name, get("dedup")) is not None
         ):
             return False
         if asked is not None:
@@ -191,6 +194,14 @@ class BufferedCalls:
             result = made(task_id)
         result._ignored = options.get("ignore_result")
         return result
+
+
+def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
+    """Whether a call with a dedup key may be published after it has returned."""
+    running = _task_stack.top
+    # What a run publishes in its own place must be there before the run has ended.
+    continues = running is not None and running.request.id == options.get("task_id")
+    return rule.verdict == "later" and not continues
 
 
 class _UnlessBuffered:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import redis
 
 from celery_dq.errors import InvalidMessage
+from celery_dq.hooks import CLAIM_HEADER, DEDUP
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
@@ -71,6 +72,10 @@ class AppSender:
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See the protocol."""
         if not self._partitioned or exchange or _any_transient(declare):
+            ticket = message["properties"].pop(DEDUP, None)
+            if ticket is not None:
+                # The worker that receives it gives the verdict.
+                message["headers"][CLAIM_HEADER] = ticket.claim_header()
             return self._kombu.address(message, exchange, routing_key, declare)
         message["properties"].setdefault("delivery_info", {}).update(
             exchange=exchange, routing_key=routing_key

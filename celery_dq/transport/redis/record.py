@@ -58,11 +58,13 @@ class DedupSection:
     def pack(self) -> bytes:
         """Return the section as it stands in a record, without its length."""
         flags = (
-            self.replace * REPLACE + self.waiting * WAITING + self.follow * FOLLOW + self.awaited * AWAITED
+            (REPLACE if self.replace else 0)
+            | (WAITING if self.waiting else 0)
+            | (FOLLOW if self.follow else 0)
+            | (AWAITED if self.awaited else 0)
         )
         run = self.continues[0].encode()
-        head = _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run))
-        return b"".join((head, run, self.key.encode()))
+        return _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run)) + run + self.key.encode()
 
     @classmethod
     def unpack(cls, section: bytes) -> DedupSection:
