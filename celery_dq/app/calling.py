@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.task import Task
 from celery.result import AsyncResult
 from vine import promise
@@ -23,7 +22,7 @@ from vine import promise
 from celery_dq.app.buffer import Buffer
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
-from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.fast_calls import FastCalls, in_task
 from celery_dq.app.quick_apply import make_quick
 from celery_dq.producer.sender import Addressed, Sender
 from celery_dq.producer.stand_in import StandIn
@@ -56,11 +55,14 @@ class BufferedCalls:
         fast = self.fast
         if fast is None or fast.pid != os.getpid():
             fast = self._begin()
-        if not _task_stack.stack and fast.allowed:
+        if fast.allowed and not in_task():
             kind = fast.kind_of(name, options)
             if kind is not None:
-                filled = fast.fill(kind, args, kwargs, options)
-                if filled is not None:
+                plan = fast.plan(kind)
+                filled = plan and fast.fill(
+                    plan, args, kwargs, options.get("task_id"), options.get("tenant")
+                )
+                if filled:
                     self.put(filled[1])
                     task = options.get("task_type")
                     if task is not None:
@@ -106,7 +108,7 @@ class BufferedCalls:
             wanted = buffer.options.enabled
         if not wanted or get("retry") is False:
             return False
-        in_worker = self.in_worker() or _task_stack.stack
+        in_worker = self.in_worker() or in_task()
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
 
     def in_worker(self) -> bool:
@@ -190,6 +192,20 @@ class BufferedCalls:
         else:
             result = made(task_id)
         result._ignored = options.get("ignore_result")
+        return result
+
+
+    def result_of(self, task: Any, task_id: str) -> Any:
+        """The result of a plain call of a task that went the quick way."""
+        result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
+        if (
+            task._backend is not None
+            or result_class.__init__ is not AsyncResult.__init__
+            or type(task).AsyncResult is not Task.AsyncResult
+        ):
+            return self.result(task_id, {"result_cls": task.AsyncResult, "ignore_result": task.ignore_result})
+        result = result_class.quick(task_id)
+        result._ignored = task.ignore_result
         return result
 
 

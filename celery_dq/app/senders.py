@@ -16,7 +16,7 @@ from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
-from celery_dq.transport.redis.publisher import Stamped, stamp
+from celery_dq.transport.redis.publisher import stamp
 from celery_dq.transport.redis.replies import Outgoing
 
 __all__ = ["AppSender", "partition_lane"]
@@ -89,8 +89,7 @@ class AppSender:
             channel = self._open()
             self._declare(channel, name)
             # A message is laid out as an `Outgoing`, with an id that needs no encoding any more.
-            stamped = [Stamped(producer, cast(Outgoing, message)) for message in messages]
-            channel.publisher.push(channel.queue(name), stamped)
+            channel.publisher.deliver(channel.queue(name), producer, cast(Sequence[Outgoing], messages))
         except _PASSING as error:
             self.close()
             raise Unreachable(f"{type(error).__name__}: {error}") from error
