@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from vine import promise
 
 from celery_dq.app.buffer import Buffer
+from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls, in_task
@@ -59,9 +60,7 @@ class BufferedCalls:
             kind = fast.kind_of(name, options)
             if kind is not None:
                 plan = fast.plan(kind)
-                filled = plan and fast.fill(
-                    plan, args, kwargs, options.get("task_id"), options.get("tenant")
-                )
+                filled = plan and fast.fill(plan, args, kwargs, options.get("task_id"), options.get("tenant"))
                 if filled:
                     self.put(filled[1])
                     task = options.get("task_type")
@@ -194,7 +193,6 @@ class BufferedCalls:
         result._ignored = options.get("ignore_result")
         return result
 
-
     def result_of(self, task: Any, task_id: str) -> Any:
         """The result of a plain call of a task that went the quick way."""
         result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
@@ -268,4 +266,4 @@ class HurryingResult:
 
 def buffer_calls(app: Any) -> None:
     """Put :class:`BufferedCalls` before the app's ``send_task``. To be called once."""
-    app.send_task = BufferedCalls(app, app.send_task)
+    app.send_task = BufferedCalls(app, DirectCalls(app, app.send_task))

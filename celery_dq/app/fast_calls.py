@@ -161,12 +161,13 @@ class FastCalls:
             self._bodies = BodyWriter()
             return None  # Celery's way raises Celery's error
         if tenant is None and plan.rule is None:
-            owner: bytes | None = b""
+            owner = b""
         else:
-            chosen = tenant if tenant is not None or plan.rule is None else plan.rule(args or (), kwargs or {})
-            owner = self._tenants.get(chosen) if type(chosen) is str else None
-            if owner is None:
-                owner = self._checked(chosen, plan.name, named=tenant is not None)
+            chosen = (
+                tenant if tenant is not None or plan.rule is None else plan.rule(args or (), kwargs or {})
+            )
+            known = self._tenants.get(chosen) if type(chosen) is str else None
+            owner = self._checked(chosen, plan.name, named=tenant is not None) if known is None else known
         reply = quoted(self._app.thread_oid)
         if args_text == "()":
             if kwargs_text == "{}":
@@ -199,9 +200,7 @@ class FastCalls:
         if len(self._plans) < 10_000:  # kinds may be made of anything a program puts into its options
             self._plans[kind] = self._make_plan(lane, message, exchange, queue)
 
-    def _make_plan(
-        self, lane: str, message: dict[str, Any], exchange: str, queue: str
-    ) -> Plan | None:
+    def _make_plan(self, lane: str, message: dict[str, Any], exchange: str, queue: str) -> Plan | None:
         headers, properties = message["headers"], message["properties"]
         task_id, task = headers.get("id"), headers.get("task")
         if (

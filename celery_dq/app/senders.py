@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import redis
 
+from celery_dq.app.punctual import punctual_connection
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
@@ -42,25 +43,19 @@ class AppSender:
 
     :param app: a Celery app, on any broker.
     :param partitioned: whether the broker is one of celery-dq, whose queues are partitions.
+    :param step_s: seconds that one step on a connection may take; 0 is for ever.
     """
 
-    def __init__(self, app: Any, *, partitioned: bool) -> None:
+    def __init__(self, app: Any, *, partitioned: bool, step_s: float = 0.0) -> None:
         self._app = app
+        self._step_s = step_s
         self._partitioned = partitioned
-        self._kombu = KombuSender(self._connect, self._make_producer, self._queue)
+        self._kombu = KombuSender(self._connect, self._make_producer, self._queue, step_s)
         self._connection: Any = None
         self._declared: set[str] = set()
 
     def _connect(self) -> Any:
-        options = dict(self._app.conf.broker_transport_options or {})
-        # Without it AMQP confirms nothing, and a flush would mean nothing.
-        options.setdefault("confirm_publish", True)
-        amqp = str(self._app.connection_for_write().transport_cls) in ("amqp", "amqps", "pyamqp")
-        return (
-            self._app.connection_for_write(transport_options=options)
-            if amqp
-            else self._app.connection_for_write()
-        )
+        return punctual_connection(self._app, self._step_s)
 
     def _make_producer(self, connection: Any) -> Any:
         return self._app.amqp.Producer(connection, auto_declare=False)
@@ -104,7 +99,7 @@ class AppSender:
 
     def _open(self) -> Any:
         if self._connection is None:
-            connection = self._app.connection_for_write()
+            connection = punctual_connection(self._app, self._step_s)
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
                 connection.default_channel  # noqa: B018 - opens it

@@ -1,7 +1,7 @@
 """Sends to any broker of kombu: in batches where its transport can, with confirms where it has them.
 
-The broker does not recognise a message that was sent before. So a batch whose answer was lost is there twice,
-or, where each message is confirmed, the one message whose answer was lost.
+The broker does not recognise a message that was sent before. So what it has not confirmed when the connection
+is lost, a batch at most, may be there twice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
+from celery_dq.producer.confirms import Confirms
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
 
 __all__ = ["KombuSender"]
@@ -31,6 +32,7 @@ class KombuSender:
     :param connect: makes a connection; it will be this sender's own.
     :param make_producer: makes a producer for it.
     :param queues: returns the queue of a name, None for an unknown one.
+    :param confirm_s: seconds that may pass without a confirm; 0 is any.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class KombuSender:
         connect: Callable[[], Any],
         make_producer: Callable[[Any], Any],
         queues: Callable[[str], Queue | None],
+        confirm_s: float = 0.0,
     ) -> None:
         self._connect = connect
         self._make_producer = make_producer
         self._queues = queues
         self._connection: Any = None
         self._producer: Any = None
+        self._confirms: Confirms | None = None
+        self._confirm_s = confirm_s or None
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See the protocol."""
@@ -78,6 +83,8 @@ class KombuSender:
                 with publisher.batch(max_size=max(len(messages), 1)):
                     for message in messages:
                         self._publish(publisher, message)
+            elif self._confirms is not None:
+                self._publish_and_confirm(publisher, self._confirms, messages)
             else:
                 for message in messages:
                     self._publish(publisher, message)
@@ -85,14 +92,23 @@ class KombuSender:
         except InvalidMessage as error:
             raise Refused(str(error)) from error
         except self._lost() as error:
+            sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
             raise Unreachable(repr(error), sent) from error
         except Exception as error:
             # Whatever state the channel is in now: kombu's virtual ones stay open, AMQP's do not.
+            sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
             if sent:
                 raise Unreachable(repr(error), sent) from error
             raise
+
+    def _publish_and_confirm(self, publisher: Any, confirms: Confirms, messages: Sequence[Message]) -> None:
+        confirms.begin()
+        for message in messages:
+            self._publish(publisher, message)
+            confirms.published()
+        confirms.wait(lambda: self._connection.drain_events(timeout=self._confirm_s))
 
     def _lost(self) -> tuple[type[BaseException], ...]:
         errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
@@ -104,7 +120,10 @@ class KombuSender:
         if self._producer is None:
             self._connection = self._connect()
             self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
-            self._producer = self._make_producer(self._connection)
+            producer = self._make_producer(self._connection)
+            if Confirms.possible(producer.channel):
+                self._confirms = Confirms(producer.channel)
+            self._producer = producer
         return self._producer
 
     def _publish(self, publisher: Any, message: Message) -> None:
@@ -143,6 +162,7 @@ class KombuSender:
     def close(self) -> None:
         """See the protocol."""
         connection, self._connection, self._producer = self._connection, None, None
+        self._confirms = None
         if connection is not None:
             connection.collect(socket_timeout=1)
 
