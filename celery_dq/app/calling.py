@@ -2,7 +2,7 @@
 
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
-or connection of the caller's (beat and groups pass one), calls with a dedup key, calls with ``retry=False``
+or connection of the caller's (beat passes one), calls with a dedup key, calls with ``retry=False``
 (both want to know at once), and, unless asked for, what a task publishes: its own message would be
 acknowledged first.
 """
@@ -24,6 +24,7 @@ from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls, in_task
+from celery_dq.app.pool_producer import PoolProducer, lend_lazily
 from celery_dq.app.quick_apply import make_quick
 from celery_dq.producer.sender import Addressed, Sender
 from celery_dq.producer.stand_in import StandIn
@@ -50,7 +51,13 @@ class BufferedCalls:
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, and the module for ``buffered``."""
         asked = options.pop("buffered", None)
+        lent = options.get("producer")
+        if type(lent) is PoolProducer:
+            # Canvas shares one producer between its calls; nobody has chosen it.
+            del options["producer"]
         if more or not self._wanted(asked, name, options):
+            if lent is not None:
+                options["producer"] = lent
             return self._send_task(name, args, kwargs, *more, **options)
         stand_in = self._stand_in
         fast = self.fast
@@ -126,8 +133,10 @@ class BufferedCalls:
             # The rpc backend declares its reply queue before each message, on the message's channel.
             return False
         uwsgi = sys.modules.get("uwsgi")
-        # Without that option no thread of a uWSGI process ever runs.
-        return uwsgi is None or "enable-threads" in uwsgi.opt or "threads" in uwsgi.opt
+        # Without that option no thread of a uWSGI process ever runs, and in its master (0) none does anyway.
+        return uwsgi is None or (
+            ("enable-threads" in uwsgi.opt or "threads" in uwsgi.opt) and uwsgi.worker_id() != 0
+        )
 
     # -- how
 
@@ -267,3 +276,4 @@ class HurryingResult:
 def buffer_calls(app: Any) -> None:
     """Put :class:`BufferedCalls` before the app's ``send_task``. To be called once."""
     app.send_task = BufferedCalls(app, DirectCalls(app, app.send_task))
+    lend_lazily(app)
