@@ -19,7 +19,7 @@ __all__ = ["PoolProducer", "lend_lazily"]
 CANVAS = "celery.canvas"
 
 
-class PoolProducer(Proxy[Any]):
+class PoolProducer(Proxy):  # type: ignore[type-arg]  # generic in its stubs only
     """Stands for a producer of the pool, and becomes one when it is touched. See it by its ``type()``."""
 
 

@@ -5,13 +5,13 @@ A message for a partition is packed as the record that the broker stores, so the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import redis
 
 from celery_dq.app.punctual import punctual_connection
+from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
@@ -51,6 +51,7 @@ class AppSender:
         self._step_s = step_s
         self._partitioned = partitioned
         self._kombu = KombuSender(self._connect, self._make_producer, self._queue, step_s)
+        self._wall = SystemClock().wall
         self._connection: Any = None
         self._declared: set[str] = set()
 
@@ -70,7 +71,7 @@ class AppSender:
         message["properties"].setdefault("delivery_info", {}).update(
             exchange=exchange, routing_key=routing_key
         )
-        outgoing = stamp(message, routing_key, "", int, int(time.time() * 1_000_000)).outgoing
+        outgoing = stamp(message, routing_key, "", int, int(self._wall() * 1_000_000)).outgoing
         priority = message["properties"].get("priority") or 0
         return Addressed(partition_lane(routing_key, priority), outgoing.id.encode(), outgoing.record)
 

@@ -9,7 +9,6 @@ import click
 from celery_dq.app.face import DQ
 from celery_dq.cli.output import command, show, show_table
 from celery_dq.errors import ConfigurationError
-from celery_dq.inspector.spill import survey
 
 _COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
 #: Seconds between two looks.
@@ -28,7 +27,7 @@ def spill(context: click.Context) -> None:
 @command
 def list_(dq: DQ, as_json: bool) -> None:
     """Who has how many messages in dq_buffer_folder, and since when."""
-    found = survey(dq.buffer.folder)
+    found = dq.buffer.spill()
     if as_json:
         show(True, found)
         return
@@ -55,7 +54,7 @@ def replay(dq: DQ, as_json: bool, timeout: float) -> None:
     """Send what dead processes left, oldest first, and wait for it. Exit status 1: not all."""
     if dq.buffer.folder is None:
         raise ConfigurationError("dq_buffer_folder is not set: there is nothing to replay")
-    before = survey(dq.buffer.folder)
+    before = dq.buffer.spill()
     orphans = {owner.name for owner in before.owners if owner.state == "dead"}
     deadline = time.monotonic() + timeout
     if orphans:
@@ -63,7 +62,7 @@ def replay(dq: DQ, as_json: bool, timeout: float) -> None:
         while orphans & set(dq.buffer.inspect().owners) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         dq.buffer.close(max(deadline - time.monotonic(), 0.5))
-    after = survey(dq.buffer.folder)
+    after = dq.buffer.spill()
     left = sum(owner.pending for owner in after.owners if owner.name in orphans)
     sent = sum(owner.pending for owner in before.owners if owner.name in orphans) - left
     show(as_json, {"sent": sent, "left": left}, f"{sent} sent, {left} left.")

@@ -7,7 +7,6 @@ is lost, a batch at most, may be there twice.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
+from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.confirms import Confirms
@@ -33,6 +33,7 @@ class KombuSender:
     :param make_producer: makes a producer for it.
     :param queues: returns the queue of a name, None for an unknown one.
     :param confirm_s: seconds that may pass without a confirm; 0 is any.
+    :param clock: its wall time tells for how long a message with an expiration has waited.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class KombuSender:
         make_producer: Callable[[Any], Any],
         queues: Callable[[str], Queue | None],
         confirm_s: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
         self._connect = connect
         self._make_producer = make_producer
@@ -49,6 +51,7 @@ class KombuSender:
         self._producer: Any = None
         self._confirms: Confirms | None = None
         self._confirm_s = confirm_s or None
+        self._wall = (clock or SystemClock()).wall
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See the protocol."""
@@ -64,7 +67,7 @@ class KombuSender:
                     "headers": headers,
                     "properties": {key: value for key, value in properties.items() if key != "delivery_info"},
                     "type": [message["content-type"], message["content-encoding"]],
-                    "at": time.time(),
+                    "at": self._wall(),
                 }
             ).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, RecursionError) as error:
@@ -137,7 +140,7 @@ class KombuSender:
         expiration = properties.get("expiration")
         if expiration is not None:
             # It counts from the call, and AMQP's from the publication.
-            waited_ms = max(time.time() - meta["at"], 0) * 1000
+            waited_ms = max(self._wall() - meta["at"], 0) * 1000
             properties["expiration"] = str(int(max(float(expiration) - waited_ms, 0)))
         publisher._publish(
             body,
