@@ -2,9 +2,9 @@
 
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
-or connection of the caller's (beat and groups pass one), calls with a dedup key (unless their verdict may
-come later), calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task
-publishes: its own message would be acknowledged first.
+or connection of the caller's (beat passes one), calls with a dedup key (unless their verdict may come later),
+calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task publishes: its own
+message would be acknowledged first.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
+from celery._state import _task_stack
 from celery.app.task import Task
 from celery.result import AsyncResult
 from vine import promise
 
 from celery_dq.app.buffer import Buffer
+from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
-from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.fast_calls import FastCalls, in_task
+from celery_dq.app.pool_producer import PoolProducer, lend_lazily
 from celery_dq.app.quick_apply import make_quick
 from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.sender import Addressed, Sender
@@ -55,17 +57,24 @@ class BufferedCalls:
         if found is not None and not _may_wait(found[0], options):
             # The caller is told who covers his call, and that only the broker knows.
             return self._send_task(name, args, kwargs, *more, **options)
+        lent = options.get("producer")
+        if type(lent) is PoolProducer:
+            # Canvas shares one producer between its calls; nobody has chosen it.
+            del options["producer"]
         if more or not self._wanted(asked, name, options):
+            if lent is not None:
+                options["producer"] = lent
             return self._send_task(name, args, kwargs, *more, **options)
         stand_in = self._stand_in
         fast = self.fast
         if fast is None or fast.pid != os.getpid():
             fast = self._begin()
-        if found is None and not _task_stack.stack and fast.allowed:
+        if found is None and fast.allowed and not in_task():
             kind = fast.kind_of(name, options)
             if kind is not None:
-                filled = fast.fill(kind, args, kwargs, options)
-                if filled is not None:
+                plan = fast.plan(kind)
+                filled = plan and fast.fill(plan, args, kwargs, options.get("task_id"), options.get("tenant"))
+                if filled:
                     self.put(filled[1])
                     task = options.get("task_type")
                     if task is not None:
@@ -109,7 +118,7 @@ class BufferedCalls:
             wanted = buffer.options.enabled
         if not wanted or get("retry") is False:
             return False
-        in_worker = self.in_worker() or _task_stack.stack
+        in_worker = self.in_worker() or in_task()
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
 
     def in_worker(self) -> bool:
@@ -128,8 +137,10 @@ class BufferedCalls:
             # The rpc backend declares its reply queue before each message, on the message's channel.
             return False
         uwsgi = sys.modules.get("uwsgi")
-        # Without that option no thread of a uWSGI process ever runs.
-        return uwsgi is None or "enable-threads" in uwsgi.opt or "threads" in uwsgi.opt
+        # Without that option no thread of a uWSGI process ever runs, and in its master (0) none does anyway.
+        return uwsgi is None or (
+            ("enable-threads" in uwsgi.opt or "threads" in uwsgi.opt) and uwsgi.worker_id() != 0
+        )
 
     # -- how
 
@@ -193,6 +204,19 @@ class BufferedCalls:
         else:
             result = made(task_id)
         result._ignored = options.get("ignore_result")
+        return result
+
+    def result_of(self, task: Any, task_id: str) -> Any:
+        """The result of a plain call of a task that went the quick way."""
+        result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
+        if (
+            task._backend is not None
+            or result_class.__init__ is not AsyncResult.__init__
+            or type(task).AsyncResult is not Task.AsyncResult
+        ):
+            return self.result(task_id, {"result_cls": task.AsyncResult, "ignore_result": task.ignore_result})
+        result = result_class.quick(task_id)
+        result._ignored = task.ignore_result
         return result
 
 
@@ -263,4 +287,5 @@ class HurryingResult:
 
 def buffer_calls(app: Any) -> None:
     """Put :class:`BufferedCalls` before the app's ``send_task``. To be called once."""
-    app.send_task = BufferedCalls(app, app.send_task)
+    app.send_task = BufferedCalls(app, DirectCalls(app, app.send_task))
+    lend_lazily(app)

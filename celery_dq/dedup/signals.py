@@ -14,7 +14,7 @@ verdict_given = Signal(
     name="verdict_given", providing_args=["verdict", "key", "task_id", "covering", "replaced"]
 )
 
-#: A run has lost its key, and another one may be running beside it: it was evicted, an operator took the key
-#: away, or its worker did not renew its lease in time. Sent in the worker, on a broker that gives no verdicts.
+#: A run has lost its key, and another one may be running beside it: it was evicted, an operator took the
+#: key away, or its worker did not renew its lease in time. Sent in the worker, on a broker without verdicts.
 #: ``sender``: the coordinator; ``key``, ``task_id``, ``token`` (the fencing token that is void now).
 claim_lost = Signal(name="claim_lost", providing_args=["key", "task_id", "token"])

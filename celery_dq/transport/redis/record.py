@@ -197,3 +197,12 @@ def pack_record(
     """Return the bytes of a record whose parts are encoded already; see :class:`Record`."""
     head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
     return b"".join((head, tenant, task, envelope, body))
+
+
+def pack_joined(
+    tenant: bytes, task: bytes, priority: int, flags: int, content: bytes, envelope_size: int
+) -> bytes:
+    """:func:`pack_record` for what may run at once and for ever, envelope and body in one piece."""
+    return _HEADER.pack(VERSION, priority, flags, 0, 0, len(tenant), len(task), envelope_size) + b"".join(
+        (tenant, task, content)
+    )
