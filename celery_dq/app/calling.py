@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from celery._state import _task_stack
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.task import Task
 from celery.result import AsyncResult
 from vine import promise
