@@ -50,3 +50,15 @@ class TooFewReplicas(DQError, ConnectionError):
 
 class DeliveriesExhausted(DQError):
     """Every worker that had this task was lost; it is not tried again. The result of such a task."""
+
+
+class ZooKeeperUnreachable(DQError, ConnectionError):
+    """ZooKeeper did not answer in time; what was asked may have been done all the same."""
+
+
+class NotElected(DQError):
+    """Somebody else leads, or the candidate is gone: what only a leader may do was not done."""
+
+
+class Fenced(DQError):
+    """A fencing token is not the current one: a later leader has taken over."""

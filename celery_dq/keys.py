@@ -156,6 +156,16 @@ class PartitionKeys:
         return self.prefix + "wake"
 
     @property
+    def leader(self) -> str:
+        """HASH: token, who, since, until (µs), clean; the last term of a leadership without ZooKeeper."""
+        return self.prefix + "leader"
+
+    @property
+    def vacant(self) -> str:
+        """LIST: at most one token, for whoever waits to be elected."""
+        return self.prefix + "vacant"
+
+    @property
     def tombstones(self) -> str:
         """ZSET: task id -> expiry, µs; cancelled before it came."""
         return self.prefix + "tombstones"

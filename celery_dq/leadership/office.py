@@ -1,0 +1,226 @@
+"""Stands for an election, and keeps whoever does the work in office as long as it may be trusted.
+
+Two threads: one renews the term and watches the clock, the other does the work of the term
+(:meth:`Duties.serve`), which may block. When trust ends, the first one calls :meth:`Duties.abort`, and stands
+again only when the work has really ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.errors import NotElected
+from celery_dq.leadership.career import TRUST, Phase, Term
+from celery_dq.leadership.election import Election
+
+__all__ = ["Duties", "Office"]
+
+logger = logging.getLogger(__name__)
+
+#: Renewals per session.
+RENEWALS = 6
+#: Seconds before standing again after something went wrong, at least; jitter is added.
+PAUSE_S = 0.1
+#: Seconds a candidate waits at a time when nothing happens.
+LONGEST_WAIT_S = 30.0
+
+
+class Duties(Protocol):
+    """What there is to do in office."""
+
+    def floor(self) -> int:
+        """The highest token known elsewhere; the next one will be above it. May raise OSError."""
+
+    def serve(self, term: Term) -> None:
+        """Inaugurate, execute while the term is firm, hand over when it ends; then return.
+
+        Runs in a thread of its own. Returning before the term ends resigns.
+        """
+
+    def abort(self, term: Term) -> None:
+        """The term has fallen: stop what runs, by force where there is one, and return at once."""
+
+
+class Office:
+    """One candidate and, at times, leader.
+
+    :param grace_s: seconds that a successor waits after a predecessor that did not hand over; 0 (default)
+        is right where effects are fenced.
+    :param may_lead: asked before acceding; False lets others go first.
+    """
+
+    def __init__(
+        self,
+        election: Election,
+        duties: Duties,
+        *,
+        grace_s: float = 0.0,
+        clock: Clock | None = None,
+        may_lead: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.election = election
+        self._duties = duties
+        self._grace_s = grace_s
+        self._clock: Clock = clock or SystemClock()
+        self._may_lead = may_lead
+        self._term: Term | None = None
+        self._closing = False
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def term(self) -> Term | None:
+        """The present term; None while somebody else leads."""
+        return self._term
+
+    @property
+    def name(self) -> str:
+        """What is led."""
+        return self.election.name
+
+    def open(self) -> None:
+        """Volunteer: stand for election from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"dq-office-{self.name}", daemon=True)
+            self._thread.start()
+
+    def resign(self, reason: str = "resigned") -> None:
+        """Hand over in good order, and stand again behind the others."""
+        term = self._term
+        if term is not None:
+            term.end(reason)
+        self._bell.set()
+
+    def close(self, timeout_s: float | None = None, reason: str = "closed") -> bool:
+        """Hand over in good order and stand no more; returns whether that was done in time."""
+        self._closing = True
+        self.resign(reason)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                if not self.election.stand():
+                    self.election.wait(self._patience_s())
+                elif self._may_lead():
+                    self._lead()
+                else:
+                    self.election.resign(clean=False)
+                    self._pause()
+            except Exception as error:  # noqa: PERF203 - one candidacy after the other
+                self._lament(error)
+                self._pause()
+        try:
+            self.election.resign(clean=False)
+        except (OSError, NotElected) as error:
+            logger.info("The candidacy for %r ends with its session: %s", self.name, error)
+
+    def _lament(self, error: Exception) -> None:
+        if isinstance(error, NotElected):
+            logger.info("%s", error)
+        elif isinstance(error, OSError):
+            logger.warning("The election for %r: %s", self.name, error)
+        else:
+            logger.error("The candidacy for %r goes on after an error.", self.name, exc_info=error)
+
+    def _patience_s(self) -> float:
+        # Closing cannot wake a wait for the server.
+        return min(LONGEST_WAIT_S, 0.5)
+
+    def _pause(self) -> None:
+        self._bell.wait(PAUSE_S * (1 + random.random()))
+        self._bell.clear()
+
+    def _lead(self) -> None:
+        floor = self._duties.floor()
+        sent_at = self._clock.monotonic()
+        won = self.election.accede(floor, self._clock.wall())
+        term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
+        self._term = term
+        served = threading.Event()
+        worker: threading.Thread | None = None
+        grace_until = self._clock.monotonic() + (0.0 if won.clean else self._grace_s)
+        logger.info("Elected to lead %r, token %d.", self.name, won.token)
+        if self._closing:
+            term.end("closed")
+
+        def serve() -> None:
+            try:
+                self._duties.serve(term)
+            except Exception:
+                logger.exception("The term of %r, token %d, ends with an error.", self.name, term.token)
+            finally:
+                term.end("its work is done")
+                served.set()
+                self._bell.set()
+
+        aborted = False
+        renew_at = sent_at + term.session_s / RENEWALS
+        fell_at = 0.0
+        while True:
+            now = self._clock.monotonic()
+            if worker is None and now >= grace_until and not term.ended:
+                worker = threading.Thread(target=serve, name=f"dq-term-{self.name}", daemon=True)
+                worker.start()
+            if worker is None and term.ended:
+                served.set()
+            if served.is_set():
+                break
+            if term.phase is Phase.FALLEN:
+                if not aborted:
+                    aborted, fell_at = True, now
+                    logger.warning(
+                        "The term of %r, token %d, has fallen: %s.", self.name, term.token, term.reason
+                    )
+                    self._duties.abort(term)
+                elif now - fell_at > (1 - TRUST) * term.session_s:
+                    # The work does not end. Do not stand in anybody's way.
+                    self._leave(clean=False)
+                wait_s = 0.05
+            else:
+                if now >= renew_at:
+                    renew_at = self._renew(term)
+                wait_s = min(renew_at - self._clock.monotonic(), max(term.trust_left_s, 0.001))
+                if worker is None:
+                    wait_s = min(wait_s, max(grace_until - self._clock.monotonic(), 0.001))
+            self._bell.wait(max(wait_s, 0.0))
+            self._bell.clear()
+        clean = term.trusted
+        term.close()
+        self._term = None
+        logger.info("The term of %r, token %d, is over: %s.", self.name, term.token, term.reason)
+        self._leave(clean)
+        self._pause()
+
+    def _renew(self, term: Term) -> float:
+        """Renew once; return the monotonic time of the next renewal."""
+        sent_at = self._clock.monotonic()
+        interval = term.session_s / RENEWALS
+        try:
+            self.election.renew()
+        except NotElected as error:
+            term.fall(str(error))
+        except OSError as error:
+            term.suspend(self.election.suspended)
+            logger.info("A renewal for %r was not confirmed: %s", self.name, error)
+            return sent_at + interval / 4
+        else:
+            if term.confirmed(sent_at):
+                term.suspend(self.election.suspended)
+        return sent_at + interval
+
+    def _leave(self, clean: bool) -> None:
+        try:
+            self.election.resign(clean)
+        except (OSError, NotElected) as error:
+            logger.info("The resignation from %r was not confirmed: %s", self.name, error)

@@ -1,0 +1,1 @@
+"""Talking to ZooKeeper: sessions. Needs the extra ``celery-dq[zookeeper]``."""

@@ -1,0 +1,336 @@
+"""One session with ZooKeeper, whose states others can listen to.
+
+::
+
+    CLOSED ──open──▶ SUSPENDED ◀───▶ CONNECTED
+                        │  ▲
+         the server says so  a new session
+                        ▼  │
+                        LOST
+
+* *CONNECTED*: requests are answered, as far as the client knows.
+* *SUSPENDED*: the connection broke. The session may live on; so may everything ephemeral of it.
+* *LOST*: the session has expired; its ephemeral nodes are gone. Only a server can say so, which means
+  that a client who is cut off stays suspended: whoever acts as the owner of a node needs a clock of
+  his own (:mod:`celery_dq.leadership.career`).
+* *CLOSED*: not opened yet, or closed.
+
+Built on the plain client of kazoo, none of its recipes. What is set differently from its defaults: a TCP
+connect takes two seconds at most (a host that drops packets would cost a whole session), pauses between
+attempts never exceed a second (they would grow to an hour), nothing is retried over a session change,
+TLS checks the host name, and the negotiated session timeout is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+from kombu.utils.compat import detect_environment
+
+from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
+
+__all__ = ["Session", "State"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that one TCP connect may take.
+CONNECT_TIMEOUT_S = 2.0
+#: Seconds between two attempts to connect, at most.
+LONGEST_PAUSE_S = 1.0
+#: kazoo tells the read timeout, which is this share of the session timeout.
+READ_SHARE = 2.0 / 3.0
+
+#: Nobody answered, or not as the session that asked.
+SILENCE = (
+    ConnectionLoss,
+    SessionExpiredError,
+    ConnectionClosedError,
+    OperationTimeoutError,
+)
+
+
+class State(Enum):
+    """What is known of the session; see the module."""
+
+    CLOSED = "closed"
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class _Own:
+    """What belongs to one process: a fork inherits the object, but neither threads nor the session."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.client: Any = None
+        self.state = State.CLOSED
+        self.negotiated_s: float | None = None
+        self.listeners: list[Callable[[State], None]] = []
+        self.has_chroot = False
+
+
+class Session:
+    """A session, one per process; opened at first need, thread-safe.
+
+    :param hosts: ``host:2181,host:2181/chroot``; the chroot is made when it is missing.
+    :param timeout_s: the session timeout to ask for, in seconds; the server has bounds of its own
+        (2 to 20 of its ticks). Default 10.
+    :param auth: (scheme, credential) pairs, such as ``("digest", "user:secret")``.
+    :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …}``.
+    :param tls: None is plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
+        ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout_s: float = 10.0,
+        auth: Sequence[tuple[str, str]] = (),
+        sasl: Mapping[str, Any] | None = None,
+        tls: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not hosts:
+            raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
+        self.hosts = hosts
+        self._wanted_s = timeout_s
+        self._auth = list(auth)
+        self._sasl = dict(sasl) if sasl else None
+        self._tls = dict(tls) if tls is not None else None
+        self._mine = _Own()
+
+    # -- states
+
+    @property
+    def state(self) -> State:
+        """What is known of the session at this moment."""
+        return self._own().state
+
+    @property
+    def id(self) -> int | None:
+        """The id of the session; a new session has a new one. None before the first."""
+        client = self._own().client
+        found: tuple[int, bytes] | None = client.client_id if client is not None else None
+        return found[0] if found else None
+
+    @property
+    def timeout_s(self) -> float:
+        """The negotiated session timeout in seconds; the wanted one until a server has spoken."""
+        return self._own().negotiated_s or self._wanted_s
+
+    def listen(self, listener: Callable[[State], None]) -> None:
+        """Call `listener` with every new state, from the connection's thread: it must not block."""
+        self._own().listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[State], None]) -> None:
+        """Do not call `listener` any more."""
+        listeners = self._own().listeners
+        if listener in listeners:
+            listeners.remove(listener)
+
+    # -- open and close
+
+    def open(self, timeout_s: float = 15.0) -> Any:
+        """The connected client of this process; waits up to `timeout_s` seconds for a connection.
+
+        Raises:
+            ZooKeeperUnreachable: Nobody answered in time; connecting goes on in the background.
+            ConfigurationError: The server refused the credentials.
+        """
+        own = self._own()
+        client = own.client
+        if own.state is State.CONNECTED and own.has_chroot and client is not None:
+            return client
+        with own.lock:
+            if own.client is None:
+                own.client = self._connecting(own)
+            client = own.client
+        ready = client.handler.event_object()
+
+        def look(state: State) -> None:
+            if state is State.CONNECTED:
+                ready.set()
+
+        self.listen(look)
+        try:
+            if own.state is not State.CONNECTED:
+                ready.wait(timeout_s)
+        finally:
+            self.unlisten(look)
+        if own.state is State.CONNECTED:
+            self._make_chroot(own)
+            return client
+        if client.client_state == KeeperState.AUTH_FAILED:
+            self.close()
+            raise ConfigurationError(
+                f"ZooKeeper at {self.hosts} refused the credentials: check auth and sasl"
+            )
+        raise ZooKeeperUnreachable(f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s")
+
+    def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
+        """Send one request and return its answer.
+
+        Nothing is sent while the session is suspended: kazoo would keep it and send it later, when
+        it may mean something else.
+
+        :param request: gets the client, returns one of kazoo's asynchronous results.
+        :param timeout_s: seconds to wait for the answer.
+
+        Raises:
+            ZooKeeperUnreachable: No answer. The request may have been carried out all the same.
+            kazoo.exceptions.KazooException: What the server answered.
+        """
+        client = self.open(timeout_s)
+        try:
+            answer = request(client).get(timeout=timeout_s)
+        except (*SILENCE, client.handler.timeout_exception) as error:
+            raise ZooKeeperUnreachable(
+                f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s: {error!r}"
+            ) from None
+        except AuthFailedError as error:
+            raise ConfigurationError(
+                f"ZooKeeper at {self.hosts} refused the credentials: {error!r}"
+            ) from None
+        return answer
+
+    def drop(self) -> None:
+        """Break the connection, so that the client looks for another server.
+
+        For a server that is dead while requests flow: every request counts as a sign of life to
+        kazoo, whether or not it is answered.
+        """
+        client = self._own().client
+        connection = getattr(getattr(client, "_connection", None), "_socket", None)
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                logger.debug("The connection was gone already: %r", error)
+
+    def close(self) -> None:
+        """End the session: its ephemeral nodes go at once. It may be opened again."""
+        own = self._own()
+        with own.lock:
+            client, own.client = own.client, None
+        if client is not None:
+            client.stop()
+            client.close()
+        self._become(own, State.CLOSED)
+
+    # -- inside
+
+    def _own(self) -> _Own:
+        own = self._mine
+        if own.pid != os.getpid():
+            # Never stop what the parent uses: they share the connection's socket.
+            own = self._mine = _Own()
+        return own
+
+    def _make_chroot(self, own: _Own) -> None:
+        """Make the folder that everything is relative to: only a client that is outside of it can."""
+        hosts, slash, chroot = self.hosts.partition("/")
+        if slash and chroot and not own.has_chroot:
+            outside = Session(
+                hosts, timeout_s=self._wanted_s, auth=self._auth, sasl=self._sasl, tls=self._tls
+            )
+            try:
+                outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), self._wanted_s)
+            finally:
+                outside.close()
+        own.has_chroot = True
+
+    def _connecting(self, own: _Own) -> Any:
+        handler = bounded_handler()
+        options: dict[str, Any] = {}
+        if self._auth or self._sasl:
+            options["default_acl"] = CREATOR_ALL_ACL
+        if self._tls is not None:
+            options.update({"use_ssl": True, "verify_certs": True, "check_hostname": True, **self._tls})
+        client = KazooClient(
+            hosts=self.hosts,
+            timeout=self._wanted_s,
+            handler=handler,
+            auth_data=self._auth or None,
+            sasl_options=self._sasl,
+            connection_retry=KazooRetry(
+                max_tries=-1,
+                delay=0.1,
+                backoff=2,
+                max_delay=LONGEST_PAUSE_S,
+                sleep_func=handler.sleep_func,
+            ),
+            command_retry=KazooRetry(max_tries=1, ignore_expire=False, sleep_func=handler.sleep_func),
+            **options,
+        )
+        connect = client._connection._connect
+
+        def negotiate(*args: Any) -> Any:
+            # The one place where kazoo tells what the server has granted.
+            granted = connect(*args)
+            own.negotiated_s = granted[0] / READ_SHARE / 1000.0
+            if client.state == KazooState.CONNECTED:
+                self._become(own, State.CONNECTED)
+            return granted
+
+        client._connection._connect = negotiate
+        client.add_listener(lambda state: self._heard(own, state))
+        own.state = State.SUSPENDED
+        client.start_async()
+        return client
+
+    def _heard(self, own: _Own, state: str) -> None:
+        # CONNECTED is heard too early, before the timeout is known; `negotiate` tells it.
+        if state == KazooState.SUSPENDED:
+            self._become(own, State.SUSPENDED)
+        elif state == KazooState.LOST:
+            self._become(own, State.LOST)
+
+    def _become(self, own: _Own, state: State) -> None:
+        if state is own.state:
+            return
+        own.state = state
+        for listener in tuple(own.listeners):
+            try:
+                listener(state)
+            except Exception:  # noqa: PERF203 - a handful of listeners
+                # The connection's thread must outlive its listeners.
+                logger.exception("A listener of the ZooKeeper session failed.")
+
+
+def bounded_handler() -> Any:
+    """The kazoo handler for this kind of process, with a bound on how long a TCP connect takes."""
+    environment = detect_environment()
+    if environment == "gevent":
+        from kazoo.handlers.gevent import SequentialGeventHandler as Handler
+    elif environment == "eventlet":
+        from kazoo.handlers.eventlet import SequentialEventletHandler as Handler
+    else:
+        from kazoo.handlers.threading import SequentialThreadingHandler as Handler
+
+    class BoundedHandler(Handler):  # type: ignore[misc]  # kazoo ships no types
+        """Gives up on a host that does not answer, while there is time for another one."""
+
+        def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs["timeout"] = min(float(kwargs.get("timeout") or CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
+            return super().create_connection(*args, **kwargs)
+
+    return BoundedHandler()
