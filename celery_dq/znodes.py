@@ -13,8 +13,7 @@ from celery_dq.errors import ConfigurationError
 __all__ = ["LeadershipNodes", "sequence_of", "serial_order"]
 
 ROOT = "/dq"
-#: ZooKeeper appends the sequence of a node to its name, as a signed 32-bit number in ten places.
-SEQUENCE_DIGITS = 10
+#: ZooKeeper counts the children of a folder in a signed number of 32 bits.
 SEQUENCE_SPAN = 2**32
 
 
@@ -60,8 +59,8 @@ class LeadershipNodes:
 
 
 def sequence_of(node: str) -> int:
-    """The sequence at the end of a node's name; it turns negative after 2³¹ children."""
-    return int(node[-SEQUENCE_DIGITS:])
+    """The sequence behind a candidate's GUID; it turns negative after 2³¹ children."""
+    return int(node.split("-", 2)[2])
 
 
 def serial_order(nodes: list[str]) -> list[str]:

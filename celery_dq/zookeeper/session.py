@@ -286,7 +286,7 @@ class Session:
         def negotiate(*args: Any) -> Any:
             # The one place where kazoo tells what the server has granted.
             granted = connect(*args)
-            own.negotiated_s = granted[0] / READ_SHARE / 1000.0
+            own.negotiated_s = round(granted[0] / READ_SHARE / 1000.0, 3)
             if client.state == KazooState.CONNECTED:
                 self._become(own, State.CONNECTED)
             return granted
