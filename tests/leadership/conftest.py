@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.leadership.booth import Booth, redis_booth, zookeeper_booth
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,10 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
     """A server that the test may stop, pause and kill."""
     with ZooKeeperServer(tick_ms=200) as server:
         yield server
+
+
+@pytest.fixture(params=[zookeeper_booth, redis_booth], ids=["zookeeper", "redis"])
+def booth(request: pytest.FixtureRequest) -> Iterator[Booth]:
+    made: Booth = request.param(request)
+    yield made
+    made.close()
