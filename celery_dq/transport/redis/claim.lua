@@ -19,6 +19,7 @@
 --   deliveries HASH
 --   leases ZSET
 --   wake LIST
+--   leader HASH
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
@@ -37,7 +38,8 @@
 --   (claim, id)*: the tags
 -- RETURNS
 --   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
---   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, else '0'; then
+--   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the
+--   consumer is fenced out, else '0'; then
 --   three strings per message: message id, 'claim number|deliveries|reason', record. The reason is '' but for a
 --   discard, which is delivered for its bookkeeping only and took neither token nor slot.
 -- COST
@@ -50,6 +52,7 @@
 --@include record
 --@include bury
 --@include held
+--@include office
 --@include promote
 --@include fair
 --@include wake
@@ -68,6 +71,10 @@ promote(PROMOTE)
 local claim = state.claim + 1
 local plain = string.format('%.0f|0|', claim)
 local reply = {'0', '-1', tostring(stale), '0'}
+if is_fenced_out(consumer) or is_out_of_office() then
+  reply[4] = '2'
+  return reply
+end
 local got, held, reasons, unreadable = 0, {}, {}, {}
 
 local function deliver(id, score, flags, tenant, deliveries, reason, record)

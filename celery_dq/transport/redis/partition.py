@@ -73,7 +73,8 @@ class Claimed(NamedTuple):
 
     ``more``: something may be served right now. ``appointment_s``: this consumer has to call again after so
     many seconds, because it was given the next due time to keep; None when it was not. ``stale``: tags that
-    were too old. ``suspect``: the only entry has crashed a worker before and should run alone.
+    were too old. ``suspect``: the only entry has crashed a worker before and should run alone. ``fenced``:
+    this queue has a leader, and the consumer is not it.
     """
 
     more: bool
@@ -81,18 +82,33 @@ class Claimed(NamedTuple):
     stale: int
     suspect: bool
     entries: list[ClaimedEntry]
+    fenced: bool = False
 
 
 class Renewed(NamedTuple):
     """The answer to a heartbeat.
 
     ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
-    something was due that nobody had been woken for.
+    something was due that nobody had been woken for. ``fenced``: this queue has a leader, and the consumer
+    is not it; nothing was done.
     """
 
     alive: bool
     reaped: int
     overdue: bool
+    fenced: bool = False
+
+
+class Fenced(NamedTuple):
+    """The answer to a fence.
+
+    ``accepted``: no higher token was here before. ``epoch``: the token that holds now. ``remaining``: other
+    consumers still hold something: call again.
+    """
+
+    accepted: bool
+    epoch: int
+    remaining: int
 
 
 class Moved(NamedTuple):
@@ -229,6 +245,13 @@ class Partition:
         """Releases what is held as unstarted and ends the lease. Returns how many are left: call again."""
         return self._call("resign", (consumer, min(limit, MAX_CHUNK)), int)
 
+    def fence(self, token: int, *, limit: int = MAX_CHUNK, max_deliveries: int = 5) -> Call[Fenced]:
+        """Nobody but ``<consumer>@<token>`` consumes from now on; takes back what others hold.
+
+        To be called until ``remaining`` is 0; the same token may fence again.
+        """
+        return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), _fenced)
+
     def nudge(self) -> Call[bool]:
         """Promotes what is due and wakes somebody if need be. Returns whether something may be served."""
         return self._call("nudge", (), _flag)
@@ -332,7 +355,7 @@ def _pushed(reply: Any) -> list[Pushed]:
 def _claimed(reply: Any) -> Claimed:
     more, appointment, stale, suspect = (int(each) for each in reply[:4])
     delay = None if appointment < 0 else appointment / 1e6
-    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[4:]))
+    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[4:]), suspect == 2)
 
 
 def _entries(reply: Any) -> list[ClaimedEntry]:
@@ -345,7 +368,12 @@ def _entries(reply: Any) -> list[ClaimedEntry]:
 
 
 def _renewed(reply: Any) -> Renewed:
-    return Renewed(int(reply[0]) == 1, int(reply[1]), int(reply[2]) == 1)
+    alive = int(reply[0])
+    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0)
+
+
+def _fenced(reply: Any) -> Fenced:
+    return Fenced(int(reply[0]) == 1, int(reply[1]), int(reply[2]))
 
 
 def _cancellations(reply: Any) -> list[Cancellation]:

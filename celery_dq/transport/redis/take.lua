@@ -41,7 +41,7 @@ local consumer, n = ARGV[1], tonumber(ARGV[3])
 local ids = {}
 for i = 1, n do ids[i] = ARGV[3 + i] end
 local reply = {}
-if n == 0 then return reply end
+if n == 0 or is_fenced_out(consumer) then return reply end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local claim = state.claim + 1

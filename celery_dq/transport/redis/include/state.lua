@@ -9,11 +9,12 @@ do
 end
 local state
 do
-  local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'appt', 'appt_owner')
+  local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'appt', 'appt_owner',
+    'epoch')
   state = {
     seq = tonumber(seen[1] or 0), v = tonumber(seen[2] or 0), claim = tonumber(seen[3] or 0),
     held = tonumber(seen[4] or 0), head = tonumber(seen[5] or 0), appt = tonumber(seen[6] or 0),
-    owner = seen[7] or '',
+    owner = seen[7] or '', epoch = tonumber(seen[8] or 0),
   }
 end
 
