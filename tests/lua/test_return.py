@@ -224,7 +224,7 @@ class TestReaping:
         desk.push("a")
         tag = desk.claim().entries[0].tag
         desk.lose()
-        assert desk.partition.renew("c1", lease_ms=LEASE_MS).run(desk.client) [:3] == (True, 0, False)
+        assert desk.partition.renew("c1", lease_ms=LEASE_MS).run(desk.client)[:3] == (True, 0, False)
         assert desk.finish(tag) == 0
 
     def test_unknown_consumer_is_not_alive(self, desk: Desk) -> None:

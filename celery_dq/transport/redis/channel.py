@@ -278,7 +278,7 @@ class Channel(DrivenChannel):
         try:
             sent_at = self.process.clock.monotonic()
             claimed = target.partition.claim(
-                self.process.consumer,
+                target.consumer(self.process.consumer),
                 lease_ms=self.process.lease_ms,
                 want=1,
                 max_deliveries=target.max_deliveries,

@@ -57,12 +57,14 @@ class Source:
         hungry: something may be eligible.
         appointment: monotonic time at which to look again; None without one.
         claimed_at: monotonic time of the last claim that was answered.
+        limit: returns how many messages to claim at most; None without a limit of its own.
     """
 
     queue: Queue
     hungry: bool = True
     appointment: float | None = None
     claimed_at: float = 0.0
+    limit: Callable[[], int] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -121,10 +123,10 @@ class Fetcher:
 
     # -- what to consume -------------------------------------------------------
 
-    def consume(self, queue: Queue) -> None:
-        """Start fetching from *queue*."""
+    def consume(self, queue: Queue, limit: Callable[[], int] | None = None) -> None:
+        """Start fetching from *queue*, at most as many at a time as *limit* says."""
         if queue.name not in self._sources:
-            source = self._sources[queue.name] = Source(queue)
+            source = self._sources[queue.name] = Source(queue, limit=limit)
             self._turn.append(source)
         self._rearm()
 
@@ -150,6 +152,10 @@ class Fetcher:
     def sources(self) -> list[Source]:
         """What is fetched from now."""
         return list(self._sources.values())
+
+    def in_flight(self, key: str) -> bool:
+        """Whether a script for that partition is on its way."""
+        return any(sent.queue.key == key for sent in self._sent)
 
     @property
     def idle(self) -> bool:
@@ -233,15 +239,17 @@ class Fetcher:
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
-            if source.hungry:
+            if source.hungry and (source.limit is None or source.limit() > 0):
                 return source
         return None
 
     def _send_claim(self, source: Source, want: int, free: int, now: float) -> None:
         process, queue = self._process, source.queue
+        if source.limit is not None:
+            want = min(want, source.limit())
         settles, finishes = process.ledger.take(queue.key, TELL_LIMIT)
         call = queue.partition.claim(
-            process.consumer,
+            queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
             want=want,
             free=free,
@@ -256,6 +264,9 @@ class Fetcher:
     def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
         self._claiming = False
         process, source = self._process, sent.source
+        if claimed.fenced:
+            process.fenced_out(sent.queue)
+            return
         process.ledger.renewed(sent.queue.key, sent.sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()
@@ -304,10 +315,10 @@ class Fetcher:
             partition = queue.partition
             settles, finishes = ledger.take(name, TELL_LIMIT)
             if settles:
-                call: Call[Any] = partition.settle(process.consumer, tags(settles))
+                call: Call[Any] = partition.settle(queue.consumer(process.consumer), tags(settles))
                 self._send(_Sent(call, queue, None, 0, now, settles=settles))
             if finishes:
-                call = partition.finish(process.consumer, tags(finishes))
+                call = partition.finish(queue.consumer(process.consumer), tags(finishes))
                 self._send(_Sent(call, queue, None, 0, now, finishes=finishes))
             releases = ledger.take_releases(name, TELL_LIMIT)
             for mode in sorted({mode for mode, _ in releases}):

@@ -182,8 +182,15 @@ class Keeper:
         for name, queue in list(self._queues.items()):
             sent_at = process.clock.monotonic()
             renewal = queue.partition.renew(
-                process.consumer, lease_ms=process.lease_ms, limit=CHUNK, max_deliveries=queue.max_deliveries
+                queue.consumer(process.consumer),
+                lease_ms=process.lease_ms,
+                limit=CHUNK,
+                max_deliveries=queue.max_deliveries,
             ).run(client)
+            if renewal.fenced:
+                process.fenced_out(queue)
+                self._drop(queue)
+                continue
             if not renewal.alive and ledger.holds_of(name):
                 lost = ledger.lose(name, process.running_tags())
                 logger.warning(
@@ -219,10 +226,10 @@ class Keeper:
             burials: list[Burial] = []
             try:
                 if settles:
-                    ledger.stale += partition.settle(process.consumer, tags(settles)).run(client)
+                    ledger.stale += partition.settle(queue.consumer(process.consumer), tags(settles)).run(client)
                     settles = []
                 if finishes:
-                    ledger.stale += partition.finish(process.consumer, tags(finishes)).run(client)
+                    ledger.stale += partition.finish(queue.consumer(process.consumer), tags(finishes)).run(client)
                     finishes = []
                 while releases:
                     mode = releases[0][0]
@@ -241,7 +248,7 @@ class Keeper:
 
     def _resign(self, queue: Queue, client: redis.Redis) -> None:
         name = queue.key
-        while queue.partition.resign(self._process.consumer, limit=CHUNK).run(client):
+        while queue.partition.resign(queue.consumer(self._process.consumer), limit=CHUNK).run(client):
             pass
         with self._start_stop:
             if self._users.get(name):
@@ -267,7 +274,7 @@ def tags(helds: list[Held]) -> list[Tag]:
 def release(process: Process, queue: Queue, mode: str, helds: list[Held]) -> Call[int]:
     """Return the call that gives *helds* back to their place."""
     return queue.partition.release(
-        process.consumer,
+        queue.consumer(process.consumer),
         tags(helds),
         mode=cast(ReleaseMode, mode),
         max_deliveries=queue.max_deliveries,
@@ -280,7 +287,7 @@ def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
     return cast(
         "Call[str]",
         queue.partition.dead_letter(
-            process.consumer,
+            queue.consumer(process.consumer),
             Tag(burial.held.claim, burial.held.id),
             reason=burial.reason,
             worker=process.consumer,
