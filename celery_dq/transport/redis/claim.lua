@@ -72,6 +72,9 @@ local claim = state.claim + 1
 local plain = string.format('%.0f|0|', claim)
 local reply = {'0', '-1', tostring(stale), '0'}
 if is_fenced_out(consumer) or is_out_of_office() then
+  -- The token that woke this one up was the leader's.
+  wake()
+  save()
   reply[4] = '2'
   return reply
 end

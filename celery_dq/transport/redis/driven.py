@@ -34,6 +34,8 @@ class DrivenChannel(RedisChannel):
             self._subscribe()
         if self._subscribed:
             self._check_health()
+        if self.intake.lanes is not None:
+            self.intake.lanes.follow()
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
             fetcher.tick()

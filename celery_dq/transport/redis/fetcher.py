@@ -20,16 +20,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.ledger import Burial, Held
 from celery_dq.transport.redis.partition import Call, Claimed
 from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.source import Sent, Source
 from celery_dq.transport.redis.wire import Wire
 
 if TYPE_CHECKING:
@@ -46,40 +45,6 @@ OVERDUE_SECONDS = 5
 
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01
-
-
-@dataclass(eq=False, slots=True)
-class Source:
-    """A queue that the channel consumes.
-
-    Attributes:
-        queue: what is consumed.
-        hungry: something may be eligible.
-        appointment: monotonic time at which to look again; None without one.
-        claimed_at: monotonic time of the last claim that was answered.
-        limit: returns how many messages to claim at most; None without a limit of its own.
-    """
-
-    queue: Queue
-    hungry: bool = True
-    appointment: float | None = None
-    claimed_at: float = 0.0
-    limit: Callable[[], int] | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Sent:
-    """A script on its way: what its answer is for, and what it carried."""
-
-    call: Call[Any]
-    queue: Queue
-    source: Source | None
-    want: int
-    sent_at: float
-    settles: list[Held] = field(default_factory=list)
-    finishes: list[Held] = field(default_factory=list)
-    releases: list[tuple[str, Held]] = field(default_factory=list)
-    burials: list[Burial] = field(default_factory=list)
 
 
 class Fetcher:
@@ -110,7 +75,7 @@ class Fetcher:
         self.tokens = Wire(pool)
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[Sent] = deque()
         self._claiming = False
         self._waits_since: float | None = None
         self._waits_for: dict[bytes, str] = {}
@@ -123,10 +88,15 @@ class Fetcher:
 
     # -- what to consume -------------------------------------------------------
 
-    def consume(self, queue: Queue, limit: Callable[[], int] | None = None) -> None:
-        """Start fetching from *queue*, at most as many at a time as *limit* says."""
+    def consume(
+        self,
+        queue: Queue,
+        limit: Callable[[], int] | None = None,
+        claimed: Callable[[], None] | None = None,
+    ) -> None:
+        """Start fetching from *queue*; see :class:`Source` for the others."""
         if queue.name not in self._sources:
-            source = self._sources[queue.name] = Source(queue, limit=limit)
+            source = self._sources[queue.name] = Source(queue, limit=limit, claimed=claimed)
             self._turn.append(source)
         self._rearm()
 
@@ -153,9 +123,9 @@ class Fetcher:
         """What is fetched from now."""
         return list(self._sources.values())
 
-    def in_flight(self, key: str) -> bool:
-        """Whether a script for that partition is on its way."""
-        return any(sent.queue.key == key for sent in self._sent)
+    def claims(self, queue: Queue) -> bool:
+        """Whether a claim from *queue* is on its way."""
+        return any(sent.source is not None and sent.queue.key == queue.key for sent in self._sent)
 
     @property
     def idle(self) -> bool:
@@ -259,13 +229,13 @@ class Fetcher:
             finish=tags(finishes),
         )
         self._claiming = True
-        self._send(_Sent(call, queue, source, want, now, settles, finishes))
+        self._send(Sent(call, queue, source, want, now, settles, finishes))
 
-    def _claimed(self, sent: _Sent, claimed: Claimed) -> None:
+    def _claimed(self, sent: Sent, claimed: Claimed) -> None:
         self._claiming = False
         process, source = self._process, sent.source
         if claimed.fenced:
-            process.fenced_out(sent.queue)
+            self._fenced(sent)
             return
         process.ledger.renewed(sent.queue.key, sent.sent_at)
         process.ledger.stale += claimed.stale
@@ -285,13 +255,25 @@ class Fetcher:
             if claimed.suspect:
                 self.suspect = held.tag
             self._deliver(source, entry, held.tag)
+        if source.claimed is not None:
+            source.claimed()
+
+    def _fenced(self, sent: Sent) -> None:
+        """Somebody else leads this queue, or it has a leader and we do not know."""
+        self._process.ledger.stale += len(sent.settles) + len(sent.finishes)
+        if sent.source is not None:
+            sent.source.hungry = False
+        if not sent.queue.token:
+            # Waiting for its tokens would take them away from the leader.
+            self.cancel(sent.queue.name)
+        self._process.fenced_out(sent.queue)
 
     def _pass_on(self, now: float) -> None:
         """Without room, hand on what others could serve."""
         for source in self._turn:
             if source.appointment is not None and source.appointment <= now + 0.001:
                 source.appointment = None
-                self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+                self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
 
     # -- telling ---------------------------------------------------------------
 
@@ -316,21 +298,21 @@ class Fetcher:
             settles, finishes = ledger.take(name, TELL_LIMIT)
             if settles:
                 call: Call[Any] = partition.settle(queue.consumer(process.consumer), tags(settles))
-                self._send(_Sent(call, queue, None, 0, now, settles=settles))
+                self._send(Sent(call, queue, None, 0, now, settles=settles))
             if finishes:
                 call = partition.finish(queue.consumer(process.consumer), tags(finishes))
-                self._send(_Sent(call, queue, None, 0, now, finishes=finishes))
+                self._send(Sent(call, queue, None, 0, now, finishes=finishes))
             releases = ledger.take_releases(name, TELL_LIMIT)
             for mode in sorted({mode for mode, _ in releases}):
                 same = [held for how, held in releases if how == mode]
                 call = release(process, queue, mode, same)
-                self._send(_Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
+                self._send(Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
             while (burial := ledger.take_burial(name)) is not None:
-                self._send(_Sent(bury(process, queue, burial), queue, None, 0, now, burials=[burial]))
+                self._send(Sent(bury(process, queue, burial), queue, None, 0, now, burials=[burial]))
 
     # -- the script wire -------------------------------------------------------
 
-    def _send(self, sent: _Sent, full: bool = False) -> None:
+    def _send(self, sent: Sent, full: bool = False) -> None:
         if not full:
             self._process.ledger.sent(sent.queue.key)
         self._sent.append(sent)
@@ -392,7 +374,7 @@ class Fetcher:
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
             now = self._process.clock.monotonic()
-            self._send(_Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+            self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
         return False
 
     # -- the end ---------------------------------------------------------------

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import WorkerGate
-from celery_dq.transport.redis.fetcher import Fetcher, Source
+from celery_dq.hooks import TOKEN, Terms, WorkerGate
+from celery_dq.transport.redis.fetcher import Fetcher
+from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
 from celery_dq.transport.redis.partition import ClaimedEntry
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.source import Source
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
@@ -60,6 +62,8 @@ class Intake:
         self._service_s: float | None = None
         self._suspected = False
         self._gate: WorkerGate | None = None
+        #: The queues that one leader consumes; None while there are none.
+        self.lanes: Lanes | None = None
 
     # -- consumers -------------------------------------------------------------
 
@@ -69,7 +73,10 @@ class Intake:
         self._gate = self._channel.gate
         first = queue.name not in self._consumers
         self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
-        if first:
+        terms = self._channel.session.terms
+        if first and terms is not None and terms.governs(queue.name):
+            self._lanes_of(terms).add(queue)
+        elif first:
             self._process.keeper.use(queue, self._channel.keeper_clients)
             if not self._fetching:
                 self._process.keeper.watch(self._check)
@@ -85,12 +92,31 @@ class Intake:
             self._consumers[queue_name] = kept
             return
         del self._consumers[queue_name]
+        if self.lanes is not None and queue_name in self.lanes:
+            self.lanes.remove(queue_name)
+            self._give_back(lambda message: message.queue == queue_name)
+            return
         source = self.fetcher.cancel(queue_name)
         self._give_back(lambda message: message.queue == queue_name)
         if source is not None:
             self._process.keeper.leave(source.queue)
         if not self._fetching:
             self._process.keeper.unwatch(self._check)
+
+    def _lanes_of(self, terms: Terms) -> Lanes:
+        if self.lanes is None:
+            self.lanes = Lanes(
+                self._process,
+                terms,
+                fetcher=lambda: self.fetcher,
+                clients=self._channel.keeper_clients,
+                deliver=self._put,
+                give_back=self._release,
+                claim_ahead_s=self._claim_ahead_s,
+            )
+            self._process.on_fenced = lambda queue: terms.refused(queue.name, queue.token)
+            terms.listen(self._channel.poller.wake)
+        return self.lanes
 
     @property
     def fetcher(self) -> Fetcher:
@@ -164,7 +190,14 @@ class Intake:
         except CorruptRecord as exc:
             channel.bury_unreadable(source.queue, entry, tag, exc)
             return
-        channel.qos.append(message, tag)
+        if source.queue.token and self.lanes is not None:
+            message.headers[TOKEN] = source.queue.token
+            self.lanes.put(message)
+        else:
+            self._put(message)
+
+    def _put(self, message: Message) -> None:
+        self._channel.qos.append(message, message.delivery_tag)
         self._inbox.append(message)
 
     def __len__(self) -> int:
@@ -266,6 +299,9 @@ class Intake:
 
     def close(self) -> None:
         """Give back what was not delivered, and stop."""
+        terms = self._channel.session.terms
+        if self.lanes is not None and terms is not None:
+            terms.unlisten(self._channel.poller.wake)
         self._give_back(lambda message: True)
         for name in list(self._consumers):
             for tag, _, _ in list(self._consumers.get(name, ())):

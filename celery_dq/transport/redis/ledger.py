@@ -49,6 +49,7 @@ class Held:
         tag: delivery tag, made of the two; one for every time a message is claimed.
         settled: acknowledged early; the broker knows or is about to.
         gone: finished or released.
+        comes_back: it will be delivered again, so what was claimed after it must wait.
     """
 
     partition: str
@@ -57,6 +58,7 @@ class Held:
     tag: str
     settled: bool = False
     gone: bool = False
+    comes_back: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -164,7 +166,7 @@ class Ledger:
         """
         held = self._held.pop(tag, None)
         if held is not None:
-            held.gone = True
+            held.comes_back, held.gone = not held.settled, True
             if held.settled:
                 # Settled means never again: releasing it could only run it twice.
                 self.outbox(held.partition).finishes.append(held)

@@ -100,11 +100,7 @@ class Renewed(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """The answer to a fence.
-
-    ``accepted``: no higher token was here before. ``epoch``: the token that holds now. ``remaining``: other
-    consumers still hold something: call again.
-    """
+    """No higher token was here before; the one that holds now; how many others still hold something."""
 
     accepted: bool
     epoch: int

@@ -112,6 +112,8 @@ class Poller:
         for channel in tuple(self._channels):
             channel.tick()
             self._watch_wires(channel)
+            if channel.has_inbox:
+                channel.intake.deliver_all()
 
     def _set_timer(self) -> None:
         deadline = self._deadline()
@@ -169,6 +171,8 @@ class Poller:
         if any(channel.expects_answer for channel in self._channels):
             # The answer is on its way whatever the caller's patience: what it brings is held by us.
             longest = max(longest, 0.1)
+        if self._any_inbox():
+            longest = 0.0
         deadline = self._deadline()
         if deadline is not None:
             longest = min(longest, max(deadline - now, 0.0))

@@ -59,8 +59,23 @@ class Process:
         self.scripts: ScriptSet = load_scripts()
         #: How often in a row the watchdog found that nothing is claimed beside a backlog.
         self.strikes = 0
+        #: Told of a queue that has another leader than this process.
+        self.on_fenced: Callable[[Queue], None] | None = None
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
+
+    def fenced_out(self, queue: Queue) -> None:
+        """The broker knows a later leader of *queue*: let go of what has not begun."""
+        lost = self.ledger.lose(queue.key, self.running_tags())
+        logger.warning(
+            "%s does not lead the queue %s any more, or does not know that it is led; %d messages that had "
+            "not begun are let go.",
+            self.consumer,
+            queue.name,
+            lost,
+        )
+        if self.on_fenced is not None:
+            self.on_fenced(queue)
 
 
 class Keeper:
@@ -189,9 +204,7 @@ class Keeper:
             ).run(client)
             if renewal.fenced:
                 process.fenced_out(queue)
-                self._drop(queue)
-                continue
-            if not renewal.alive and ledger.holds_of(name):
+            elif not renewal.alive and ledger.holds_of(name):
                 lost = ledger.lose(name, process.running_tags())
                 logger.warning(
                     "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
@@ -200,7 +213,8 @@ class Keeper:
                     name,
                     lost,
                 )
-            ledger.renewed(name, sent_at)
+            if not renewal.fenced:
+                ledger.renewed(name, sent_at)
             # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
             if not ledger.has_listener or name in self._late:
                 self.tell(queue, client)
@@ -218,7 +232,7 @@ class Keeper:
             redis.RedisError: no answer; what was not told stays in the ledger.
         """
         process, ledger = self._process, self._process.ledger
-        name, partition = queue.key, queue.partition
+        name, partition, consumer = queue.key, queue.partition, queue.consumer(process.consumer)
         while ledger.outbox(name):
             ledger.sent(name)
             settles, finishes = ledger.take(name, TELL_LIMIT)
@@ -226,10 +240,10 @@ class Keeper:
             burials: list[Burial] = []
             try:
                 if settles:
-                    ledger.stale += partition.settle(queue.consumer(process.consumer), tags(settles)).run(client)
+                    ledger.stale += partition.settle(consumer, tags(settles)).run(client)
                     settles = []
                 if finishes:
-                    ledger.stale += partition.finish(queue.consumer(process.consumer), tags(finishes)).run(client)
+                    ledger.stale += partition.finish(consumer, tags(finishes)).run(client)
                     finishes = []
                 while releases:
                     mode = releases[0][0]

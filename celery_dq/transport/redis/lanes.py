@@ -1,0 +1,199 @@
+"""Queues that one leader consumes: fetched only in its term, and worked on one message after the other.
+
+::
+
+    closed ──term begins──▶ open ──term ends──▶ closing ──nothing held, all told──▶ closed
+
+A *lane* stands between the claims of such a queue and the inbox. Claims bring batches, as for every
+queue; the lane lets one message at a time go on, when the one before is over, and only while the term is
+*firm* (:class:`celery_dq.hooks.Terms`). What waits in the lane is held, and is given back
+
+* when the term ends;
+* when the message before it comes back, by a requeue, a crash or a retry: it goes first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import redis
+
+from celery_dq.hooks import Terms
+from celery_dq.transport.redis.ledger import Held
+from celery_dq.transport.redis.process import Process
+from celery_dq.transport.redis.queue import Queue
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.fetcher import Fetcher
+    from celery_dq.transport.redis.message import Message
+
+#: Messages that a lane holds at most while one of them is worked on.
+MOST_WAITING = 64
+
+
+class Lane:
+    """One led queue on one channel.
+
+    Attributes:
+        base: the queue as it is outside of a term.
+        queue: the queue of the present or ending term; None when closed.
+        waiting: claimed, not yet delivered.
+        current: what was delivered last.
+    """
+
+    def __init__(self, base: Queue) -> None:
+        self.base = base
+        self.queue: Queue | None = None
+        self.ending = False
+        self.waiting: deque[Message] = deque()
+        self.current: Held | None = None
+        self.since = 0.0
+        self.service_s: float | None = None
+        #: Claims are on their way that left before a message came back: what they bring is out of order.
+        self.spills = False
+
+
+class Lanes:
+    """The led queues that one channel consumes. Used by the thread that fetches.
+
+    Arguments:
+        process: consumer identity and ledger.
+        terms: says which queues are led, and when.
+        fetcher: returns the fetcher of the channel.
+        clients: what makes clients for the keeper.
+        deliver: takes a message whose turn it is.
+        give_back: takes a message that is not worked on after all.
+        claim_ahead_s: how much service time may be claimed ahead, in seconds.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        terms: Terms,
+        fetcher: Callable[[], Fetcher],
+        clients: Callable[[], Callable[[], redis.Redis]],
+        deliver: Callable[[Message], None],
+        give_back: Callable[[Message], None],
+        claim_ahead_s: float,
+    ) -> None:
+        self._process = process
+        self._terms = terms
+        self._fetcher = fetcher
+        self._clients = clients
+        self._deliver = deliver
+        self._give_back = give_back
+        self._claim_ahead_s = claim_ahead_s
+        self._lanes: dict[str, Lane] = {}
+
+    def add(self, queue: Queue) -> None:
+        """Consume *queue* whenever this process leads it."""
+        self._lanes[queue.name] = Lane(queue)
+        self._terms.attach(queue.name, self.busy)
+        self.follow()
+
+    def remove(self, name: str) -> None:
+        """Consume it no more."""
+        lane = self._lanes.get(name)
+        if lane is not None:
+            self._close(lane)
+            del self._lanes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lanes
+
+    def close(self) -> None:
+        """Give back what waits."""
+        for name in list(self._lanes):
+            self.remove(name)
+
+    def busy(self, name: str, token: int) -> bool:
+        """Whether something of that term is held, or not told yet. From any thread."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return False
+        return not self._process.ledger.silent(replace(lane.base, token=token).key)
+
+    # -- the loop calls these --------------------------------------------------
+
+    def follow(self) -> None:
+        """Open and close the lanes with their terms, and let the next messages go. Called often."""
+        for name, lane in self._lanes.items():
+            token = self._terms.term(name)
+            if lane.queue is not None and lane.queue.token != token:
+                self._close(lane)
+            if lane.queue is None and token:
+                self._open(lane, token)
+            if lane.queue is not None:
+                self._advance(lane, lane.queue)
+
+    def put(self, message: Message) -> None:
+        """Take a claimed message in."""
+        lane = self._lanes.get(message.queue)
+        if lane is None or lane.queue is None or lane.spills:
+            self._give_back(message)
+        else:
+            lane.waiting.append(message)
+
+    # -- inside ----------------------------------------------------------------
+
+    def _open(self, lane: Lane, token: int) -> None:
+        queue = lane.queue = replace(lane.base, token=token)
+        lane.current = None
+        self._process.keeper.use(queue, self._clients)
+        self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
+
+    def _close(self, lane: Lane) -> None:
+        queue, lane.queue = lane.queue, None
+        if queue is not None:
+            self._spill(lane)
+            lane.spills = False
+            self._fetcher().cancel(queue.name)
+            self._process.keeper.leave(queue)
+
+    def _limit(self, lane: Lane) -> int:
+        """How many messages to claim: what fits the claim-ahead time, and at least the next one."""
+        if lane.queue is None or lane.spills or not self._terms.firm(lane.queue.name):
+            return 0
+        ahead = 0 if not lane.service_s else int(self._claim_ahead_s / max(lane.service_s, 1e-6))
+        most = min(max(ahead, 1), MOST_WAITING)
+        # Half of it at a time, so that a call is worth it.
+        return most - len(lane.waiting) if len(lane.waiting) * 2 <= most else 0
+
+    def _claimed(self, lane: Lane) -> None:
+        """A claim was answered, and its messages were put."""
+        if lane.spills:
+            lane.spills = False
+            self._fetcher().send_untold()
+
+    def _advance(self, lane: Lane, queue: Queue) -> None:
+        ledger = self._process.ledger
+        current = lane.current
+        if current is not None:
+            if not current.gone:
+                return
+            lane.current = None
+            now = self._process.clock.monotonic()
+            seen = now - lane.since
+            lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
+            if current.comes_back:
+                # It goes before all that was claimed after it.
+                self._spill(lane)
+                lane.spills = self._fetcher().claims(queue)
+                # On the wire before the next claim.
+                self._fetcher().send_untold()
+        if lane.spills or not lane.waiting or not self._terms.firm(queue.name):
+            return
+        if ledger.holds_of(queue.key) > len(lane.waiting):
+            return  # one that was begun before a reconnect
+        message = lane.waiting.popleft()
+        lane.current = ledger.get(message.delivery_tag)
+        lane.since = self._process.clock.monotonic()
+        if lane.current is not None:
+            self._deliver(message)
+
+    def _spill(self, lane: Lane) -> None:
+        while lane.waiting:
+            self._give_back(lane.waiting.popleft())
