@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 #: The message header that carries the fencing token of the leader; written anew at every delivery.
 TOKEN = "dq_token"  # noqa: S105 - the name of a header
+#: The message header that carries the name of the queue beside the token.
+QUEUE = "dq_queue"
 #: The key of the :class:`Wires` object in kombu's ``transport_options``.
 WIRES = "dq"
 

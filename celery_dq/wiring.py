@@ -14,7 +14,10 @@ __all__ = ["equip_every_app", "register_transports", "setup"]
 
 #: The worker's boot steps, by name: a producer never imports them. Celery resolves a name when a
 #: worker starts.
-WORKER_STEPS = (("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),)
+WORKER_STEPS = (
+    ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
+    ("consumer", "celery_dq.worker.singleton:SingletonStep"),
+)
 
 
 def setup(app: Any) -> Any:

@@ -42,6 +42,9 @@ class Duties(Protocol):
         Runs in a thread of its own. Returning before the term ends resigns.
         """
 
+    def trust(self, term: Term, until: float) -> None:
+        """The term is trusted until this monotonic time, unless this is called again."""
+
     def abort(self, term: Term) -> None:
         """The term has fallen: stop what runs, by force where there is one, and return at once."""
 
@@ -147,6 +150,7 @@ class Office:
         won = self.election.accede(floor, self._clock.wall())
         term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
         self._term = term
+        self._tell_trust(term)
         served = threading.Event()
         worker: threading.Thread | None = None
         grace_until = self._clock.monotonic() + (0.0 if won.clean else self._grace_s)
@@ -217,7 +221,11 @@ class Office:
         else:
             if term.confirmed(sent_at):
                 term.suspend(self.election.suspended)
+                self._tell_trust(term)
         return sent_at + interval
+
+    def _tell_trust(self, term: Term) -> None:
+        self._duties.trust(term, self._clock.monotonic() + term.trust_left_s)
 
     def _leave(self, clean: bool) -> None:
         try:

@@ -23,8 +23,8 @@ from celery_dq.scripts.loader import ScriptSet
 
 __all__ = ["RedisElection", "load_scripts"]
 
-#: Longest wait for a vacancy at a time, in seconds.
-LONGEST_WAIT_S = 5.0
+#: Longest wait for a vacancy at a time, as a share of the session: shorter than the client's patience.
+LONGEST_WAIT = 1 / 12
 
 
 def load_scripts() -> ScriptSet:
@@ -61,7 +61,7 @@ class RedisElection:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a resignation or for the end of the present lease."""
-        patience = min(timeout_s, self._vacant_in_s + 0.02, LONGEST_WAIT_S)
+        patience = min(timeout_s, self._vacant_in_s + 0.02, self.session_s * LONGEST_WAIT)
         if patience > 0.01:
             try:
                 self._do("BLPOP", self._keys.vacant, f"{patience:.3f}")

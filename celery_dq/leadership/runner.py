@@ -115,6 +115,9 @@ class Runner(Generic[Message]):
         finally:
             self._career.hand_over()
 
+    def trust(self, term: Term, until: float) -> None:
+        """Whoever wants to know asks the term."""
+
     def abort(self, term: Term) -> None:
         """Trust has ended."""
         if self._on_fall is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import TOKEN, Terms, WorkerGate
+from celery_dq.hooks import QUEUE, TOKEN, Terms, WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher
 from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
@@ -192,6 +192,7 @@ class Intake:
             return
         if source.queue.token and self.lanes is not None:
             message.headers[TOKEN] = source.queue.token
+            message.headers[QUEUE] = source.queue.name
             self.lanes.put(message)
         else:
             self._put(message)

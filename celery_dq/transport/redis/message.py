@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_dq.hooks import TOKEN
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
@@ -27,6 +28,8 @@ class Message(KombuMessage):
 
     def __init__(self, record: Record, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
         headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
+        # What a retry has inherited: the leader's token is written anew at every delivery.
+        headers.pop(TOKEN, None)
         if record.due_us:
             # It is due: with the header still there, the worker would put it into its timer.
             headers["eta"] = None

@@ -7,13 +7,11 @@ away. :class:`Keeper` renews it from a native thread with a connection of its ow
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import logging
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,6 +19,7 @@ from typing import Any, cast
 import redis
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.native import unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.ledger import Burial, Held, Ledger
 from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag, load_scripts
@@ -308,12 +307,3 @@ def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
             record=burial.record,
         ),
     )
-
-
-def unpatched(module: str, name: str) -> Any:
-    """Return *module*.*name* as it was before gevent or eventlet replaced it."""
-    if "gevent.monkey" in sys.modules:
-        return sys.modules["gevent.monkey"].get_original(module, name)
-    if "eventlet.patcher" in sys.modules:
-        return getattr(sys.modules["eventlet.patcher"].original(module), name)
-    return getattr(_thread, name)
