@@ -20,8 +20,12 @@ from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import Leaderships
+from celery_dq.worker import commands
 
 logger = logging.getLogger(__name__)
+
+#: Importing it has registered the command.
+COMMANDS = (commands.leaders,)
 
 #: The queue argument that RabbitMQ knows, too.
 ARGUMENT = "x-single-active-consumer"
