@@ -103,13 +103,12 @@ class Leaderships:
     def close(self, timeout_s: float) -> None:
         """Hand everything over, and stand no more. Waits at most `timeout_s` seconds in all."""
         deadline = self._clock.monotonic() + timeout_s
-        offices = list(self._offices.values())
-        for office in offices:
+        for office in self._offices.values():
             office.close(0, "the worker stops")
-        for office in offices:
-            if not office.close(max(deadline - self._clock.monotonic(), 0.0)):
+        for office in self._offices.values():
+            left_s = max(deadline - self._clock.monotonic(), 0.0)
+            if not office.close(left_s) and timeout_s:
                 logger.warning("The leadership of %r was not handed over in time.", office.name)
-        self._offices.clear()
 
     def report(self) -> list[Leading]:
         """What this worker is to every queue it volunteers for."""

@@ -11,6 +11,7 @@ import redis
 from celery import bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
+from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError
@@ -25,7 +26,7 @@ from celery_dq.worker import commands
 logger = logging.getLogger(__name__)
 
 #: Importing it has registered the command.
-COMMANDS = (commands.leaders,)
+COMMANDS = (commands.leaders, commands.resign)
 
 #: The queue argument that RabbitMQ knows, too.
 ARGUMENT = "x-single-active-consumer"
@@ -91,6 +92,11 @@ class SingletonStep(bootsteps.StartStopStep):
                 if self._leaderships.governs(name):
                     self._leaderships.volunteer(name)
 
+    def stop(self, consumer: Any) -> None:
+        """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
+        if self._leaderships is not None and stops():
+            self._leaderships.close(0)
+
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""
         if self._leaderships is not None:
@@ -153,6 +159,12 @@ class BrokerFence:
                 yield connection.default_channel
         except (OperationalError, redis.RedisError) as error:
             raise ConnectionError(str(error)) from error
+
+
+def stops() -> bool:
+    """Whether the worker shuts down: a step is also stopped when the connection is lost."""
+    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
+    return any(flag is not None and flag is not False for flag in flags)
 
 
 def broker_client(app: Any, timeout_s: float) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 from celery import Celery, Task
+from celery.exceptions import Reject
 from celery.signals import worker_process_init
 
 from tests.workers import ENVIRONMENT, app_from_environment
@@ -118,6 +119,13 @@ def add_tasks(app: Celery, port: int) -> Celery:
         time.sleep(seconds)
         finish(self, number)
         return number
+
+    @task(name="reject_once", bind=True, acks_late=True)
+    def reject_once(self: Task, number: int, seconds: float = 0.0) -> None:
+        start(self, number)
+        if book().numbers("start").count(number) == 1:
+            raise Reject("not yet", requeue=True)
+        finish(self, number)
 
     @task(name="hold", bind=True)
     def hold(self: Task, number: int) -> None:

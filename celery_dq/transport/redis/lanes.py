@@ -87,10 +87,13 @@ class Lanes:
         self._give_back = give_back
         self._claim_ahead_s = claim_ahead_s
         self._lanes: dict[str, Lane] = {}
+        # What runs is asked after when the channel is long gone.
+        self._bases: dict[str, Queue] = {}
 
     def add(self, queue: Queue) -> None:
         """Consume *queue* whenever this process leads it."""
         self._lanes[queue.name] = Lane(queue)
+        self._bases[queue.name] = queue
         self._terms.attach(queue.name, self.busy)
         self.follow()
 
@@ -111,10 +114,13 @@ class Lanes:
 
     def busy(self, name: str, token: int) -> bool:
         """Whether something of that term is held, or not told yet. From any thread."""
-        lane = self._lanes.get(name)
-        if lane is None:
+        process, key = self._process, replace(self._bases[name], token=token).key
+        if process.ledger.silent(key):
             return False
-        return not self._process.ledger.silent(replace(lane.base, token=token).key)
+        if process.ledger.outbox(key) and not process.ledger.has_listener:
+            # No connection is left, and the next heartbeat is seconds away.
+            process.keeper.ring()
+        return True
 
     # -- the loop calls these --------------------------------------------------
 
