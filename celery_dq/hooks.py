@@ -33,6 +33,10 @@ class WorkerGate(Protocol):
     #: The pool runs a task inside the event loop (solo), so nothing else turns meanwhile.
     blocking: bool
 
+    @property
+    def closing(self) -> bool:
+        """The worker shuts down: nothing new may start."""
+
     def room(self) -> int | None:
         """How many pool slots are free; None when no limit is known."""
 

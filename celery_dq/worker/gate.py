@@ -38,8 +38,15 @@ class Gate:
         #: The worker shuts down and its pool is empty or killed: nothing runs any more.
         self.over = False
 
+    @property
+    def closing(self) -> bool:
+        """Celery was told to stop: what is claimed and not begun goes back."""
+        return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))
+
     def room(self) -> int | None:
         """Return how many pool slots are free."""
+        if self.closing:
+            return 0
         slots: int | None = getattr(self._consumer.pool, "num_processes", None)
         return None if slots is None else slots - len(state.reserved_requests)
 
@@ -47,7 +54,8 @@ class Gate:
         """Return how many messages more fit the claim-ahead time at the pace seen so far."""
         service_s = self._lifecycle.service_s
         slots: int | None = getattr(self._consumer.pool, "num_processes", None)
-        if service_s is None or not slots:
+        if service_s is None or not slots or self.closing or self._consumer.pool.is_green:
+            # A green pool that is full makes whoever hands it one task more wait, and that is the loop.
             return 0
         waiting = max(len(state.reserved_requests) - slots, 0)
         return max(int(slots * self._claim_ahead_s / max(service_s, 1e-6)) - waiting, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_dq.transport.redis.partition import Fenced
+from celery_dq.transport.redis.fenced import Fenced
 from tests.lua.desk import Desk, tags_of
 
 OLD, NEW = "c1@1", "c2@2"

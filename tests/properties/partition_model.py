@@ -30,6 +30,7 @@ class Message:
     delayed: bool = False
     score: float = 0.0
     crashes: int = 0
+    returned: bool = False
     reason: str = ""
     settled: bool = False
 
@@ -170,14 +171,14 @@ class Model:
             self.wait(message)
         self.put_in_place()
 
-    def claim(self, consumer: str, want: int, free: int, max_deliveries: int) -> Took:
+    def claim(self, consumer: str, want: int, free: int, max_deliveries: int, suspects: bool = True) -> Took:
         self.promote()
         took = Took()
         number = self.claims + 1
 
         def hold(message: Message) -> None:
             self.held.setdefault(consumer, {})[message.id] = Held(number, message)
-            took.entries.append((message.id, message.reason, message.crashes))
+            took.entries.append((message.id, message.reason, message.crashes, message.returned))
 
         while self.discards and len(took.entries) < want:
             hold(self.discards.pop(0))
@@ -197,6 +198,9 @@ class Model:
             elif message.crashes >= max_deliveries:
                 message.reason = "dead:max_deliveries"
                 self.bury(message)
+            elif message.crashes and not suspects:
+                passed.add(tenant)
+                continue
             elif message.crashes:
                 if took.entries:
                     break
@@ -251,6 +255,7 @@ class Model:
                 self.drop(message)
                 continue
             message.crashes += mode == "crashed"
+            message.returned = message.returned or mode != "unstarted"
             over = mode == "crashed" and message.crashes >= max_deliveries
             if message.reason:
                 if over and message.crashes >= 2 * max_deliveries:

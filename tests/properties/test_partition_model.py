@@ -145,8 +145,11 @@ class PartitionMachine(RuleBasedStateMachine):
         want=st.integers(0, 9),
         free=st.integers(0, 9),
         hold=st.booleans(),
+        suspects=st.booleans(),
     )
-    def claim(self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool) -> None:
+    def claim(
+        self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool, suspects: bool
+    ) -> None:
         settle = self.some_tags(data, consumer)
         finish = self.some_tags(data, consumer)
         claimed = self.desk.claim(
@@ -155,12 +158,13 @@ class PartitionMachine(RuleBasedStateMachine):
             free=free,
             hold=hold,
             max_deliveries=MAX_DELIVERIES,
+            suspects=suspects,
             settle=settle,
             finish=finish,
         )
         stale = self.model.settle(consumer, settle) + self.model.finish(consumer, finish)
-        expected = self.model.claim(consumer, want, free, MAX_DELIVERIES)
-        assert [(e.id, e.reason, e.deliveries) for e in claimed.entries] == expected.entries
+        expected = self.model.claim(consumer, want, free, MAX_DELIVERIES, suspects)
+        assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         assert claimed.suspect == expected.suspect
         assert claimed.stale == stale
         assert claimed.more == bool(self.model.start or self.model.discards)
@@ -174,7 +178,7 @@ class PartitionMachine(RuleBasedStateMachine):
         """The common case, more often than its share."""
         claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
-        assert [(e.id, e.reason, e.deliveries) for e in claimed.entries] == expected.entries
+        assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
         self.token_taken = False
 
@@ -329,7 +333,7 @@ class PartitionMachine(RuleBasedStateMachine):
         running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
         assert running == {t: n for t in TENANTS if (n := model.slots(t))}
         crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
-        assert crashes == {i: m.crashes for i, m in model.messages.items() if m.crashes}
+        assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
         reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
         assert reasons == {i: m.reason for i, m in model.messages.items() if m.reason}
 
@@ -350,7 +354,9 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.client.llen(self.desk.keys.wake) <= 1
         if self.token_taken or self.desk.token():
             return
-        assert not (self.model.start or self.model.discards or self.model.due())
+        assert not (self.model.start)
+        assert not (self.model.discards)
+        assert not (self.model.due())
         dues = [
             score
             for key in (self.desk.keys.delayed, self.desk.keys.throttled)

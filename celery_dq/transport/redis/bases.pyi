@@ -63,7 +63,10 @@ class RedisChannel(VirtualChannel):
     connection_class: Any
     connection_class_ssl: Any
     active_fanout_queues: set[str]
+    fanout_prefix: bool | str
     keyprefix_queue: str
+    keyprefix_binding_permanent: str
+    keyprefix_binding_deadlines: str
     sep: str
     Client: Any
     client: Any
@@ -100,7 +103,6 @@ class VirtualTransport:
     _avail_channels: list[Any]
 
     def __init__(self, client: Any, **kwargs: Any) -> None: ...
-    def establish_connection(self) -> Any: ...
     def close_connection(self, connection: Any) -> None: ...
 
 class RedisTransport(VirtualTransport):

@@ -31,6 +31,7 @@
 --   one command per task, three per message that is found, some 20 more
 -- GUARANTEE
 --   A task that is pushed or given back while its tombstone stands becomes a discard.
+--@allow-oom
 --@include state
 --@include record
 --@include ids

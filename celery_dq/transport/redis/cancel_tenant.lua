@@ -27,6 +27,7 @@
 --   some 20 commands
 -- GUARANTEE
 --   Delayed and claimed messages are left alone.
+--@allow-oom
 --@include state
 --@include discard
 --@include place

@@ -23,7 +23,6 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import WorkerGate
 from celery_dq.transport.redis.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
-from celery_dq.transport.redis.fitness import check_server
 from celery_dq.transport.redis.intake import Intake
 from celery_dq.transport.redis.ledger import Ledger
 from celery_dq.transport.redis.message import Message
@@ -55,6 +54,9 @@ class Channel(DrivenChannel):
     socket_connect_timeout = 5.0
     socket_keepalive = True
     max_connections = 50
+    #: Kombu has these since 5.7; before, they are never used.
+    keyprefix_binding_permanent = "_kombu.binding_permanent.%s"
+    keyprefix_binding_deadlines = "_kombu.binding_deadlines"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.session: Session = args[0].session
@@ -66,17 +68,12 @@ class Channel(DrivenChannel):
         self._broken = False
         self._health_checked_at = self.process.clock.monotonic()
         self._registered = False
+        self._separate()
         super().__init__(*args, **kwargs)
         options = self.session.options
         self.intake = Intake(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
         self.publisher = Publisher(lambda: self.pool, options, self.process.clock)
-        self._check_server()
-
-    def _check_server(self) -> None:
-        address = self.session.address
-        if address not in self.process.fit_servers:
-            check_server(self.client, self.session.options.allow_eviction)
-            self.process.fit_servers.add(address)
+        self.session.check_server(self.client)
 
     # -- what the others ask of a channel --------------------------------------
 
@@ -158,8 +155,8 @@ class Channel(DrivenChannel):
         self.auto_delete_queues.discard(queue)
         member = self.sep.join([routing_key or "", pattern or "", queue or ""])
         with self.client.pipeline(transaction=False) as pipe:
-            for key in (self.keyprefix_queue, "_kombu.binding_permanent.%s"):
-                pipe.srem(key % (exchange,), member)
+            pipe.srem(self.keyprefix_queue % (exchange,), member)
+            pipe.srem(self.keyprefix_binding_permanent % (exchange,), member)
             pipe.execute()
 
     def _drop(self, queue: str) -> None:
@@ -251,6 +248,7 @@ class Channel(DrivenChannel):
             if self.session.has_settings:
                 quota = self.session.options.queue(queue).quota
                 bring_settings(self.partition(queue), self.client, quota)
+            self.session.attend()
             self.intake.start(self.queue(queue), consumer_tag, callback, no_ack)
         self.poller.wake()
 

@@ -32,15 +32,17 @@
 --   free: how many of them may belong to tenants with a concurrency limit
 --   hold: '1' may keep an appointment even with messages, '0' only without
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
+--   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
 --   n_settle: number of tags to settle, at most 1000
 --   (claim, id)*: the tags
 --   n_finish: number of tags to finish, at most 1000
 --   (claim, id)*: the tags
 -- RETURNS
 --   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
---   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the
---   consumer is fenced out, else '0'; then
---   three strings per message: message id, 'claim number|deliveries|reason', record. The reason is '' but for a
+--   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when
+--   the consumer is fenced out, else '0'; then
+--   three strings per message: message id, 'claim number|deliveries|reason', record. Deliveries is '' for a message
+--   that was never delivered before, '0' for one that came back without a crash. The reason is '' but for a
 --   discard, which is delivered for its bookkeeping only and took neither token nor slot.
 -- COST
 --   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and
@@ -48,6 +50,7 @@
 -- GUARANTEE
 --   The result is what claims of one message each would have given. What is taken is written under the
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
+--@allow-oom
 --@include state
 --@include record
 --@include bury
@@ -59,9 +62,9 @@
 local PROMOTE, SKIPS, ROUNDS = 128, 64, 16
 
 local consumer, want, free = ARGV[1], math.min(tonumber(ARGV[3]), 1000), tonumber(ARGV[4])
-local max_deliveries = tonumber(ARGV[6])
+local max_deliveries, suspects = tonumber(ARGV[6]), ARGV[7] == '1'
 
-local settling, stale_settles, behind = read_tags(consumer, 7)
+local settling, stale_settles, behind = read_tags(consumer, 8)
 settle(consumer, settling)
 local finishing, stale_finishes = read_tags(consumer, behind)
 finish(consumer, finishing)
@@ -69,7 +72,7 @@ local stale = stale_settles + stale_finishes
 promote(PROMOTE)
 
 local claim = state.claim + 1
-local plain = string.format('%.0f|0|', claim)
+local plain = string.format('%.0f||', claim)
 local reply = {'0', '-1', tostring(stale), '0'}
 if is_fenced_out(consumer) or is_out_of_office() then
   -- The token that woke this one up was the leader's.
@@ -87,10 +90,10 @@ local function deliver(id, score, flags, tenant, deliveries, reason, record)
   held[at + 2] = pack_held(claim, score, now, flags, tenant)
   at = #reply
   reply[at + 1] = id
-  if deliveries == 0 and reason == '' then
+  if not deliveries and reason == '' then
     reply[at + 2] = plain
   else
-    reply[at + 2] = string.format('%.0f|%d|%s', claim, deliveries, reason)
+    reply[at + 2] = string.format('%.0f|%s|%s', claim, deliveries or '', reason)
   end
   reply[at + 3] = record
 end
@@ -109,7 +112,7 @@ if want > 0 then
       local priority, _, _, length = header(records[i])
       if priority then
         deliver(ids[i], tonumber(found[2 * i]), DISCARD, tenant_name(records[i], length),
-          tonumber(crashes[i] or 0), why[i] or 'cancelled', records[i])
+          crashes[i], why[i] or 'cancelled', records[i])
       else
         lost[#lost + 1] = ids[i]
         if records[i] then
@@ -159,7 +162,7 @@ local function fetch_ahead()
     local tenant = line.fresh[i]
     if tenant.tag > head.tag + head.cost then break end
     if place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
-      tenant.ids = call('ZRANGE', tenant.key, 0, 1, 'WITHSCORES')
+      tenant.ids = call('ZRANGE', tenant.key, '0', '1', 'WITHSCORES')
       tenant.ended = #tenant.ids < 4
       if tenant.ids[1] then
         tenants[#tenants + 1] = tenant
@@ -173,7 +176,8 @@ local function fetch_ahead()
 end
 
 -- Takes the tenant's next message, if it may be taken.
-local function take(tenant, id, score, record, deliveries)
+local function take(tenant, id, score, record, crashes)
+  local deliveries = tonumber(crashes or 0)
   local priority, _, expires = header(record)
   if not priority then
     skips = skips + 1
@@ -185,20 +189,25 @@ local function take(tenant, id, score, record, deliveries)
   elseif expires > 0 and expires <= now then
     reasons[#reasons + 1] = id
     reasons[#reasons + 1] = 'expired'
-    deliver(id, score, DISCARD, tenant.name, deliveries, 'expired', record)
+    deliver(id, score, DISCARD, tenant.name, crashes, 'expired', record)
   elseif max_deliveries > 0 and deliveries >= max_deliveries then
     bury(id, record, 'max_deliveries', '', deliveries, tenant.name)
     reasons[#reasons + 1] = id
     reasons[#reasons + 1] = 'dead:max_deliveries'
-    deliver(id, score, DISCARD, tenant.name, deliveries, 'dead:max_deliveries', record)
+    deliver(id, score, DISCARD, tenant.name, crashes, 'dead:max_deliveries', record)
   else
+    if deliveries > 0 and not suspects then
+      -- Two that may take their worker with them do not go to the same one.
+      tenant.passed = true
+      return
+    end
     if deliveries > 0 then
       -- It may take its worker with it, so it goes alone.
       stop = true
       if got > 0 then return end
       suspect = true
     end
-    deliver(id, score, 0, tenant.name, deliveries, '', record)
+    deliver(id, score, 0, tenant.name, crashes, '', record)
     local quota = tenant.quota
     if tenant.tag > state.v then state.v = tenant.tag end
     tenant.tag = tenant.tag + tenant.cost
@@ -220,7 +229,7 @@ local function serve(tenant, run)
     -- One more than needed tells whether there is backlog; a tenant that is seen often reads ahead.
     local size = math.max(run - left, math.min(tenant.taken, want - got)) + 1
     local start = #ids / 2
-    local more = call('ZRANGE', tenant.key, start, start + size - 1, 'WITHSCORES')
+    local more = call('ZRANGE', tenant.key, text(start), text(start + size - 1), 'WITHSCORES')
     for i = 1, #more do ids[2 * start + i] = more[i] end
     tenant.ended = #more < 2 * size
     left = left + #more / 2
@@ -237,8 +246,8 @@ local function serve(tenant, run)
   end
   if crashed_before then crashes = call('HMGET', P .. 'deliveries', unpack(wanted)) end
   for i = 1, run do
-    take(tenant, wanted[i], tonumber(ids[2 * (first + i - 1)]), records[i], tonumber(crashes[i] or 0))
-    if stop then return end
+    take(tenant, wanted[i], tonumber(ids[2 * (first + i - 1)]), records[i], crashes[i])
+    if stop or tenant.passed then return end
   end
 end
 
@@ -255,7 +264,7 @@ while got < want and not stop and line.offset < ROUNDS * chunk do
   local quota = tenant.quota
   if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or free > 0) then
     serve(tenant, run_length(tenant, (first_in_line(chunk))))
-    if not tenant.ended or tenant.next_id <= #tenant.ids / 2 then line_up(tenant) end
+    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then line_up(tenant) end
   end
 end
 
@@ -274,9 +283,9 @@ for i = 1, #line.seen do
   local name = tenant.name
   if tenant.served > 0 then
     slots[#slots + 1] = name
-    slots[#slots + 1] = tenant.slots
+    slots[#slots + 1] = text(tenant.slots)
     if tenant.quota.interval > 0 then
-      arrivals[#arrivals + 1] = tenant.arrival
+      arrivals[#arrivals + 1] = text(tenant.arrival)
       arrivals[#arrivals + 1] = name
     end
   end
@@ -292,13 +301,13 @@ for i = 1, #line.seen do
   else
     leave[#leave + 1] = name
     if tenant.tag > state.v then
-      into.finish[#into.finish + 1] = tenant.tag
+      into.finish[#into.finish + 1] = text(tenant.tag)
       into.finish[#into.finish + 1] = name
     end
   end
   if place and (place ~= 'turn' or tenant.served > 0) then
     local list = into[place]
-    list[#list + 1] = score
+    list[#list + 1] = text(score)
     list[#list + 1] = name
   end
 end
@@ -312,13 +321,13 @@ write('ZADD', P .. 'finish', into.finish)
 write('ZREM', P .. 'turn', leave)
 for i = 1, #line.seen do
   local tenant = line.seen[i]
-  if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, 0, tenant.taken - 1) end
+  if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, '0', text(tenant.taken - 1)) end
 end
 if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
 close_busy_period()
-collect(P .. 'finish', string.format('%.17g', state.v), PROMOTE)
+collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 

@@ -36,6 +36,7 @@
 --   some 20 commands
 -- GUARANTEE
 --   The dead letter is written before the message goes.
+--@allow-oom
 --@include state
 --@include bury
 --@include held

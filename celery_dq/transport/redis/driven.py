@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.intake import Intake
     from celery_dq.transport.redis.poller import Poller
     from celery_dq.transport.redis.process import Process
+    from celery_dq.transport.redis.session import Session
 
 #: Seconds between two health checks of the PUB/SUB connection.
 HEALTH_CHECK_SECONDS = 25.0
@@ -27,6 +28,17 @@ class DrivenChannel(RedisChannel):
     _subscribed: set[str]
     _health_checked_at: float
     _broken: bool
+    session: Session
+
+    def _separate(self) -> None:
+        """Keep the broadcasts and bindings of another environment or prefix apart."""
+        prefix = self.session.broadcast_prefix
+        if prefix:
+            # Kombu takes what stands before the first dot off again, and formats both.
+            self.fanout_prefix = "/{db}/" + prefix.replace(".", "_") + "."
+            self.keyprefix_queue = prefix.replace("%", "%%") + self.keyprefix_queue
+            self.keyprefix_binding_permanent = prefix.replace("%", "%%") + "_kombu.binding_permanent.%s"
+            self.keyprefix_binding_deadlines = prefix + "_kombu.binding_deadlines"
 
     def tick(self) -> None:
         """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""
@@ -65,8 +77,8 @@ class DrivenChannel(RedisChannel):
         """The connections to be watched, with what is read from them."""
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
-            if fetcher.scripts.connection is not None:
-                yield "scripts", fetcher.scripts.connection
+            if fetcher.teller.wire.connection is not None:
+                yield "scripts", fetcher.teller.wire.connection
             if fetcher.tokens.connection is not None:
                 yield "tokens", fetcher.tokens.connection
         if self._in_listen:
@@ -111,7 +123,7 @@ class DrivenChannel(RedisChannel):
         """``drain_events`` returns: send acknowledgements off, unless more are about to come."""
         fetcher = self.intake.live_fetcher
         if fetcher is not None and not self.has_inbox and not self.closed:
-            fetcher.send_untold()
+            fetcher.teller.send_untold(self.process.clock.monotonic())
 
     def has_token(self) -> bool:
         """Return whether a token lies unclaimed in a consumed partition; called by the keeper."""

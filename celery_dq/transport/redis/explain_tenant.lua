@@ -13,8 +13,8 @@
 -- ARGV
 --   tenant: whose standing
 -- RETURNS
---   an array of name, value, …: place ('turn', 'throttled', 'limited', 'parked', 'idle'), waiting, slots, interval_us,
---   burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us; in turn:
+--   an array of name, value, …: place ('turn', 'throttled', 'limited', 'parked', 'idle'), waiting, slots,
+--   interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us; in turn:
 --   tag, v, ahead (tenants before it); throttled: due_us; when something waits: oldest (message id)
 -- COST
 --   some 12 commands
@@ -23,15 +23,14 @@
 --@include state
 --@include quota
 local tenant = ARGV[1]
-local function exact(number) return string.format('%.17g', number) end
 local quota = quotas_of({tenant})[1]
 local key = P .. 'tenant:' .. tenant
 local waiting = call('ZCARD', key)
 local reply = {
   'place', 'idle', 'waiting', tostring(waiting), 'slots', call('HGET', P .. 'running', tenant) or '0',
-  'interval_us', exact(quota.interval), 'burst', exact(quota.burst), 'weight', exact(quota.weight),
-  'concurrency', exact(quota.concurrency), 'paused', quota.paused and '1' or '0', 'quota', quota.source,
-  'now_us', exact(now),
+  'interval_us', text(quota.interval), 'burst', text(quota.burst), 'weight', text(quota.weight),
+  'concurrency', text(quota.concurrency), 'paused', quota.paused and '1' or '0', 'quota', quota.source,
+  'now_us', text(now),
 }
 local function add(name, value)
   reply[#reply + 1] = name
@@ -43,10 +42,10 @@ for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
     reply[2] = place
     if place == 'turn' then
       add('tag', score)
-      add('v', exact(state.v))
+      add('v', text(state.v))
       add('ahead', tostring(call('ZRANK', P .. 'turn', tenant)))
     elseif place == 'throttled' then
-      add('due_us', exact(tonumber(score)))
+      add('due_us', text(tonumber(score)))
     end
   end
 end

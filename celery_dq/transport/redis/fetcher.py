@@ -20,15 +20,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import redis
-from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.partition import Call, Claimed
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
+from celery_dq.transport.redis.partition import Claimed
+from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
 from celery_dq.transport.redis.queue import Queue
-from celery_dq.transport.redis.source import Sent, Source
+from celery_dq.transport.redis.source import Source
+from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
 from celery_dq.transport.redis.wire import Wire
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ logger = logging.getLogger(__name__)
 #: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
 #: nothing, short enough to notice a dead connection.
 BLPOP_SECONDS = 10
-#: Seconds more after which a missing answer means that the connection is dead.
+#: Seconds (after those of a BLPOP) without an answer that mean that the connection is dead.
 OVERDUE_SECONDS = 5
 
 
+#: Seconds until a queue is looked at again whose eligible messages are not for this channel.
+REST_SECONDS = 0.02
+#: More pool slots than anybody has.
+LARGE = 1 << 30
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01
 
@@ -71,18 +76,18 @@ class Fetcher:
         self._room = room
         self._keeps_appointments = keeps_appointments
         self._deliver = deliver
-        self.scripts = Wire(pool)
+        self.teller = Teller(process, pool, self._waits_for_company)
         self.tokens = Wire(pool)
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
-        self._sent: deque[Sent] = deque()
         self._claiming = False
         self._waits_since: float | None = None
         self._waits_for: dict[bytes, str] = {}
         #: queues served by plain lists (replies), and who gets their messages
         self._lists: dict[bytes, Callable[[bytes], None]] = {}
-        #: Delivery tag of a message that has killed a worker before: alone until it is over.
-        self.suspect: str | None = None
+        #: Delivery tag of a message that has killed a worker before. Until it is over, no second
+        #: one is claimed, so that an innocent neighbour of a poison message is hit once at most.
+        self._suspect: str | None = None
         #: Monotonic time of the last answered claim, for the watchdog.
         self.claimed_at = process.clock.monotonic()
 
@@ -123,14 +128,10 @@ class Fetcher:
         """What is fetched from now."""
         return list(self._sources.values())
 
-    def claims(self, queue: Queue) -> bool:
-        """Whether a claim from *queue* is on its way."""
-        return any(sent.source is not None and sent.queue.key == queue.key for sent in self._sent)
-
     @property
-    def idle(self) -> bool:
-        """Nothing is consumed and nothing is on its way."""
-        return not (self._sources or self._lists or self._sent)
+    def _quiet(self) -> bool:
+        """No queue has anything for this channel, so that it must wait for a token."""
+        return not any(source.hungry for source in self._turn)
 
     def wake(self, queue: str | None = None) -> None:
         """Look at *queue* (or at all) even though no token came."""
@@ -151,39 +152,43 @@ class Fetcher:
             if source.appointment is not None and source.appointment <= now:
                 source.appointment = None
                 source.hungry = True
+            if source.rest_until and source.rest_until <= now:
+                source.rest_until = 0.0
         want, free = self._room() if self._turn else (0, 0)
         if want > 0 and not self._claiming:
-            hungry = self._next_hungry()
+            hungry = self._next_hungry(now, free)
             if hungry is not None:
                 self._send_claim(hungry, want, free, now)
         if want <= 0:
             self._pass_on(now)
-        self.send_untold(now)
-        if (self._lists or (want > 0 and not self._claiming)) and self._waits_since is None:
+        self.teller.send_untold(now)
+        if self._waits_since is None and (self._lists or (want > 0 and not self._claiming and self._quiet)):
             self._send_wait(now)
         elif self._waits_since is not None and now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS:
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
             )
-        if self._sent and now - self._sent[0].sent_at > BLPOP_SECONDS + OVERDUE_SECONDS:
+        oldest = self.teller.oldest()
+        if oldest is not None and now - oldest > OVERDUE_SECONDS:
             raise redis.ConnectionError(
-                f"Redis has not answered a script for {now - self._sent[0].sent_at:.0f} s: "
-                "the connection is dead"
+                f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
             )
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run though nothing arrives."""
         times = [source.appointment for source in self._turn if source.appointment is not None]
         for source in self._turn:
+            if source.rest_until:
+                times.append(source.rest_until)
             box = self._process.ledger.outbox(source.queue.key)
             if box.finishes:
-                times.append(box.finishes_since + COMPANY_SECONDS)
+                times.append(max(box.finishes_since + COMPANY_SECONDS, self.teller.rests_until))
         return min(times) if times else None
 
     @property
     def expects_answer(self) -> bool:
         """A script is on its way: its answer comes without any event elsewhere."""
-        return bool(self._sent)
+        return len(self.teller) > 0
 
     def on_readable(self, fd: int) -> bool:
         """Read what has arrived on *fd*; return whether it went straight to a consumer.
@@ -193,23 +198,17 @@ class Fetcher:
         """
         if fd == self.tokens.fd:
             return self._read_token()
-        if fd == self.scripts.fd:
-            self._read_answer()
-            while self._sent and self.scripts.readable():
-                self._read_answer()
+        if fd == self.teller.wire.fd:
+            self.teller.read()
         return False
 
     # -- claims ----------------------------------------------------------------
 
-    def _next_hungry(self) -> Source | None:
-        if self.suspect is not None:
-            if self.suspect in self._process.ledger:
-                return None
-            self.suspect = None
+    def _next_hungry(self, now: float, free: int) -> Source | None:
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
-            if source.hungry and (source.limit is None or source.limit() > 0):
+            if source.hungry and not source.rests(now, free):
                 return source
         return None
 
@@ -225,55 +224,59 @@ class Fetcher:
             free=free,
             hold=self._keeps_appointments(),
             max_deliveries=queue.max_deliveries,
+            suspects=self._suspect is None or self._suspect not in process.ledger,
             settle=tags(settles),
             finish=tags(finishes),
         )
         self._claiming = True
-        self._send(Sent(call, queue, source, want, now, settles, finishes))
+        source.free = free
+        answer = partial(self._claimed, source, want, now)
+        self.teller.send(Sent(call, queue, now, answer, settles, finishes))
 
-    def _claimed(self, sent: Sent, claimed: Claimed) -> None:
+    def _claimed(self, source: Source, want: int, sent_at: float, claimed: Claimed | None) -> None:
         self._claiming = False
-        process, source = self._process, sent.source
-        if claimed.fenced:
-            self._fenced(sent)
+        process, key = self._process, source.queue.key
+        if claimed is None:
+            source.rest_until, source.free = process.clock.monotonic() + REFUSED_SECONDS, LARGE
             return
-        process.ledger.renewed(sent.queue.key, sent.sent_at)
+        if claimed.fenced:
+            self._fenced(source)
+            return
+        process.ledger.renewed(key, sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()
         process.strikes = 0
-        assert source is not None
-        source.claimed_at = now
-        source.hungry = claimed.more or len(claimed.entries) >= sent.want
+        source.hungry = claimed.more or len(claimed.entries) >= want
+        # What is eligible there is not for us now (at its concurrency, or suspect): look again soon.
+        source.rest_until = now + REST_SECONDS if claimed.more and not claimed.entries else 0.0
         if claimed.appointment_s is not None:
             source.appointment = now + claimed.appointment_s
         for entry in claimed.entries:
-            held = process.ledger.hold(sent.queue.key, entry.id, entry.claim)
+            held = process.ledger.hold(key, entry.id, entry.claim)
             if self._sources.get(source.queue.name) is not source:
                 # Cancelled while the claim was on its way.
                 process.ledger.release(held.tag, "unstarted")
                 continue
             if claimed.suspect:
-                self.suspect = held.tag
+                self._suspect = held.tag
             self._deliver(source, entry, held.tag)
         if source.claimed is not None:
             source.claimed()
 
-    def _fenced(self, sent: Sent) -> None:
+    def _fenced(self, source: Source) -> None:
         """Somebody else leads this queue, or it has a leader and we do not know."""
-        self._process.ledger.stale += len(sent.settles) + len(sent.finishes)
-        if sent.source is not None:
-            sent.source.hungry = False
-        if not sent.queue.token:
+        source.hungry = False
+        if not source.queue.token:
             # Waiting for its tokens would take them away from the leader.
-            self.cancel(sent.queue.name)
-        self._process.fenced_out(sent.queue)
+            self.cancel(source.queue.name)
+        self._process.fenced_out(source.queue)
 
     def _pass_on(self, now: float) -> None:
         """Without room, hand on what others could serve."""
         for source in self._turn:
             if source.appointment is not None and source.appointment <= now + 0.001:
                 source.appointment = None
-                self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+                self.teller.nudge(source.queue, now)
 
     # -- telling ---------------------------------------------------------------
 
@@ -284,56 +287,6 @@ class Fetcher:
             return False
         box = self._process.ledger.outbox(queue.key)
         return box.patient and now - box.finishes_since < COMPANY_SECONDS
-
-    def send_untold(self, now: float | None = None) -> None:
-        """Send what the ledger has for the broker, without waiting for the answers."""
-        ledger, process = self._process.ledger, self._process
-        if now is None:
-            now = process.clock.monotonic()
-        for name in ledger.pending():
-            queue = process.keeper.queue(name)
-            if queue is None or self._waits_for_company(queue, now):
-                continue
-            partition = queue.partition
-            settles, finishes = ledger.take(name, TELL_LIMIT)
-            if settles:
-                call: Call[Any] = partition.settle(queue.consumer(process.consumer), tags(settles))
-                self._send(Sent(call, queue, None, 0, now, settles=settles))
-            if finishes:
-                call = partition.finish(queue.consumer(process.consumer), tags(finishes))
-                self._send(Sent(call, queue, None, 0, now, finishes=finishes))
-            releases = ledger.take_releases(name, TELL_LIMIT)
-            for mode in sorted({mode for mode, _ in releases}):
-                same = [held for how, held in releases if how == mode]
-                call = release(process, queue, mode, same)
-                self._send(Sent(call, queue, None, 0, now, releases=[(mode, held) for held in same]))
-            while (burial := ledger.take_burial(name)) is not None:
-                self._send(Sent(bury(process, queue, burial), queue, None, 0, now, burials=[burial]))
-
-    # -- the script wire -------------------------------------------------------
-
-    def _send(self, sent: Sent, full: bool = False) -> None:
-        if not full:
-            self._process.ledger.sent(sent.queue.key)
-        self._sent.append(sent)
-        self.scripts.open()
-        self.scripts.send(sent.call.command(full=full))
-
-    def _read_answer(self) -> None:
-        try:
-            answer = self.scripts.read()
-        except NoScriptError:
-            # Scripts were flushed: the same again, with the source this time.
-            sent = self._sent.popleft()
-            self._send(sent, full=True)
-            return
-        sent = self._sent.popleft()
-        self._process.ledger.answered(sent.queue.key)
-        result = sent.call.parse(answer)
-        if sent.source is not None:
-            self._claimed(sent, result)
-        elif sent.settles or sent.finishes or sent.releases:
-            self._process.ledger.stale += result
 
     # -- the token wire --------------------------------------------------------
 
@@ -374,20 +327,14 @@ class Fetcher:
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
             now = self._process.clock.monotonic()
-            self._send(Sent(source.queue.partition.nudge(), source.queue, None, 0, now))
+            self.teller.nudge(source.queue, now)
         return False
 
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
         """Close both wires; what was on its way goes back into the ledger."""
-        while self._sent:
-            sent = self._sent.popleft()
-            self._process.ledger.answered(sent.queue.key)
-            self._process.ledger.untold(
-                sent.queue.key, sent.settles, sent.finishes, sent.releases, sent.burials
-            )
-        self._claiming = False
         self._waits_since = None
-        self.scripts.close()
+        self._claiming = False
+        self.teller.close()
         self.tokens.close()

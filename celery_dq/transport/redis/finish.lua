@@ -30,6 +30,7 @@
 --   some 15 commands, and one per tenant that was at its concurrency
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message goes.
+--@allow-oom
 --@include state
 --@include held
 --@include wake

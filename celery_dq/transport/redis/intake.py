@@ -8,6 +8,7 @@ loses its inbox to others after half a lease.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -55,7 +56,7 @@ class Intake:
         self._claim_ahead_s = claim_ahead_s
         self._watchdog_s = watchdog_s
         self._fetcher: Fetcher | None = None
-        self._inbox: deque[Message] = deque()
+        self._inbox: dict[str, deque[Message]] = {}
         self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
         self._delivered_at = process.clock.monotonic()
         self._timing = False
@@ -94,10 +95,10 @@ class Intake:
         del self._consumers[queue_name]
         if self.lanes is not None and queue_name in self.lanes:
             self.lanes.remove(queue_name)
-            self._give_back(lambda message: message.queue == queue_name)
+            self._give_back(queue_name)
             return
         source = self.fetcher.cancel(queue_name)
-        self._give_back(lambda message: message.queue == queue_name)
+        self._give_back(queue_name)
         if source is not None:
             self._process.keeper.leave(source.queue)
         if not self._fetching:
@@ -174,7 +175,7 @@ class Intake:
     def _pace(self) -> int:
         """Without a prefetch count: what fits the claim-ahead time, at the pace seen so far."""
         ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
-        return max(min(max(ahead, 1), MOST_AHEAD) - len(self._inbox), 0)
+        return max(min(max(ahead, 1), MOST_AHEAD) - len(self), 0)
 
     def _keeps_appointments(self) -> bool:
         gate = self._gate
@@ -199,14 +200,24 @@ class Intake:
 
     def _put(self, message: Message) -> None:
         self._channel.qos.append(message, message.delivery_tag)
-        self._inbox.append(message)
+        self._inbox.setdefault(message.queue, deque()).append(message)
 
     def __len__(self) -> int:
-        return len(self._inbox)
+        return sum(map(len, tuple(self._inbox.values())))
+
+    def _next_message(self) -> Message | None:
+        """Take the oldest message of the queue whose turn it is."""
+        for name in tuple(self._inbox):
+            box = self._inbox.pop(name)
+            self._inbox[name] = box  # to the end of the line
+            if box:
+                with contextlib.suppress(IndexError):  # the keeper may have given it back
+                    return box.popleft()
+        return None
 
     def deliver_all(self) -> None:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
-        while self._inbox:
+        while len(self):
             self.deliver_one()
 
     def deliver_one(self) -> bool:
@@ -217,9 +228,8 @@ class Intake:
             self._timing = False
             seen = now - self._delivered_at
             self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
-        try:
-            message = self._inbox.popleft()
-        except IndexError:
+        message = self._next_message()
+        if message is None:
             return False
         self._delivered_at = now
         self._timing = True
@@ -227,7 +237,9 @@ class Intake:
         tag: str = message.delivery_tag
         held = channel.ledger.get(tag)
         consumers = self._consumers.get(message.queue)
-        if held is None or not consumers or not channel.ledger.trusted(held.partition):
+        gate = self._gate
+        closing = gate is not None and gate.closing
+        if held is None or not consumers or closing or not channel.ledger.trusted(held.partition):
             # Too late: the lease is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
@@ -237,7 +249,6 @@ class Intake:
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
-        gate = self._gate
         message.started = gate is None
         if no_ack:
             channel.qos.forget(tag)
@@ -262,23 +273,21 @@ class Intake:
         self._channel.qos.forget(message.delivery_tag)
         self._channel.ledger.release(message.delivery_tag, "unstarted")
 
-    def _give_back(self, which: Callable[[Message], bool]) -> None:
-        kept: list[Message] = []
-        while self._inbox:
-            try:
-                message = self._inbox.pop()
-            except IndexError:  # the consuming thread was faster
-                break
-            if which(message):
+    def _give_back(self, queue_name: str | None = None) -> None:
+        """Give back what lies in the inbox, youngest first; of one queue, or all."""
+        for name in tuple(self._inbox) if queue_name is None else (queue_name,):
+            box = self._inbox.get(name)
+            while box:
+                try:
+                    message = box.pop()
+                except IndexError:  # the consuming thread was faster
+                    break
                 self._release(message)
-            else:
-                kept.append(message)
-        self._inbox.extendleft(kept)
 
     def _check(self, now: float) -> None:
         """Look, in the keeper's thread, whether this consumer still consumes."""
-        if self._inbox and now - self._delivered_at > self._process.lease_s / 2:
-            self._give_back(lambda message: True)
+        if len(self) and now - self._delivered_at > self._process.lease_s / 2:
+            self._give_back()
         fetcher = self._fetcher
         if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:
             return
@@ -303,7 +312,7 @@ class Intake:
         terms = self._channel.session.terms
         if self.lanes is not None and terms is not None:
             terms.unlisten(self._channel.poller.wake)
-        self._give_back(lambda message: True)
+        self._give_back()
         for name in list(self._consumers):
             for tag, _, _ in list(self._consumers.get(name, ())):
                 self.stop(name, tag)

@@ -172,7 +172,7 @@ class Lanes:
         """A claim was answered, and its messages were put."""
         if lane.spills:
             lane.spills = False
-            self._fetcher().send_untold()
+            self._fetcher().teller.send_untold(self._process.clock.monotonic())
 
     def _advance(self, lane: Lane, queue: Queue) -> None:
         ledger = self._process.ledger
@@ -187,9 +187,9 @@ class Lanes:
             if current.comes_back:
                 # It goes before all that was claimed after it.
                 self._spill(lane)
-                lane.spills = self._fetcher().claims(queue)
+                lane.spills = self._fetcher().teller.claims(queue)
                 # On the wire before the next claim.
-                self._fetcher().send_untold()
+                self._fetcher().teller.send_untold(self._process.clock.monotonic())
         if lane.spills or not lane.waiting or not self._terms.firm(queue.name):
             return
         if ledger.holds_of(queue.key) > len(lane.waiting):

@@ -275,6 +275,11 @@ class Ledger:
         if sent_at > self._renewed.get(partition, float("-inf")):
             self._renewed[partition] = sent_at
 
+    def silence(self, partition: str, now: float) -> float:
+        """Return the seconds since the last renewal was sent that was answered; 0 before the first."""
+        sent_at = self._renewed.get(partition)
+        return 0.0 if sent_at is None else now - sent_at
+
     def trusted(self, partition: str) -> bool:
         """Return whether the lease is fresh enough for something new to start."""
         sent_at = self._renewed.get(partition)
@@ -289,7 +294,8 @@ class Ledger:
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call *listener* whenever there is something to tell, from any thread."""
-        self._listeners.append(listener)
+        if listener not in self._listeners:
+            self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         """Undo :meth:`listen`."""

@@ -36,7 +36,7 @@ class Message(KombuMessage):
         info = properties.setdefault("delivery_info", {})
         info.setdefault("exchange", "")
         info.setdefault("routing_key", queue)
-        if entry.deliveries:
+        if entry.returned:
             info["redelivered"] = True
             headers["redelivered"] = True
         properties["priority"] = record.priority

@@ -28,6 +28,7 @@
 --   some 15 commands; promotes at most 128 of each kind
 -- GUARANTEE
 --   Harmless at any time.
+--@allow-oom
 --@include state
 --@include promote
 --@include wake

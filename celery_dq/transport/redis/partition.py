@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from celery_dq.keys import PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
+from celery_dq.transport.redis.fenced import Fenced, read_fenced
 
 T = TypeVar("T")
 
@@ -54,13 +55,18 @@ class Pushed(NamedTuple):
 
 
 class ClaimedEntry(NamedTuple):
-    """A message that was claimed; ``reason`` is empty unless it is delivered only to be discarded."""
+    """A message that was claimed.
+
+    ``deliveries``: how many consumers were lost with it. ``returned``: it was delivered before, whether
+    that ended in a crash or not. ``reason`` is empty unless it is delivered only to be discarded.
+    """
 
     id: str
     claim: str
     deliveries: int
     reason: str
     record: bytes
+    returned: bool = False
 
     @property
     def tag(self) -> Tag:
@@ -99,14 +105,6 @@ class Renewed(NamedTuple):
     fenced: bool = False
 
 
-class Fenced(NamedTuple):
-    """No higher token was here before; the one that holds now; how many others still hold something."""
-
-    accepted: bool
-    epoch: int
-    remaining: int
-
-
 class Moved(NamedTuple):
     """How many messages a chunk moved or removed, and how many are left for the next chunk."""
 
@@ -139,9 +137,12 @@ class Call(Generic[T]):
         return self.parse(self.script.run(client, self.keys, self.args))
 
 
-def load_scripts() -> ScriptSet:
-    """The scripts of the tenant broker. Keep the set: it remembers what it has read."""
-    return ScriptSet(Path(__file__).parent)
+def load_scripts(flags: bool = False) -> ScriptSet:
+    """The scripts of the tenant broker. Keep the set: it remembers what it has read.
+
+    :param flags: the server is Redis 7 or later, and lets scripts that free memory run when it is full.
+    """
+    return ScriptSet(Path(__file__).parent, flags)
 
 
 class Partition:
@@ -178,6 +179,7 @@ class Partition:
         free: int | None = None,
         hold: bool = False,
         max_deliveries: int = 5,
+        suspects: bool = True,
         settle: Sequence[tuple[str, str]] = (),
         finish: Sequence[tuple[str, str]] = (),
     ) -> Call[Claimed]:
@@ -186,11 +188,12 @@ class Partition:
         :param free: how many of them may belong to tenants with a concurrency limit; default: all.
         :param hold: keep an appointment even when messages were found.
         :param max_deliveries: deliveries after which a crashing message is dead; 0 is never.
+        :param suspects: take a message that has crashed a consumer before, alone; else pass its tenant over.
         """
         _check_chunk(settle)
         _check_chunk(finish)
         room = want if free is None else free
-        numbers = (lease_ms, min(want, MAX_CHUNK), room, int(hold), max_deliveries)
+        numbers = (lease_ms, min(want, MAX_CHUNK), room, int(hold), max_deliveries, int(suspects))
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), _claimed)
 
@@ -246,7 +249,7 @@ class Partition:
 
         To be called until ``remaining`` is 0; the same token may fence again.
         """
-        return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), _fenced)
+        return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), read_fenced)
 
     def nudge(self) -> Call[bool]:
         """Promotes what is due and wakes somebody if need be. Returns whether something may be served."""
@@ -359,17 +362,14 @@ def _entries(reply: Any) -> list[ClaimedEntry]:
     for position in range(0, len(reply), 3):
         claim, deliveries, reason = _text(reply[position + 1]).split("|", 2)
         record = _binary(reply[position + 2])
-        entries.append(ClaimedEntry(_text(reply[position]), claim, int(deliveries), reason, record))
+        crashes, returned = int(deliveries or 0), deliveries != ""
+        entries.append(ClaimedEntry(_text(reply[position]), claim, crashes, reason, record, returned))
     return entries
 
 
 def _renewed(reply: Any) -> Renewed:
     alive = int(reply[0])
     return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0)
-
-
-def _fenced(reply: Any) -> Fenced:
-    return Fenced(int(reply[0]) == 1, int(reply[1]), int(reply[2]))
 
 
 def _cancellations(reply: Any) -> list[Cancellation]:

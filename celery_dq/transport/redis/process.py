@@ -21,7 +21,7 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import unpatched
 from celery_dq.scripts.loader import ScriptSet
-from celery_dq.transport.redis.ledger import Burial, Held, Ledger
+from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
 from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag, load_scripts
 from celery_dq.transport.redis.queue import Queue
 
@@ -55,7 +55,7 @@ class Process:
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.keeper = Keeper(self)
         #: The Lua scripts, read from their files once per process.
-        self.scripts: ScriptSet = load_scripts()
+        self.scripts: ScriptSet = load_scripts(flags=False)
         #: How often in a row the watchdog found that nothing is claimed beside a backlog.
         self.strikes = 0
         #: Told of a queue that has another leader than this process.
@@ -94,6 +94,7 @@ class Keeper:
         self._client: redis.Redis | None = None
         self._running = False
         self._late: set[str] = set()
+        self._judges_from: dict[str, float] = {}
         self._start_stop = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()
@@ -198,9 +199,13 @@ class Keeper:
             renewal = queue.partition.renew(
                 queue.consumer(process.consumer),
                 lease_ms=process.lease_ms,
-                limit=CHUNK,
+                limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
                 max_deliveries=queue.max_deliveries,
             ).run(client)
+            if ledger.silence(name, sent_at) > process.lease_s * TRUST:
+                # The broker was away, or we were. Others may be on their way back as we are, so
+                # for one lease nobody is taken for dead by us.
+                self._judges_from[name] = sent_at + process.lease_s
             if renewal.fenced:
                 process.fenced_out(queue)
             elif not renewal.alive and ledger.holds_of(name):
@@ -268,6 +273,7 @@ class Keeper:
                 return  # consumed again meanwhile: the next round takes a new lease
             self._queues.pop(name, None)
             self._users.pop(name, None)
+            self._judges_from.pop(name, None)
         self._process.ledger.forget(name)
 
     def _disconnect(self) -> None:

@@ -27,6 +27,7 @@
 --   some 20 commands, and three per tenant
 -- GUARANTEE
 --   A purged message leaves nothing behind.
+--@allow-oom
 --@include state
 --@include place
 --@include wake

@@ -38,6 +38,7 @@
 -- GUARANTEE
 --   A tag that is stale changes nothing. A message that was cancelled meanwhile, or is dead, comes back as a
 --   discard; any other one has its old score, so its old place.
+--@allow-oom
 --@include state
 --@include give_back
 --@include wake

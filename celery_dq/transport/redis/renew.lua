@@ -38,6 +38,7 @@
 -- GUARANTEE
 --   An expired lease whose messages nobody has taken back yet goes on as if it had not expired. Settled messages of a
 --   lost consumer are dropped, the others come back with one delivery counted.
+--@allow-oom
 --@include state
 --@include promote
 --@include reap
@@ -48,7 +49,7 @@ local alive = call('ZSCORE', P .. 'leases', consumer)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 local reaped = reap(limit, tonumber(ARGV[4]))
 local overdue = promote(limit) > 0 and call('EXISTS', P .. 'wake') == 0
-collect(P .. 'finish', string.format('%.17g', state.v), limit)
+collect(P .. 'finish', text(state.v), limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
 wake()

@@ -33,6 +33,7 @@
 --   those of a release
 -- GUARANTEE
 --   No delivery is counted and the rate tokens are given back. Settled messages are dropped.
+--@allow-oom
 --@include state
 --@include give_back
 --@include wake

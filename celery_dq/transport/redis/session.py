@@ -10,7 +10,8 @@ from celery_dq.hooks import WIRES, Terms, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
-from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition
+from celery_dq.transport.redis.fitness import SCRIPT_FLAGS_SINCE, check_server
+from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition, load_scripts
 from celery_dq.transport.redis.poller import Poller
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
@@ -51,6 +52,38 @@ class Session:
         gate = self.gate
         return frozenset() if gate is None else gate.running_tags()
 
+    def check_server(self, client: redis.Redis) -> None:
+        """Ask the server, once per process, whether it may be trusted with messages.
+
+        Raises:
+            ServerError: it may not.
+        """
+        process = self.process
+        if self.address not in process.fit_servers:
+            version = check_server(client, self.options.allow_eviction)
+            if version >= SCRIPT_FLAGS_SINCE:
+                process.scripts = load_scripts(flags=True)
+            process.fit_servers.add(self.address)
+
+    def attend(self) -> None:
+        """From now on this connection tells the broker what the ledger has for it."""
+        self.process.ledger.listen(self.poller.wake)
+
+    def leave(self) -> None:
+        """Undo :meth:`attend`."""
+        self.process.ledger.unlisten(self.poller.wake)
+
+    @property
+    def broadcast_prefix(self) -> str:
+        """What separates our broadcasts and bindings from those of others on the same database.
+
+        Empty in the plain case, so that monitors made for kombu find a worker where they look.
+        """
+        options = self.options
+        if options.environment == "online" and not options.key_prefix:
+            return ""
+        return f"{options.key_prefix}{options.environment}/"
+
     @property
     def registry_key(self) -> str:
         """SET: names of the ordinary queues that were declared."""
@@ -75,12 +108,14 @@ class Session:
 
     @staticmethod
     def depth(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait: ready, delayed and throttled, without those in workers' hands."""
-        with client.pipeline(transaction=False) as pipe:
-            pipe.hlen(partition.keys.messages)
-            pipe.hget(partition.keys.state, "held")
-            stored, held = pipe.execute()
-        return max(int(stored) - int(held or 0), 0)
+        """Return how many messages wait: not those in workers' hands, nor those before their time."""
+        keys = partition.keys
+        with client.pipeline(transaction=True) as pipe:
+            pipe.hlen(keys.messages)
+            pipe.zcard(keys.delayed)
+            pipe.hget(keys.state, "held")
+            stored, delayed, held = pipe.execute()
+        return max(int(stored) - int(delayed) - int(held or 0), 0)
 
 
 def _wires(connection: Any) -> Wires:

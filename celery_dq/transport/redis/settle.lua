@@ -26,6 +26,7 @@
 --   five commands
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once.
+--@allow-oom
 --@include state
 --@include held
 local entries, stale = read_tags(ARGV[1], 2)

@@ -1,13 +1,10 @@
-"""What a fetcher keeps of each queue, and of each call that is not answered yet."""
+"""What a fetcher keeps of each queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from celery_dq.transport.redis.ledger import Burial, Held
-from celery_dq.transport.redis.partition import Call
 from celery_dq.transport.redis.queue import Queue
 
 
@@ -19,7 +16,8 @@ class Source:
         queue: what is consumed.
         hungry: something may be eligible.
         appointment: monotonic time at which to look again; None without one.
-        claimed_at: monotonic time of the last claim that was answered.
+        rest_until: monotonic time until which a claim would find nothing for this channel …
+        free: … unless more pool slots are free than at the last claim.
         limit: returns how many messages to claim at most; None without a limit of its own.
         claimed: called when a claim was answered and its messages are delivered.
     """
@@ -27,21 +25,13 @@ class Source:
     queue: Queue
     hungry: bool = True
     appointment: float | None = None
-    claimed_at: float = 0.0
+    rest_until: float = 0.0
+    free: int = 0
     limit: Callable[[], int] | None = None
     claimed: Callable[[], None] | None = None
 
-
-@dataclass(eq=False, slots=True)
-class Sent:
-    """A script on its way: what its answer is for, and what it carried."""
-
-    call: Call[Any]
-    queue: Queue
-    source: Source | None
-    want: int
-    sent_at: float
-    settles: list[Held] = field(default_factory=list)
-    finishes: list[Held] = field(default_factory=list)
-    releases: list[tuple[str, Held]] = field(default_factory=list)
-    burials: list[Burial] = field(default_factory=list)
+    def rests(self, now: float, free: int) -> bool:
+        """Return whether the last claim found nothing for us, and nothing has changed since."""
+        if self.limit is not None and self.limit() <= 0:
+            return True
+        return now < self.rest_until and free <= self.free

@@ -38,17 +38,22 @@
 --@include held
 --@include wake
 local consumer, n = ARGV[1], tonumber(ARGV[3])
-local ids = {}
-for i = 1, n do ids[i] = ARGV[3 + i] end
+local ids, named = {}, {}
+for i = 1, n do
+  local id = ARGV[3 + i]
+  if not named[id] then ids[#ids + 1] = id end
+  named[id] = true
+end
 local reply = {}
-if n == 0 or is_fenced_out(consumer) then return reply end
+if #ids == 0 or is_fenced_out(consumer) then return reply end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local claim = state.claim + 1
 local held, delayed, tenants, names, more = {}, {}, {}, {}, {}
-for i = 1, n do
+for i = 1, #ids do
   local id, record = ids[i], records[i]
-  local priority, due, _, tenant = header(record)
+  local priority, due, _, length = header(record)
+  local tenant = priority and tenant_name(record, length)
   local score, flags = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id), 0
   if priority and not score and call('ZSCORE', P .. 'delayed', id) then
     delayed[#delayed + 1] = id

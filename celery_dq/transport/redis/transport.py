@@ -21,20 +21,10 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from redis import exceptions
-
 from celery_dq.transport.redis.bases import RedisTransport, VirtualTransport
 from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.session import Session
-
-#: A server in the middle of a failover or a restart says these; it will be well again.
-PASSING_ERRORS = (
-    exceptions.ReadOnlyError,
-    exceptions.BusyLoadingError,
-    exceptions.MasterDownError,
-    exceptions.TryAgainError,
-    exceptions.ClusterDownError,
-)
 
 
 class Transport(RedisTransport):
@@ -64,14 +54,9 @@ class Transport(RedisTransport):
         """Be driven by *loop* from now on."""
         self.session.poller.register(loop)
 
-    def establish_connection(self) -> Any:
-        """Connect; from now on this connection carries what the ledger has to tell."""
-        self.session.process.ledger.listen(self.session.poller.wake)
-        return super().establish_connection()
-
     def close_connection(self, connection: Any) -> None:
         """Close all channels; see :meth:`Channel.close`."""
-        self.session.process.ledger.unlisten(self.session.poller.wake)
+        self.session.leave()
         VirtualTransport.close_connection(self, connection)
         self.session.poller.close()
 

@@ -59,7 +59,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
         discards[#discards + 1] = entry.id
       elseif entry.early then
         local _, due = header(record)
-        delayed[#delayed + 1] = due
+        delayed[#delayed + 1] = due or now
         delayed[#delayed + 1] = entry.id
       else
         local list = waiting[entry.tenant]

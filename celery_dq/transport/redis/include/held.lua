@@ -65,7 +65,7 @@ local function free_slots(entries)
     local left = tonumber(slots[i] or 0) - freed[tenants[i]]
     if left > 0 then
       fewer[#fewer + 1] = tenants[i]
-      fewer[#fewer + 1] = left
+      fewer[#fewer + 1] = text(left)
     else
       none[#none + 1] = tenants[i]
     end

@@ -46,7 +46,7 @@ local function enter(tenants)
       if tags[i] then finished[#finished + 1] = tenants[i] end
     end
     local list = into[place]
-    list[#list + 1] = score
+    list[#list + 1] = text(score)
     list[#list + 1] = tenants[i]
   end
   write('ZADD', P .. 'turn', into.turn)

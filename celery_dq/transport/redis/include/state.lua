@@ -7,20 +7,44 @@ do
   local clock = call('TIME')
   now = clock[1] * 1000000 + clock[2]
 end
-local state
+local FIELDS = {seq = 'seq', v = 'v', claim = 'claim', held = 'held', head = 'head', appt = 'appt',
+  owner = 'appt_owner'}
+local read, state
 do
   local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'appt', 'appt_owner',
     'epoch')
-  state = {
+  read = {
     seq = tonumber(seen[1] or 0), v = tonumber(seen[2] or 0), claim = tonumber(seen[3] or 0),
     held = tonumber(seen[4] or 0), head = tonumber(seen[5] or 0), appt = tonumber(seen[6] or 0),
     owner = seen[7] or '', epoch = tonumber(seen[8] or 0),
   }
+  state = {
+    seq = read.seq, v = read.v, claim = read.claim, held = read.held, head = read.head, appt = read.appt,
+    owner = read.owner, epoch = read.epoch,
+  }
 end
 
+-- A number with all its digits. Formatting is slow, and most counts and tags come many times in a call.
+local texts = {[0] = '0', [1] = '1'}
+local function text(number)
+  local known = texts[number]
+  if not known then
+    known = string.format('%.17g', number)
+    texts[number] = known
+  end
+  return known
+end
+
+-- Only what has changed: to write a number costs more than to compare it.
 local function save()
-  call('HSET', KEYS[1], 'seq', state.seq, 'v', state.v, 'claim', state.claim, 'held', state.held,
-    'head', state.head, 'appt', state.appt, 'appt_owner', state.owner)
+  local changed = {}
+  for name, field in pairs(FIELDS) do
+    if state[name] ~= read[name] then
+      changed[#changed + 1] = field
+      changed[#changed + 1] = state[name]
+    end
+  end
+  if #changed > 0 then call('HSET', KEYS[1], unpack(changed)) end
 end
 
 -- The next sequence time: never twice the same, never going back.

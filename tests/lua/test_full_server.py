@@ -1,0 +1,37 @@
+"""A server whose memory is full refuses new messages, and lets go of the ones it has."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.partition import Outgoing, Partition, load_scripts
+from tests.lua.desk import make_record
+
+
+@pytest.fixture
+def full_server() -> redis.Redis:
+    with RedisServer(config={"maxmemory": "20mb", "maxmemory-policy": "noeviction"}) as server:
+        yield redis.Redis(port=server.port)
+
+
+def test_what_waits_can_be_consumed_when_the_memory_is_full(full_server: redis.Redis) -> None:
+    version = tuple(int(part) for part in full_server.info("server")["redis_version"].split(".")[:2])
+    partition = Partition(PartitionKeys("online", "full"), load_scripts(flags=version >= (7, 0)))
+    partition.push([Outgoing(0, str(number), make_record("")) for number in range(10)]).run(full_server)
+    full_server.config_set("maxmemory", 1)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        partition.push([Outgoing(0, "late", make_record(""))]).run(full_server)
+    if version < (7, 0):
+        # Before Redis 7 a script cannot say that it frees memory.
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            partition.claim("c", lease_ms=1000, want=3).run(full_server)
+        return
+    first = partition.claim("c", lease_ms=1000, want=3).run(full_server)
+    assert [entry.id for entry in first.entries] == ["0", "1", "2"]
+    rest = partition.claim("c", lease_ms=1000, want=9, finish=[e.tag for e in first.entries]).run(full_server)
+    assert partition.finish("c", [entry.tag for entry in rest.entries]).run(full_server) == 0
+    full_server.config_set("maxmemory", 0)
+    assert full_server.hlen(partition.keys.messages) == 0
