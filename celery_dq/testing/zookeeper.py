@@ -17,7 +17,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from celery_dq.testing.processes import ChildProcess, free_port
 from celery_dq.testing.waiting import wait_until
 
-__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
+__all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -80,7 +80,7 @@ class ZooKeeperServer:
     :param tick_ms: ZooKeeper's ``tickTime``; sessions last at least two of them; default 500 ms (a
         production server has 2,000).
     :param number: which one of `members` this is; 0 (default) stands alone.
-    :param members: the ports of all servers of the ensemble.
+    :param members: the ports of all servers of the ensemble, as this one reaches them.
     """
 
     def __init__(self, *, tick_ms: int = 500, number: int = 0, members: Sequence[Member] = ()) -> None:
@@ -274,11 +274,16 @@ class ZooKeeperEnsemble:
 
     :param tick_ms: see :class:`ZooKeeperServer`.
     :param size: how many servers; default 3.
+    :param route: called with the number of a server and another member, returns that member as the server
+        shall reach it: with a proxy's port for the quorum, for instance, to cut the two from each other.
     """
 
-    def __init__(self, *, tick_ms: int = 500, size: int = 3) -> None:
+    def __init__(
+        self, *, tick_ms: int = 500, size: int = 3, route: Callable[[int, Member], Member] | None = None
+    ) -> None:
         self._tick_ms = tick_ms
         self._size = size
+        self._route = route or (lambda number, member: member)
         self.servers: list[ZooKeeperServer] = []
 
     def start(self) -> ZooKeeperEnsemble:
@@ -287,7 +292,11 @@ class ZooKeeperEnsemble:
             Member(number, free_port(), free_port(), free_port()) for number in range(1, self._size + 1)
         ]
         self.servers = [
-            ZooKeeperServer(tick_ms=self._tick_ms, number=member.number, members=members)
+            ZooKeeperServer(
+                tick_ms=self._tick_ms,
+                number=member.number,
+                members=[each if each is member else self._route(member.number, each) for each in members],
+            )
             for member in members
         ]
         try:

@@ -113,7 +113,9 @@ class Poller:
             channel.tick()
             self._watch_wires(channel)
             if channel.has_inbox:
-                channel.intake.deliver_all()
+                # Not in a tick: the pool may have had its own for this turn, and would write the
+                # task to its child only when something else ends the wait.
+                self._ring()
 
     def _set_timer(self) -> None:
         deadline = self._deadline()
@@ -256,6 +258,11 @@ class Poller:
             return
         if self._pid != os.getpid():
             return  # asked last, for it is a system call
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._pipe is None:
+            return
         self._rung = True
         try:
             os.write(self._pipe[1], b"!")
@@ -274,6 +281,10 @@ class Poller:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
+        if self._loop is not None:
+            for channel in tuple(self._channels):
+                if channel.has_inbox:
+                    channel.intake.deliver_all()
         if self._loop is not None:
             self._set_timer()
 

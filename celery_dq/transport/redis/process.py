@@ -60,13 +60,17 @@ class Process:
         self.strikes = 0
         #: Told of a queue that has another leader than this process.
         self.on_fenced: Callable[[Queue], None] | None = None
+        self._fenced: set[str] = set()
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
 
     def fenced_out(self, queue: Queue) -> None:
         """The broker knows a later leader of *queue*: let go of what has not begun."""
         lost = self.ledger.lose(queue.key, self.running_tags())
-        logger.warning(
+        known = queue.key in self._fenced
+        self._fenced.add(queue.key)
+        logger.log(
+            logging.DEBUG if known else logging.WARNING,
             "%s does not lead the queue %s any more, or does not know that it is led; %d messages that had "
             "not begun are let go.",
             self.consumer,
