@@ -53,6 +53,16 @@ class WorkerGate(Protocol):
         """
 
 
+class Consumption(Protocol):
+    """What the transport tells of the led queues that it consumes; from any thread."""
+
+    def busy(self, queue: str, token: int) -> bool:
+        """Whether something of that term is held, or not told yet."""
+
+    def cut_off(self, queue: str, token: int) -> bool:
+        """Whether the broker has been silent for a whole lease: what was held may be with others."""
+
+
 class Terms(Protocol):
     """Which queues have one leader, and whether it is this process.
 
@@ -71,8 +81,8 @@ class Terms(Protocol):
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader than `token`."""
 
-    def attach(self, queue: str, busy: Callable[[str, int], bool]) -> None:
-        """From now on `busy(queue, token)` tells whether something of a term runs or is not told yet."""
+    def attach(self, queue: str, consumption: Consumption) -> None:
+        """From now on this one consumes the queue."""
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever an answer to the above has changed, from any thread."""

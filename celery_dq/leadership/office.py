@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 #: Renewals per session.
 RENEWALS = 6
-#: Seconds before standing again after something went wrong, at least; jitter is added.
-PAUSE_S = 0.1
+#: Seconds before standing again after something went wrong: at first, and after several failures; jitter is
+#: added.
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 #: Seconds a candidate waits at a time when nothing happens.
 LONGEST_WAIT_S = 30.0
 
@@ -74,6 +75,7 @@ class Office:
         self._term: Term | None = None
         self._closing = False
         self._bell = threading.Event()
+        self._failures = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -122,7 +124,10 @@ class Office:
                     self._pause()
             except Exception as error:  # noqa: PERF203 - one candidacy after the other
                 self._lament(error)
+                # First in line and unable to lead, we would stand in everybody's way.
+                self._leave(clean=False)
                 self._pause()
+                self._failures += 1
         try:
             self.election.resign(clean=False)
         except (OSError, NotElected) as error:
@@ -141,7 +146,8 @@ class Office:
         return min(LONGEST_WAIT_S, 0.5)
 
     def _pause(self) -> None:
-        self._bell.wait(PAUSE_S * (1 + random.random()))
+        pause_s = min(PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
+        self._bell.wait(pause_s * (1 + random.random()))
         self._bell.clear()
 
     def _lead(self) -> None:
@@ -150,6 +156,7 @@ class Office:
         won = self.election.accede(floor, self._clock.wall())
         term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
         self._term = term
+        self._failures = 0
         self._tell_trust(term)
         served = threading.Event()
         worker: threading.Thread | None = None

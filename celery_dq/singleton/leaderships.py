@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import Fenced
+from celery_dq.hooks import Consumption
 from celery_dq.leadership.career import Career, Phase, Term
 from celery_dq.leadership.election import Election
 from celery_dq.leadership.office import Office
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at a message that must end.
 LOOK_S = 0.01
+#: Seconds between two looks at the broker.
+LOOK_OUT_S = 0.5
 #: Seconds between two attempts to reach the broker.
 PAUSE_S = 0.2
 
@@ -80,7 +83,7 @@ class Leaderships:
         self._kills = kills
         self._clock: Clock = clock or SystemClock()
         self._offices: dict[str, Office] = {}
-        self._busy: dict[str, Callable[[str, int], bool]] = {}
+        self._consumptions: dict[str, Consumption] = {}
         self._listeners: list[Callable[[], None]] = []
 
     # -- volunteering
@@ -154,9 +157,9 @@ class Leaderships:
             term.fall("the broker does not know this term")
             self.changed()
 
-    def attach(self, queue: str, busy: Callable[[str, int], bool]) -> None:
-        """From now on `busy` tells whether something of a term runs."""
-        self._busy[queue] = busy
+    def attach(self, queue: str, consumption: Consumption) -> None:
+        """From now on this one consumes the queue."""
+        self._consumptions[queue] = consumption
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` when something has changed."""
@@ -176,8 +179,13 @@ class Leaderships:
 
     def busy(self, queue: str, token: int) -> bool:
         """Whether something of that term is held by this process."""
-        busy = self._busy.get(queue)
-        return busy is not None and busy(queue, token)
+        consumption = self._consumptions.get(queue)
+        return consumption is not None and consumption.busy(queue, token)
+
+    def cut_off(self, queue: str, token: int) -> bool:
+        """Whether this worker cannot reach the broker, while another one may."""
+        consumption = self._consumptions.get(queue)
+        return consumption is not None and consumption.cut_off(queue, token)
 
     def _term(self, queue: str) -> Term | None:
         office = self._offices.get(queue)
@@ -225,7 +233,9 @@ class QueueDuties:
             if term.inaugurated():
                 logger.info("This worker leads the queue %r, token %d.", term.name, term.token)
                 self._leaderships.changed()
-                term.wait()
+                while not term.wait(LOOK_OUT_S):
+                    if self._leaderships.cut_off(term.name, term.token):
+                        term.end("the broker does not answer this worker")
         finally:
             self._leaderships.changed()
             self._come_to_rest(term)
@@ -250,7 +260,9 @@ class QueueDuties:
         if self._options.hand_over == "abort" and self._kills:
             self._guard.revoke(term.name, term.token)
         while self._leaderships.busy(term.name, term.token):
-            if term.phase is Phase.FALLEN and not self._guard.runs(term.name):
-                # What is left is only bookkeeping, which the broker refuses anyway.
+            if not self._guard.runs(term.name) and (
+                term.phase is Phase.FALLEN or self._leaderships.cut_off(term.name, term.token)
+            ):
+                # What is left is only bookkeeping, which the broker refuses or does not hear.
                 return
             time.sleep(LOOK_S)

@@ -54,8 +54,9 @@ class Verdict:
         outages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.outages)
         return (
             f"{self.sent} messages, {self.terms} terms: {len(self.lost)} lost, "
-            f"{len(self.disordered)} out of order, {len(self.run_again)} run again, {len(self.stale)} overlaps, "
-            f"{self.accepted_stale} stale effects accepted; longest silence: {outages}"
+            f"{len(self.disordered)} out of order, {len(self.run_again)} run again, "
+            f"{len(self.stale)} overlaps, {self.accepted_stale} stale effects accepted; "
+            f"longest silence: {outages}"
         )
 
 
@@ -326,7 +327,10 @@ class Siege:
                 self._nothing_runs()
             elif fault in MUST_REPLACE:
                 self.replaced(token, fault)
-            self.progress(fault) if fault != "lose_quorum" else None
+            if fault in MUST_LAST:
+                time.sleep(2 * self._session_s)
+            if fault != "lose_quorum":
+                self.progress(fault)
         finally:
             heal()
         self.progress(f"healing {fault}")
@@ -386,6 +390,8 @@ MUST_REPLACE = (
     "cut_its_follower",
     "cut_from_zookeeper",
 )
+#: These are borne by the session, or not: what counts is how long they last.
+MUST_LAST = ("pause_its_zookeeper", "swallow_its_zookeeper", "kill_ensemble_leader")
 FAULTS = (
     *MUST_REPLACE,
     "pause_its_zookeeper",

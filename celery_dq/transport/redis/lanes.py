@@ -94,7 +94,7 @@ class Lanes:
         """Consume *queue* whenever this process leads it."""
         self._lanes[queue.name] = Lane(queue)
         self._bases[queue.name] = queue
-        self._terms.attach(queue.name, self.busy)
+        self._terms.attach(queue.name, self)
         self.follow()
 
     def remove(self, name: str) -> None:
@@ -121,6 +121,11 @@ class Lanes:
             # No connection is left, and the next heartbeat is seconds away.
             process.keeper.ring()
         return True
+
+    def cut_off(self, name: str, token: int) -> bool:
+        """Whether the broker has been silent for a whole lease. From any thread."""
+        process, key = self._process, replace(self._bases[name], token=token).key
+        return process.ledger.silence(key, process.clock.monotonic()) > process.lease_s
 
     # -- the loop calls these --------------------------------------------------
 
