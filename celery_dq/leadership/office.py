@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 RENEWALS = 6
 #: Seconds before standing again after something went wrong: at first, and after several failures; jitter is
 #: added.
-PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 #: Seconds a candidate waits at a time when nothing happens.
 LONGEST_WAIT_S = 30.0
 
@@ -116,6 +116,7 @@ class Office:
         while not self._closing:
             try:
                 if not self.election.stand():
+                    self._failures = 0
                     self.election.wait(self._patience_s())
                 elif self._may_lead():
                     self._lead()

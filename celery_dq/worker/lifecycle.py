@@ -113,6 +113,8 @@ class Lifecycle:
     def _on_over(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def over(result: Any, **options: Any) -> Any:
             failed = isinstance(result, tuple) and bool(result[0])
+            if failed:
+                _note_successor(message, getattr(result[1], "exception", None))
             if failed and self._dead_letter_failures:
                 self._bury_failure(message, getattr(result[1], "exception", None))
             try:
@@ -163,3 +165,12 @@ class Lifecycle:
             # Celery cancelled it and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
+
+
+def _note_successor(message: Message, exc: BaseException | None) -> None:
+    """A retry, or a replacement, has taken the place of the message: what was claimed after it must wait."""
+    held = message.channel.ledger.get(message.delivery_tag)
+    # What comes from a pool's child may be wrapped; what a retry carries in `exc` is its reason.
+    told = (exc, getattr(exc, "exc", None))
+    if held is not None and any(isinstance(each, (Retry, Ignore)) for each in told):
+        held.comes_back = True

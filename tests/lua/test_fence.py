@@ -138,3 +138,50 @@ def test_the_reaping_of_the_others_is_the_leaders(desk: Desk) -> None:
     desk.lose(NEW)
     assert desk.reap("c3@2") == 1
     assert desk.waiting() == ["a"]
+
+
+class TestContinuation:
+    """What the running task publishes under its own id takes its place."""
+
+    @pytest.mark.parametrize("settled", [False, True])
+    def test_goes_before_what_came_after_it(self, desk: Desk, settled: bool) -> None:
+        desk.push("a", "b", "c")
+        fence(desk, 1)
+        tag = desk.claim(1, OLD).entries[0].tag
+        if settled:
+            desk.settle(tag, consumer=OLD)
+        assert desk.push_one("a") == "a~1"
+        desk.finish(tag, consumer=OLD)
+        assert desk.waiting() == ["a~1", "b", "c"]
+
+    def test_is_not_delayed(self, desk: Desk) -> None:
+        desk.push("a", "b")
+        fence(desk, 1)
+        tag = desk.claim(1, OLD).entries[0].tag
+        desk.push("a", due_us=desk.now_us() + 60_000_000)
+        desk.finish(tag, consumer=OLD)
+        assert desk.take(2, OLD) == ["a~1", "b"]
+
+    def test_may_go_on_again_and_again(self, desk: Desk) -> None:
+        desk.push("a", "b")
+        fence(desk, 1)
+        for _ in range(12):
+            entry = desk.claim(1, OLD).entries[0]
+            assert entry.id.partition("~")[0] == "a"
+            desk.push("a", due_us=desk.now_us() + 60_000_000)
+            desk.finish(entry.tag, consumer=OLD)
+
+    def test_is_nothing_special_where_nobody_leads(self, desk: Desk) -> None:
+        desk.push("a", "b")
+        tag = desk.claim(1).entries[0].tag
+        desk.push("a")
+        desk.finish(tag)
+        assert desk.waiting() == ["b", "a~1"]
+
+    def test_others_of_the_same_call_keep_their_own(self, desk: Desk) -> None:
+        desk.push("a", "b")
+        fence(desk, 1)
+        tag = desk.claim(1, OLD).entries[0].tag
+        desk.push("x", "a", "y")
+        desk.finish(tag, consumer=OLD)
+        assert desk.waiting() == ["a~1", "b", "x", "y"]

@@ -140,3 +140,27 @@ def test_other_queues_of_the_worker_are_consumed_by_all(bank: Bank) -> None:
             bank.send("post", number, 0.2, queue="mail")
         wait_until(lambda: len(bank.book.numbers("finish")) + len(bank.book.refused()) >= 13, 20)
         assert [number for number in bank.book.numbers("finish") if number < 100] == list(range(5))
+
+
+@pytest.mark.parametrize("countdown", [0.0, 1.5])
+def test_a_retry_keeps_its_place_and_blocks_until_it_is_due(bank: Bank, countdown: float) -> None:
+    bank.post(range(2))
+    bank.send("retry", 2, countdown)
+    bank.post(range(3, 20))
+    with bank.worker(concurrency=4):
+        assert bank.finished(20) == list(range(20))
+    first, second = (each for each in bank.book.entries("start") if each.number == 2)
+    assert second.monotonic - first.monotonic >= countdown
+    assert bank.book.numbers("start") == [0, 1, 2, 2, *range(3, 20)]
+
+
+def test_a_retry_that_waits_is_handed_over_in_its_place(bank: Bank) -> None:
+    with bank.worker() as first:
+        bank.send("retry", 0, 3.0)
+        bank.wait_started(0)
+        bank.post(range(1, 5))
+        with bank.worker():
+            assert first.process is not None
+            first.process.kill()
+            assert bank.finished(5, 30) == list(range(5))
+    assert [each.token for each in bank.book.entries("start")][:2] == [1, 2]

@@ -81,6 +81,7 @@ if is_fenced_out(consumer) or is_out_of_office() then
   reply[4] = '2'
   return reply
 end
+if state.epoch > 0 then state.leader = consumer end
 local got, held, reasons, unreadable = 0, {}, {}, {}
 
 local function deliver(id, score, flags, tenant, deliveries, reason, record)

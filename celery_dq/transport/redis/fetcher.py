@@ -98,12 +98,14 @@ class Fetcher:
         queue: Queue,
         limit: Callable[[], int] | None = None,
         claimed: Callable[[], None] | None = None,
-    ) -> None:
+    ) -> Source:
         """Start fetching from *queue*; see :class:`Source` for the others."""
-        if queue.name not in self._sources:
+        source = self._sources.get(queue.name)
+        if source is None:
             source = self._sources[queue.name] = Source(queue, limit=limit, claimed=claimed)
             self._turn.append(source)
         self._rearm()
+        return source
 
     def cancel(self, queue: str) -> Source | None:
         """Stop fetching from *queue*; a claim on its way is given back when answered."""
@@ -154,6 +156,8 @@ class Fetcher:
                 source.hungry = True
             if source.rest_until and source.rest_until <= now:
                 source.rest_until = 0.0
+            if source.look_at is not None and source.look_at <= now:
+                source.look_at = None
         want, free = self._room() if self._turn else (0, 0)
         if want > 0 and not self._claiming:
             hungry = self._next_hungry(now, free)
@@ -180,6 +184,8 @@ class Fetcher:
         for source in self._turn:
             if source.rest_until:
                 times.append(source.rest_until)
+            if source.look_at is not None:
+                times.append(source.look_at)
             box = self._process.ledger.outbox(source.queue.key)
             if box.finishes:
                 times.append(max(box.finishes_since + COMPANY_SECONDS, self.teller.rests_until))

@@ -10,6 +10,8 @@ queue; the lane lets one message at a time go on, when the one before is over, a
 
 * when the term ends;
 * when the message before it comes back, by a requeue, a crash or a retry: it goes first.
+
+A retry is claimed at once, in the place of the message that it repeats, and blocks the lane until it is due.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from celery_dq.hooks import Terms
 from celery_dq.transport.redis.ledger import Held
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.source import Source
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.fetcher import Fetcher
@@ -48,6 +51,7 @@ class Lane:
         self.base = base
         self.queue: Queue | None = None
         self.ending = False
+        self.source: Source | None = None
         self.waiting: deque[Message] = deque()
         self.current: Held | None = None
         self.since = 0.0
@@ -154,7 +158,9 @@ class Lanes:
         queue = lane.queue = replace(lane.base, token=token)
         lane.current = None
         self._process.keeper.use(queue, self._clients)
-        self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
+        lane.source = self._fetcher().consume(
+            queue, lambda: self._limit(lane), lambda: self._claimed(lane)
+        )
 
     def _close(self, lane: Lane) -> None:
         queue, lane.queue = lane.queue, None
@@ -199,11 +205,23 @@ class Lanes:
             return
         if ledger.holds_of(queue.key) > len(lane.waiting):
             return  # one that was begun before a reconnect
+        if self._waits(lane):
+            return
         message = lane.waiting.popleft()
         lane.current = ledger.get(message.delivery_tag)
         lane.since = self._process.clock.monotonic()
         if lane.current is not None:
             self._deliver(message)
+
+    def _waits(self, lane: Lane) -> bool:
+        """Whether the next message is a retry that is not due yet: it keeps its place, all others wait."""
+        due_us = lane.waiting[0].record.due_us
+        if not due_us:
+            return False
+        left_s = due_us / 1e6 - self._process.clock.wall()
+        if left_s > 0 and lane.source is not None:
+            lane.source.look_at = self._process.clock.monotonic() + left_s
+        return left_s > 0
 
     def _spill(self, lane: Lane) -> None:
         while lane.waiting:

@@ -18,6 +18,7 @@ class Source:
         appointment: monotonic time at which to look again; None without one.
         rest_until: monotonic time until which a claim would find nothing for this channel …
         free: … unless more pool slots are free than at the last claim.
+        look_at: monotonic time at which the tick must run, whatever else happens; None for none.
         limit: returns how many messages to claim at most; None without a limit of its own.
         claimed: called when a claim was answered and its messages are delivered.
     """
@@ -27,6 +28,7 @@ class Source:
     appointment: float | None = None
     rest_until: float = 0.0
     free: int = 0
+    look_at: float | None = None
     limit: Callable[[], int] | None = None
     claimed: Callable[[], None] | None = None
 

@@ -1,7 +1,7 @@
 --@include state
 --@include place
--- Stores new messages {id, record, priority, due, tenant, reason}: the records first, then where they wait. With
--- a reason a message becomes a discard.
+-- Stores new messages {id, record, priority, due, tenant, reason, score}: the records first, then where they wait.
+-- With a reason a message becomes a discard, with a score it takes that place, due or not.
 local function accept(messages)
   local records, delayed, discards, reasons = {}, {}, {}, {}
   local tenants, waiting = {}, {}
@@ -14,7 +14,7 @@ local function accept(messages)
       discards[#discards + 1] = message.id
       reasons[#reasons + 1] = message.id
       reasons[#reasons + 1] = message.reason
-    elseif message.due > now then
+    elseif message.due > now and not message.score then
       delayed[#delayed + 1] = message.due
       delayed[#delayed + 1] = message.id
     else
@@ -24,7 +24,7 @@ local function accept(messages)
         waiting[message.tenant] = list
         tenants[#tenants + 1] = message.tenant
       end
-      list[#list + 1] = next_seq() - message.priority * state.head
+      list[#list + 1] = message.score or next_seq() - message.priority * state.head
       list[#list + 1] = message.id
     end
   end
