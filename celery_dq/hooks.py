@@ -46,6 +46,9 @@ class WorkerGate(Protocol):
     def running_tags(self) -> frozenset[str]:
         """Delivery tags of the messages whose tasks run: they outlive a lost connection."""
 
+    def started_tags(self) -> frozenset[str]:
+        """Those of :meth:`running_tags` that have begun: they go on even when the lease was lost."""
+
     def deliver_discard(self, message: Any, reason: str) -> bool:
         """Do Celery's bookkeeping for a message that will not run (expired, cancelled, dead).
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
 import celery_dq  # noqa: E402
 
@@ -15,7 +15,7 @@ author = "the celery-dq authors"
 copyright = f"2026, {author}"
 version = release = celery_dq.__version__
 
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"celery-dq {release}"
@@ -23,3 +23,6 @@ html_title = f"celery-dq {release}"
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+napoleon_use_ivar = True
+# The tutorial's commands and their output.
+highlight_language = "none"

@@ -25,11 +25,6 @@ Argument: TypeAlias = "str | bytes | int | float"
 
 SECTIONS = ("KEYS", "DERIVES", "ARGV", "RETURNS", "COST", "GUARANTEE")
 
-#: A line that lets a script run though the server's memory is full; for those that free some.
-ALLOW_OOM = "--@allow-oom"
-#: What Redis 7 and later take it from.
-_FLAGS = "#!lua flags=allow-oom\n"
-
 _INCLUDE = re.compile(r"--@include\s+(?P<name>\S*)\s*$")
 _ENTRY = re.compile(r"  (?P<name>\S.*?)(?::\s.*|\s\s+.*)?$")
 
@@ -135,14 +130,10 @@ class ScriptSet:
 
     Raises :exc:`~celery_dq.errors.ScriptError` for a script or include that is missing, includes that go in a
     circle (with the chain), and a contract that is not complete.
-
-    :param directory: where the ``.lua`` files are.
-    :param flags: put the flags that scripts ask for where the server reads them (Redis 7 and later).
     """
 
-    def __init__(self, directory: Path, flags: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._flags = flags
         self._loaded: dict[str, Script] = {}
 
     def __getitem__(self, name: str) -> Script:
@@ -150,10 +141,7 @@ class ScriptSet:
         if script is None:
             own = self._read(name, (name,), self.directory / f"{name}.lua")
             contract = Contract.parse(name, own)
-            source = self._expand(own, (name,), set())
-            if self._flags and ALLOW_OOM in source.splitlines():
-                source = _FLAGS + source
-            script = Script(name, source, contract)
+            script = Script(name, self._expand(own, (name,), set()), contract)
             self._loaded[name] = script
         return script
 

@@ -29,11 +29,13 @@ class ConsumerStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._gate: Gate | None = None
+        self._lifecycle: Lifecycle | None = None
         wires = consumer.conninfo.transport_options.get(WIRES)
         if isinstance(wires, Wires) and str(consumer.conninfo.transport_cls).startswith("dq-"):
             options = wires.options
             clock = SystemClock()
             lifecycle = Lifecycle(consumer.pool, clock, options.dead_letter_failures)
+            self._lifecycle = lifecycle
             self._gate = wires.gate = Gate(consumer, lifecycle, options.claim_ahead_us / 1e6)
             for name, reason in (
                 ("on_unknown_message", "unknown message"),
@@ -42,6 +44,11 @@ class ConsumerStep(bootsteps.StartStopStep):
             ):
                 setattr(consumer, name, partial(_bury_then, getattr(consumer, name), reason))
             consumer.on_decode_error = partial(_on_decode_error, consumer.on_decode_error)
+
+    def start(self, consumer: Any) -> None:
+        """The pool runs by now, and has its own methods in place."""
+        if self._lifecycle is not None:
+            self._lifecycle.guard_flush(consumer.pool)
 
     def shutdown(self, consumer: Any) -> None:
         """The pool is drained or killed: whatever is still held may run elsewhere."""

@@ -47,22 +47,34 @@ class Gate:
         """Return how many pool slots are free."""
         if self.closing:
             return 0
-        slots: int | None = getattr(self._consumer.pool, "num_processes", None)
+        slots = self._slots()
         return None if slots is None else slots - len(state.reserved_requests)
 
     def ahead(self) -> int:
         """Return how many messages more fit the claim-ahead time at the pace seen so far."""
         service_s = self._lifecycle.service_s
-        slots: int | None = getattr(self._consumer.pool, "num_processes", None)
+        slots = self._slots()
         if service_s is None or not slots or self.closing or self._consumer.pool.is_green:
             # A green pool that is full makes whoever hands it one task more wait, and that is the loop.
             return 0
         waiting = max(len(state.reserved_requests) - slots, 0)
         return max(int(slots * self._claim_ahead_s / max(service_s, 1e-6)) - waiting, 0)
 
+    def _slots(self) -> int | None:
+        """Return how many tasks the pool runs at a time; None when it does not say."""
+        pool = self._consumer.pool
+        # Celery 5.5 calls num_processes of gevent how many run now. Growing changes the size.
+        size = getattr(getattr(pool, "_pool", None), "size", None) if pool.is_green else None
+        slots: int | None = size if isinstance(size, int) else getattr(pool, "num_processes", None)
+        return slots
+
     def running_tags(self) -> frozenset[str]:
         """Return the delivery tags of what the pool runs or will run."""
         return frozenset() if self.over else self._lifecycle.in_pool
+
+    def started_tags(self) -> frozenset[str]:
+        """Return the delivery tags of what runs, or will run whatever happens."""
+        return frozenset() if self.over else self._lifecycle.started
 
     def deliver_discard(self, message: Message, reason: str) -> bool:
         """Let Celery do its bookkeeping for a task that must not run.

@@ -42,17 +42,23 @@ class Lifecycle:
         self._clock = clock
         self._dead_letter_failures = dead_letter_failures
         self._in_pool: dict[str, float] = {}
+        self._jobs: dict[str, tuple[Any, Message]] = {}
+        self._started: dict[str, None] = {}
+        # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
+        self._asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
-        # After a lost connection Celery would throw away what lies in the pool's buffer, and
-        # with it the callbacks of tasks that run. Here they stay ours, so they go on.
-        pool.flush = None
 
     @property
     def in_pool(self) -> frozenset[str]:
         """Delivery tags of the messages that the pool runs or will run."""
         return frozenset(tuple(self._in_pool))
+
+    @property
+    def started(self) -> frozenset[str]:
+        """Those of :attr:`in_pool` that cannot be stopped any more from starting."""
+        return frozenset(tuple(self._started)) if self._asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Run a task in the pool, as the pool's own method does.
@@ -68,6 +74,7 @@ class Lifecycle:
         tag: str = message.delivery_tag
         self._veto(request, message)
         self._in_pool[tag] = self._clock.monotonic()
+        self._answer_at_once(request, message)
         options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
         options["callback"] = self._on_over(request, message, options["callback"])
         for name in ("error_callback", "timeout_callback"):
@@ -75,10 +82,59 @@ class Lifecycle:
                 wrap = self._on_error if name == "error_callback" else self._on_timeout
                 options[name] = wrap(request, message, options[name])
         try:
-            return self._apply(target, args, kwargs, **options)
+            job = self._apply(target, args, kwargs, **options)
         except BaseException:
-            self._in_pool.pop(tag, None)
+            self._forget(tag)
             raise
+        if tag in self._in_pool:
+            self._jobs[tag] = (job, message)
+        return job
+
+    def _answer_at_once(self, request: Any, message: Message) -> None:
+        """Put the request's ack or reject into the ledger when Celery decides on it.
+
+        Celery hands it to the event loop as a promise, and what is still promised when a
+        connection breaks may never be kept.
+        """
+        ack, reject = request._on_ack, request._on_reject
+        tag: str = message.delivery_tag
+
+        def on_ack(*args: Any) -> Any:
+            if not message.settles:
+                message.channel.basic_finish(tag)
+            return ack(*args)
+
+        def on_reject(log: Any, errors: Any, requeue: bool = False) -> Any:
+            message.channel.qos.refuse(message, requeue)
+            return reject(log, errors, requeue)
+
+        request._on_ack, request._on_reject = on_ack, on_reject
+
+    def guard_flush(self, pool: Any) -> None:
+        """Let what a prefork pool has begun survive a lost connection.
+
+        After one, Celery flushes the pool: the buffer is emptied, and the callbacks of
+        what the children have not confirmed are forgotten, or of everything, by
+        release. The children run what they were given all the same. So those callbacks
+        are kept, and only what never left the buffer is given back.
+        """
+        flush = getattr(getattr(pool, "_pool", None), "flush", None)
+        if not callable(flush):
+            return
+        cache: dict[Any, Any] = pool._pool._cache
+
+        def guarded() -> None:
+            begun = {number: job for number, job in list(cache.items()) if _is_begun(job)}
+            flush()
+            for number, job in begun.items():
+                cache.setdefault(number, job)
+            kept = set(map(id, cache.values()))
+            for tag, (job, message) in list(self._jobs.items()):
+                if id(job) not in kept:
+                    self._forget(tag)
+                    message.channel.ledger.release(tag, "unstarted")
+
+        pool.flush = guarded
 
     def _veto(self, request: Any, message: Message) -> None:
         """Do not start what others may have by now."""
@@ -89,7 +145,7 @@ class Lifecycle:
         logger.warning(
             "Task %s[%s] is not started: the lease on its message is not fresh.", request.name, request.id
         )
-        self._in_pool.pop(message.delivery_tag, None)
+        self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
         channel.ledger.release(message.delivery_tag, "unstarted")
         state.task_ready(request)
@@ -98,10 +154,11 @@ class Lifecycle:
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def accepted(pid: int, time_accepted: float) -> Any:
             tag: str = message.delivery_tag
-            if tag not in message.channel.ledger:
-                # It waited in the pool's queue while the lease was lost.
+            if self._asks_first:
+                # It may have waited in the pool's queue while the lease was lost.
                 self._veto(request, message)
             self._in_pool[tag] = self._clock.monotonic()
+            self._started[tag] = None
             message.started = True
             if not request.task.acks_late:
                 message.settles = True
@@ -127,7 +184,8 @@ class Lifecycle:
     def _on_error(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def error(info: Any, **options: Any) -> Any:
             exc = getattr(info, "exception", None)
-            if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            # billiard wraps even what has not crossed a process.
+            if isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt)):
                 message.crashed = True
             elif self._dead_letter_failures:
                 self._bury_failure(message, exc)
@@ -153,8 +211,14 @@ class Lifecycle:
         if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
             message.bury(f"failed: {type(exc).__name__}: {exc}"[:500])
 
+    def _forget(self, tag: str) -> float | None:
+        """Stop counting a message as in the pool; return since when it was there or ran."""
+        self._jobs.pop(tag, None)
+        self._started.pop(tag, None)
+        return self._in_pool.pop(tag, None)
+
     def _over(self, request: Any, message: Message) -> None:
-        started_at = self._in_pool.pop(message.delivery_tag, None)
+        started_at = self._forget(message.delivery_tag)
         if started_at is None:
             return
         seen = self._clock.monotonic() - started_at
@@ -174,3 +238,8 @@ def _note_successor(message: Message, exc: BaseException | None) -> None:
     told = (exc, getattr(exc, "exc", None))
     if held is not None and any(isinstance(each, (Retry, Ignore)) for each in told):
         held.comes_back = True
+
+
+def _is_begun(job: Any) -> bool:
+    """Whether a child has the job, or a part of it."""
+    return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)

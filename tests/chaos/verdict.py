@@ -19,6 +19,9 @@ ACK_ALLOWANCE = 1.0
 #: Seconds for which a fault of the connection goes on in the worker: noticing it, reconnecting.
 RECONNECT_ALLOWANCE = 4.0
 
+#: Seconds for which the children of a killed worker may go on with what is in their pipes.
+ORPHAN_ALLOWANCE = 1.0
+
 
 @dataclass
 class Run:
@@ -124,7 +127,8 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
         if fault.pid and fault.pid != first.pid:
             continue
         cut_off = fault.mode in EVERYBODY or fault.mode == "black-hole"
-        end = fault.end + (RECONNECT_ALLOWANCE if cut_off else 0)
+        orphaned = fault.mode == "kill-worker"
+        end = fault.end + (RECONNECT_ALLOWANCE if cut_off else ORPHAN_ALLOWANCE if orphaned else 0)
         if fault.begin <= until and end >= first.start:
             found.append((fault.end >= first.start, fault.begin, fault))
     return max(found, key=lambda row: row[:2])[2] if found else None

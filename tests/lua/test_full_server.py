@@ -18,17 +18,11 @@ def full_server() -> redis.Redis:
 
 
 def test_what_waits_can_be_consumed_when_the_memory_is_full(full_server: redis.Redis) -> None:
-    version = tuple(int(part) for part in full_server.info("server")["redis_version"].split(".")[:2])
-    partition = Partition(PartitionKeys("online", "full"), load_scripts(flags=version >= (7, 0)))
+    partition = Partition(PartitionKeys("online", "full"), load_scripts())
     partition.push([Outgoing(0, str(number), make_record("")) for number in range(10)]).run(full_server)
     full_server.config_set("maxmemory", 1)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         partition.push([Outgoing(0, "late", make_record(""))]).run(full_server)
-    if version < (7, 0):
-        # Before Redis 7 a script cannot say that it frees memory.
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
-            partition.claim("c", lease_ms=1000, want=3).run(full_server)
-        return
     first = partition.claim("c", lease_ms=1000, want=3).run(full_server)
     assert [entry.id for entry in first.entries] == ["0", "1", "2"]
     rest = partition.claim("c", lease_ms=1000, want=9, finish=[e.tag for e in first.entries]).run(full_server)

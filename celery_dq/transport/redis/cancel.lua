@@ -31,8 +31,8 @@
 --   one command per task, three per message that is found, some 20 more
 -- GUARANTEE
 --   A task that is pushed or given back while its tombstone stands becomes a discard.
---@allow-oom
 --@include state
+--@include full
 --@include record
 --@include ids
 --@include discard

@@ -27,8 +27,8 @@
 --   some 20 commands
 -- GUARANTEE
 --   Delayed and claimed messages are left alone.
---@allow-oom
 --@include state
+--@include full
 --@include discard
 --@include place
 --@include wake

@@ -118,7 +118,7 @@ class Channel(DrivenChannel):
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         if auto_delete and not durable:
             if queue not in self._fanout_queues:
-                self.transients.declare(self.client, queue, self._get_queue_expire(kwargs))
+                self.transients.declare(self.client, queue, kwargs.get("arguments"))
         else:
             self.transients.declare_durable(queue)
             self.client.sadd(self.session.registry_key, queue)
@@ -188,7 +188,14 @@ class Channel(DrivenChannel):
     # -- publishing ------------------------------------------------------------
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish, once: the stamps of an attempt that failed stay on the message."""
+        """Publish, once: the stamps of an attempt that failed stay on the message.
+
+        Raises:
+            redis.ConnectionError: the channel was closed. Kombu's declaring before a publish may have
+                connected anew; it then publishes again on the new channel.
+        """
+        if self.closed:
+            raise redis.ConnectionError("The channel was closed: publish on a new one")
         result = super().basic_publish(message, exchange, routing_key, **kwargs)
         message["properties"].pop(STAMPS, None)
         return result
@@ -274,16 +281,7 @@ class Channel(DrivenChannel):
         target = self.queue(queue)
         self.process.keeper.use(target, self.keeper_clients)
         try:
-            sent_at = self.process.clock.monotonic()
-            claimed = target.partition.claim(
-                target.consumer(self.process.consumer),
-                lease_ms=self.process.lease_ms,
-                want=1,
-                max_deliveries=target.max_deliveries,
-            ).run(self.client)
-            self.ledger.renewed(target.key, sent_at)
-            for entry in claimed.entries:
-                tag = self.ledger.hold(target.key, entry.id, entry.claim).tag
+            for entry, tag in self.intake.claim_one(target):
                 try:
                     message = Message(Record.unpack(entry.record), entry, tag, queue, self)
                 except CorruptRecord as exc:
@@ -300,7 +298,7 @@ class Channel(DrivenChannel):
                     self.qos.append(message, tag)
                 return message
         finally:
-            self.process.keeper.leave(target)
+            self.process.keeper.leave(target, soon=False)
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:

@@ -40,7 +40,8 @@
 -- RETURNS
 --   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
 --   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when
---   the consumer is fenced out, else '0'; then
+--   the consumer is fenced out, else '0'; '1' when
+--   the consumer had its lease until now, '0' when it had none or had lost it with all that it held; then
 --   three strings per message: message id, 'claim number|deliveries|reason', record. Deliveries is '' for a message
 --   that was never delivered before, '0' for one that came back without a crash. The reason is '' but for a
 --   discard, which is delivered for its bookkeeping only and took neither token nor slot.
@@ -50,8 +51,8 @@
 -- GUARANTEE
 --   The result is what claims of one message each would have given. What is taken is written under the
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
---@allow-oom
 --@include state
+--@include full
 --@include record
 --@include bury
 --@include held
@@ -73,7 +74,8 @@ promote(PROMOTE)
 
 local claim = state.claim + 1
 local plain = string.format('%.0f||', claim)
-local reply = {'0', '-1', tostring(stale), '0'}
+local alive = call('ZSCORE', P .. 'leases', consumer) and '1' or '0'
+local reply = {'0', '-1', tostring(stale), '0', alive}
 if is_fenced_out(consumer) or is_out_of_office() then
   -- The token that woke this one up was the leader's.
   wake()

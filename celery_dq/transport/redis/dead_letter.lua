@@ -36,8 +36,8 @@
 --   some 20 commands
 -- GUARANTEE
 --   The dead letter is written before the message goes.
---@allow-oom
 --@include state
+--@include full
 --@include bury
 --@include held
 --@include wake

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.transport.redis.address import socket_options
 from celery_dq.transport.redis.bases import RedisChannel
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class DrivenChannel(RedisChannel):
     _subscribed: set[str]
     _health_checked_at: float
     _broken: bool
+    _tell: Callable[[], None]
     session: Session
 
     def _separate(self) -> None:
@@ -40,6 +42,10 @@ class DrivenChannel(RedisChannel):
             self.keyprefix_binding_permanent = prefix.replace("%", "%%") + "_kombu.binding_permanent.%s"
             self.keyprefix_binding_deadlines = prefix + "_kombu.binding_deadlines"
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params = super()._connparams(asynchronous)
+        return {**params, **socket_options(self.connection.client.hostname)}
+
     def tick(self) -> None:
         """Send what is due; see :class:`~celery_dq.transport.redis.fetcher.Fetcher`."""
         if self.active_fanout_queues - self._subscribed:
@@ -50,7 +56,11 @@ class DrivenChannel(RedisChannel):
             self.intake.lanes.follow()
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
-            fetcher.tick()
+            try:
+                fetcher.tick()
+            except self.connection_errors:
+                self._lose()
+                raise
 
     def _subscribe(self) -> None:
         topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
@@ -91,13 +101,36 @@ class DrivenChannel(RedisChannel):
                 return bool(self._receive())
             served = self.intake.fetcher.on_readable(fd)
         except self.connection_errors:
-            self._broken = True
+            self._lose()
             raise
         if deliver and self.has_inbox:
             # Ask for the next batch before this one is worked on, so that neither side waits.
             self.tick()
             self.intake.deliver_all()
         return served
+
+    def _lose(self) -> None:
+        self._broken = True
+        if self.intake.live_fetcher is not None:
+            self.intake.live_fetcher.close()
+
+    def hear_out(self) -> None:
+        """Read what is on its way, where no loop is going to."""
+        fetcher = self.intake.live_fetcher
+        if fetcher is not None:
+            self._where_no_loop_turns(fetcher.teller.hear_out)
+
+    def speak_out(self) -> None:
+        """Tell what there is to tell, where no loop is going to."""
+        self._where_no_loop_turns(self._tell)
+
+    def _where_no_loop_turns(self, talk: Callable[[], None]) -> None:
+        if not (self._broken or self.poller.driven):
+            try:
+                talk()
+            except self.connection_errors:
+                # The keeper will see to it.
+                self._lose()
 
     def deliver_one(self) -> bool:
         """Deliver one claimed message, if there is one; return whether somebody got it."""

@@ -248,6 +248,8 @@ class Fetcher:
         if claimed.fenced:
             self._fenced(source)
             return
+        if not claimed.alive:
+            process.lease_was_lost(key)
         process.ledger.renewed(key, sent_at)
         process.ledger.stale += claimed.stale
         self.claimed_at = now = process.clock.monotonic()

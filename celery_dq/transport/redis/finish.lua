@@ -30,8 +30,8 @@
 --   some 15 commands, and one per tenant that was at its concurrency
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message goes.
---@allow-oom
 --@include state
+--@include full
 --@include held
 --@include wake
 local entries, stale = read_tags(ARGV[1], 2)

@@ -19,12 +19,10 @@ PASSING_ERRORS: tuple[type[exceptions.RedisError], ...] = (
 )
 #: LPOS, GETDEL, ZRANGE BYSCORE and the script semantics that the broker relies on.
 OLDEST_REDIS = (6, 2)
-#: Scripts may say from then on that they run even when the memory is full.
-SCRIPT_FLAGS_SINCE = (7, 0)
 
 
-def check_server(client: Any, allow_eviction: bool) -> tuple[int, ...]:
-    """Return the server's version (major, minor), unless it is too old or may throw messages away.
+def check_server(client: Any, allow_eviction: bool) -> None:
+    """Refuse a server that is too old or that may throw messages away.
 
     Arguments:
         client: a connected redis client.
@@ -48,7 +46,6 @@ def check_server(client: Any, allow_eviction: bool) -> tuple[int, ...]:
             "memory is full. Set it to 'noeviction' (then publishing fails instead), or, if losing messages "
             "is fine, set dq_allow_eviction = True."
         )
-    return _numbers(version)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

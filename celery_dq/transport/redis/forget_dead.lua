@@ -15,7 +15,6 @@
 --   three commands
 -- GUARANTEE
 --   Nothing else is touched.
---@allow-oom
 local P = string.sub(KEYS[1], 1, -6)
 local n = tonumber(ARGV[1])
 if n == 0 then return 0 end

@@ -95,10 +95,14 @@ class Intake:
         del self._consumers[queue_name]
         if self.lanes is not None and queue_name in self.lanes:
             self.lanes.remove(queue_name)
+            self._channel.hear_out()
             self._give_back(queue_name)
+            self._channel.speak_out()
             return
         source = self.fetcher.cancel(queue_name)
+        self._channel.hear_out()
         self._give_back(queue_name)
+        self._channel.speak_out()
         if source is not None:
             self._process.keeper.leave(source.queue)
         if not self._fetching:
@@ -182,6 +186,38 @@ class Intake:
         # Plain kombu runs its callbacks in the loop, as the solo pool does.
         return gate is not None and not gate.blocking
 
+    # -- one at a time -------------------------------------------------------
+
+    def claim_one(self, target: Queue) -> list[tuple[ClaimedEntry, str]]:
+        """Claim a message now and return it with its tag, if there is one; the caller has it then.
+
+        Raises:
+            redis.RedisError: no answer; what was claimed nevertheless comes back.
+        """
+        process, key = self._process, target.key
+        sent_at = process.clock.monotonic()
+        process.doubts.claims(key)
+        try:
+            claimed = target.partition.claim(
+                target.consumer(process.consumer),
+                lease_ms=process.lease_ms,
+                want=1,
+                max_deliveries=target.max_deliveries,
+            ).run(self._channel.client)
+        except BaseException:
+            process.doubts.unanswered(key)
+            raise
+        if not claimed.alive:
+            process.lease_was_lost(key)
+        process.ledger.renewed(key, sent_at)
+        taken = []
+        for entry in claimed.entries:
+            held = process.ledger.hold(key, entry.id, entry.claim)
+            held.begun = True
+            taken.append((entry, held.tag))
+        process.doubts.answered(key, (entry.claim for entry in claimed.entries))
+        return taken
+
     # -- from claim to callback ------------------------------------------------
 
     def _claimed(self, source: Source, entry: ClaimedEntry, tag: str) -> None:
@@ -249,7 +285,7 @@ class Intake:
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
-        message.started = gate is None
+        message.started = held.begun = gate is None
         if no_ack:
             channel.qos.forget(tag)
             channel.ledger.finish(tag)
@@ -289,6 +325,8 @@ class Intake:
         if len(self) and now - self._delivered_at > self._process.lease_s / 2:
             self._give_back()
         fetcher = self._fetcher
+        if fetcher is not None:
+            fetcher.teller.disown_claims(now - self._process.lease_s / 4)
         if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:
             return
         if self._channel.poller.driven and self.room()[0] > 0 and self._channel.has_token():

@@ -119,7 +119,7 @@ class Lanes:
     def busy(self, name: str, token: int) -> bool:
         """Whether something of that term is held, or not told yet. From any thread."""
         process, key = self._process, replace(self._bases[name], token=token).key
-        if process.ledger.silent(key):
+        if not process.keeper.owes(key):
             return False
         if process.ledger.outbox(key) and not process.ledger.has_listener:
             # No connection is left, and the next heartbeat is seconds away.
@@ -158,9 +158,7 @@ class Lanes:
         queue = lane.queue = replace(lane.base, token=token)
         lane.current = None
         self._process.keeper.use(queue, self._clients)
-        lane.source = self._fetcher().consume(
-            queue, lambda: self._limit(lane), lambda: self._claimed(lane)
-        )
+        lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
     def _close(self, lane: Lane) -> None:
         queue, lane.queue = lane.queue, None

@@ -50,6 +50,7 @@ class Held:
         settled: acknowledged early; the broker knows or is about to.
         gone: finished or released.
         comes_back: it will be delivered again, so what was claimed after it must wait.
+        begun: plain kombu's consumer has it, so it cannot be taken back unseen.
     """
 
     partition: str
@@ -59,6 +60,7 @@ class Held:
     settled: bool = False
     gone: bool = False
     comes_back: bool = False
+    begun: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -84,8 +86,6 @@ class Outbox:
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
     burials: deque[Burial] = field(default_factory=deque)
-    #: Calls for this partition that were sent and not answered.
-    in_flight: int = 0
     #: Monotonic time of the oldest finish in here, about.
     finishes_since: float = 0.0
 
@@ -191,7 +191,7 @@ class Ledger:
         lost = [
             held.tag
             for held in list(self._held.values())
-            if held.partition == partition and held.tag not in running and not held.settled
+            if held.partition == partition and held.tag not in running and not (held.settled or held.begun)
         ]
         for tag in lost:
             self._held.pop(tag, None)
@@ -255,19 +255,6 @@ class Ledger:
         box.releases.extendleft(reversed(list(releases)))
         box.burials.extendleft(reversed(list(burials)))
 
-    def sent(self, partition: str) -> None:
-        """A call for *partition* is on its way: what it carries is neither here nor there."""
-        self.outbox(partition).in_flight += 1
-
-    def answered(self, partition: str) -> None:
-        """It was answered, or its connection broke and it was taken back."""
-        self.outbox(partition).in_flight -= 1
-
-    def silent(self, partition: str) -> bool:
-        """Return whether nothing of *partition* is held, to be told, or on its way."""
-        box = self.outbox(partition)
-        return not (box or box.in_flight or self.holds_of(partition))
-
     # -- the lease -------------------------------------------------------------
 
     def renewed(self, partition: str, sent_at: float) -> None:
@@ -289,6 +276,14 @@ class Ledger:
         """The partition is no longer consumed from and nothing of it is held."""
         self._renewed.pop(partition, None)
         self._outboxes.pop(partition, None)
+
+    def abandon(self, partition: str) -> int:
+        """Hold nothing of *partition* any more; return how many were held or finished and not told."""
+        box = self.outbox(partition)
+        held = [held.tag for held in list(self._held.values()) if held.partition == partition]
+        for tag in held:
+            self._held.pop(tag, None)
+        return len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
 
     # -- who sends -------------------------------------------------------------
 

@@ -28,8 +28,8 @@
 --   some 15 commands; promotes at most 128 of each kind
 -- GUARANTEE
 --   Harmless at any time.
---@allow-oom
 --@include state
+--@include full
 --@include promote
 --@include wake
 promote(128)

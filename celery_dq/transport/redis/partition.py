@@ -79,8 +79,9 @@ class Claimed(NamedTuple):
 
     ``more``: something may be served right now. ``appointment_s``: this consumer has to call again after so
     many seconds, because it was given the next due time to keep; None when it was not. ``stale``: tags that
-    were too old. ``suspect``: the only entry has crashed a worker before and should run alone. ``fenced``:
-    this queue has a leader, and the consumer is not it.
+    were too old. ``suspect``: the only entry has crashed a worker before and should run alone. ``alive``: the
+    consumer had its lease until now; if not, what it held before is with others. ``fenced``: this
+    queue has a leader, and the consumer is not it.
     """
 
     more: bool
@@ -88,6 +89,7 @@ class Claimed(NamedTuple):
     stale: int
     suspect: bool
     entries: list[ClaimedEntry]
+    alive: bool = True
     fenced: bool = False
 
 
@@ -137,12 +139,9 @@ class Call(Generic[T]):
         return self.parse(self.script.run(client, self.keys, self.args))
 
 
-def load_scripts(flags: bool = False) -> ScriptSet:
-    """The scripts of the tenant broker. Keep the set: it remembers what it has read.
-
-    :param flags: the server is Redis 7 or later, and lets scripts that free memory run when it is full.
-    """
-    return ScriptSet(Path(__file__).parent, flags)
+def load_scripts() -> ScriptSet:
+    """The scripts of the tenant broker. Keep the set: it remembers what it has read."""
+    return ScriptSet(Path(__file__).parent)
 
 
 class Partition:
@@ -352,9 +351,9 @@ def _pushed(reply: Any) -> list[Pushed]:
 
 
 def _claimed(reply: Any) -> Claimed:
-    more, appointment, stale, suspect = (int(each) for each in reply[:4])
+    more, appointment, stale, suspect, alive = (int(each) for each in reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
-    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[4:]), suspect == 2)
+    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[5:]), alive == 1, suspect == 2)
 
 
 def _entries(reply: Any) -> list[ClaimedEntry]:

@@ -131,8 +131,12 @@ class Poller:
             )
 
     def _timer_fired(self) -> None:
-        # The tick that follows sends what is due now.
         self._timer = None
+        deadline = self._deadline()
+        if deadline is not None and deadline > self._clock.monotonic():
+            # It was set for something that is done meanwhile.
+            self._set_timer()
+        # Else the tick that follows sends what is due, and the answer brings us here again.
 
     # -- without one -----------------------------------------------------------
 

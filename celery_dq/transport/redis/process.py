@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import struct
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,6 +22,7 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import unpatched
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.redis.doubt import Doubts
 from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
 from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag, load_scripts
 from celery_dq.transport.redis.queue import Queue
@@ -29,8 +31,12 @@ logger = logging.getLogger(__name__)
 
 #: Renewals per lease. Three may fail in a row before the lease is lost.
 RENEWALS_PER_LEASE = 4
+#: Leases after which a broker that does not answer, and that nobody uses any more, is forgotten.
+GIVE_UP_LEASES = 8
 #: How many expired messages, due ones and so on one heartbeat moves at most.
 CHUNK = 200
+#: How a held entry begins.
+CLAIM_NUMBER = struct.Struct(">d")
 #: How many settles, finishes or releases one call carries at most.
 TELL_LIMIT = 500
 
@@ -51,11 +57,12 @@ class Process:
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
         self.ledger = Ledger(self.clock, lease_s)
+        self.doubts = Doubts()
         #: Set by the worker: which deliveries run or are about to.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.keeper = Keeper(self)
         #: The Lua scripts, read from their files once per process.
-        self.scripts: ScriptSet = load_scripts(flags=False)
+        self.scripts: ScriptSet = load_scripts()
         #: How often in a row the watchdog found that nothing is claimed beside a backlog.
         self.strikes = 0
         #: Told of a queue that has another leader than this process.
@@ -63,6 +70,18 @@ class Process:
         self._fenced: set[str] = set()
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
+
+    def lease_was_lost(self, partition: str) -> None:
+        """A claim or renewal found no lease: let go of what was held under it and has not begun."""
+        if self.ledger.holds_of(partition):
+            lost = self.ledger.lose(partition, self.running_tags())
+            logger.warning(
+                "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
+                "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
+                self.consumer,
+                partition,
+                lost,
+            )
 
     def fenced_out(self, queue: Queue) -> None:
         """The broker knows a later leader of *queue*: let go of what has not begun."""
@@ -123,11 +142,17 @@ class Keeper:
                 atexit.register(self._last_words)
                 unpatched("_thread", "start_new_thread")(self._run, ())
 
-    def leave(self, queue: Queue) -> None:
-        """The caller consumes no more; the lease ends once nothing is held."""
+    def leave(self, queue: Queue, soon: bool = True) -> None:
+        """The caller consumes no more; the lease ends once nothing is held.
+
+        Arguments:
+            queue: what was consumed.
+            soon: end it now if possible; else at the next heartbeat, as the caller may be back by then.
+        """
         name = queue.key
         self._users[name] = max(self._users.get(name, 0) - 1, 0)
-        self.ring()
+        if soon:
+            self.ring()
 
     def queue(self, key: str) -> Queue | None:
         """Return the queue whose partition the ledger names *key*, while it has a lease."""
@@ -176,9 +201,15 @@ class Keeper:
                 wait = interval
             except (redis.RedisError, OSError) as exc:
                 # The broker may be back sooner than the next heartbeat.
+                logger.log(
+                    logging.WARNING if wait == interval else logging.DEBUG,
+                    "The leases of %s could not be renewed: %s.",
+                    self._process.consumer,
+                    exc,
+                )
                 wait = interval / 4
-                logger.warning("The leases of %s could not be renewed: %s.", self._process.consumer, exc)
                 self._disconnect()
+                self._give_up()
             except Exception:
                 # This thread must not die of anything, or every message it guards is given away.
                 wait = interval
@@ -212,26 +243,40 @@ class Keeper:
                 self._judges_from[name] = sent_at + process.lease_s
             if renewal.fenced:
                 process.fenced_out(queue)
-            elif not renewal.alive and ledger.holds_of(name):
-                lost = ledger.lose(name, process.running_tags())
-                logger.warning(
-                    "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
-                    "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
-                    process.consumer,
-                    name,
-                    lost,
-                )
-            if not renewal.fenced:
+            else:
+                if not renewal.alive:
+                    process.lease_was_lost(name)
                 ledger.renewed(name, sent_at)
+            if process.doubts.exists(name):
+                self._clear_doubts(queue, client)
             # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
             if not ledger.has_listener or name in self._late:
                 self.tell(queue, client)
             (self._late.add if ledger.outbox(name) else self._late.discard)(name)
-            if not self._users.get(name) and ledger.silent(name):
+            if not self._users.get(name) and not self.owes(name):
                 self._resign(queue, client)
         now = process.clock.monotonic()
         for check in list(self._idle_checks):
             check(now)
+
+    def owes(self, name: str) -> bool:
+        """Whether something of that partition is held, to be told, or on its way."""
+        ledger = self._process.ledger
+        return (
+            bool(ledger.outbox(name)) or bool(ledger.holds_of(name)) or self._process.doubts.under_way(name)
+        )
+
+    def _clear_doubts(self, queue: Queue, client: redis.Redis) -> None:
+        process, name = self._process, queue.key
+        fields = client.hscan_iter(queue.partition.keys.held(queue.consumer(process.consumer)), count=CHUNK)
+        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
+        strangers = [Tag(*each) for each in process.doubts.compare(name, held, process.ledger.get)]
+        for start in range(0, len(strangers), TELL_LIMIT):
+            chunk = strangers[start : start + TELL_LIMIT]
+            consumer = queue.consumer(process.consumer)
+            queue.partition.release(consumer, chunk, mode="unstarted").run(client)
+        if strangers:
+            logger.info("%d messages of %s whose claim got no answer were given back.", len(strangers), name)
 
     def tell(self, queue: Queue, client: redis.Redis) -> None:
         """Send everything that the ledger has for *queue*, and wait for the answers.
@@ -242,7 +287,7 @@ class Keeper:
         process, ledger = self._process, self._process.ledger
         name, partition, consumer = queue.key, queue.partition, queue.consumer(process.consumer)
         while ledger.outbox(name):
-            ledger.sent(name)
+            process.doubts.reports(name, +1)
             settles, finishes = ledger.take(name, TELL_LIMIT)
             releases = ledger.take_releases(name, TELL_LIMIT)
             burials: list[Burial] = []
@@ -266,19 +311,44 @@ class Keeper:
                 ledger.untold(name, settles, finishes, releases, burials)
                 raise
             finally:
-                ledger.answered(name)
+                process.doubts.reports(name, -1)
 
     def _resign(self, queue: Queue, client: redis.Redis) -> None:
         name = queue.key
-        while queue.partition.resign(queue.consumer(self._process.consumer), limit=CHUNK).run(client):
-            pass
+        # Whoever begins to consume now waits for the end of this: else what he claims would be resigned.
         with self._start_stop:
-            if self._users.get(name):
-                return  # consumed again meanwhile: the next round takes a new lease
-            self._queues.pop(name, None)
-            self._users.pop(name, None)
-            self._judges_from.pop(name, None)
+            if not (self._users.get(name) or self.owes(name)):
+                consumer = queue.consumer(self._process.consumer)
+                while queue.partition.resign(consumer, limit=CHUNK).run(client):
+                    pass
+                self._forget(name)
+
+    def _give_up(self) -> None:
+        """Without a server: leave to their end the leases of queues that nobody here consumes any more."""
+        process, ledger = self._process, self._process.ledger
+        now, patience = process.clock.monotonic(), GIVE_UP_LEASES * process.lease_s
+        for name in list(self._queues):
+            with self._start_stop:
+                if self._users.get(name) or (self.owes(name) and ledger.silence(name, now) < patience):
+                    continue
+                dropped = ledger.abandon(name)
+                self._forget(name)
+            if dropped:
+                logger.warning(
+                    "%s gives up on %s, whose broker has been away for %d leases. What was held, or finished "
+                    "and not told (%d messages), will be delivered again when it comes back.",
+                    process.consumer,
+                    name,
+                    GIVE_UP_LEASES,
+                    dropped,
+                )
+
+    def _forget(self, name: str) -> None:
+        self._queues.pop(name, None)
+        self._users.pop(name, None)
+        self._judges_from.pop(name, None)
         self._process.ledger.forget(name)
+        self._process.doubts.forget(name)
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

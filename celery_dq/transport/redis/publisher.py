@@ -8,6 +8,8 @@ connection, and the push script changes nothing for a number that it has seen.
 
 from __future__ import annotations
 
+import logging
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +29,14 @@ from celery_dq.transport.redis.record import Record
 from celery_dq.transport.redis.wire import Wire
 from celery_dq.transport.tenant import check_priority, check_tenant
 
+logger = logging.getLogger(__name__)
+
 #: The property that carries the stamps of a message: queue → (lane, number).
 STAMPS = "dq_stamps"
 #: Properties that the transport makes anew at delivery.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
+#: How often a batch is sent until somebody answers.
+BATCH_ATTEMPTS = 4
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
 #: Milliseconds that the markers of a lane live after it was closed in good order.
@@ -147,13 +153,24 @@ class Publisher:
         self._pool = pool
         self._options = options
         self._clock = clock
-        self._lane = uuid.uuid4().hex
+        self._pid = 0
+        self._lane = ""
         self._numbers: dict[str, int] = {}
         self._markers: set[str] = set()
         self._wire: Wire | None = None
 
+    def _be_ours(self) -> None:
+        """After a fork parent and child must not number messages, nor read answers, in one lane."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._lane = uuid.uuid4().hex
+            self._numbers = {}
+            self._markers = set()
+            self.close()
+
     def stamp(self, queue: Queue, message: dict[str, Any]) -> Stamped:
         """See :func:`stamp`."""
+        self._be_ours()
         key = queue.key
 
         def number() -> int:
@@ -169,6 +186,7 @@ class Publisher:
             redis.RedisError: no answer, or the server refused; sending again is safe.
             TooFewReplicas: it is stored, but fewer replicas than asked for have it; sending again is safe.
         """
+        self._be_ours()
         options = self._options
         if messages[0].lane == self._lane:
             self._markers.add(queue.partition.keys.producer(self._lane))
@@ -273,8 +291,21 @@ class PublishBatch:
                 and self._waiting[run][1].lane == first.lane
             ):
                 run += 1
-            self.channel.publisher.push(queue, [stamped for _, stamped in self._waiting[:run]])
+            self._push(queue, [stamped for _, stamped in self._waiting[:run]])
             del self._waiting[:run]
+
+    def _push(self, queue: Queue, messages: list[Stamped]) -> None:
+        # Kombu can retry a publish, but not a batch: with a new channel it gives the batch up.
+        if not any(self._answered(queue, messages) for _ in range(BATCH_ATTEMPTS - 1)):
+            self.channel.publisher.push(queue, messages)
+
+    def _answered(self, queue: Queue, messages: list[Stamped]) -> bool:
+        try:
+            self.channel.publisher.push(queue, messages)
+        except self.channel.connection_errors as exc:
+            logger.info("A batch for queue %s is sent again: %s.", queue.name, exc)
+            return False
+        return True
 
     def discard(self) -> None:
         """Forget what waits."""

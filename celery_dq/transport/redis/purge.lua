@@ -27,8 +27,8 @@
 --   some 20 commands, and three per tenant
 -- GUARANTEE
 --   A purged message leaves nothing behind.
---@allow-oom
 --@include state
+--@include full
 --@include place
 --@include wake
 local limit = math.min(tonumber(ARGV[1]), 1000)

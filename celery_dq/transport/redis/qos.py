@@ -52,17 +52,30 @@ class QoS(VirtualQoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Give the message back to its place, or refuse it for good."""
-        message = self._delivered.pop(delivery_tag, None)
-        if not isinstance(message, Message):
-            if requeue and message is not None:
+        message = self._delivered.get(delivery_tag)
+        if isinstance(message, Message):
+            self.refuse(message, requeue)
+        elif message is not None:
+            self.forget(delivery_tag)
+            if requeue:
                 self.channel.requeue_transient(message)
         elif requeue:
-            self.channel.ledger.release(delivery_tag, "crashed" if message.crashed else "requeue")
-        elif message.burial or self.channel.dead_letters_rejects:
-            self.channel.bury(message, message.burial or "rejected")
+            # Its channel was closed while it ran.
+            self.channel.ledger.release(delivery_tag, "requeue")
         else:
             self.channel.ledger.finish(delivery_tag)
         self.channel.tell_now()
+
+    def refuse(self, message: Message, requeue: bool) -> None:
+        """Like :meth:`reject`, but only the ledger hears of it; callable from any thread."""
+        tag = message.delivery_tag
+        self.forget(tag)
+        if requeue:
+            self.channel.ledger.release(tag, "crashed" if message.crashed else "requeue")
+        elif message.burial or self.channel.dead_letters_rejects:
+            self.channel.bury(message, message.burial or "rejected")
+        else:
+            self.channel.ledger.finish(tag)
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Give back everything delivered and not acknowledged, except what runs."""

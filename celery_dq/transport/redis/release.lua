@@ -38,8 +38,8 @@
 -- GUARANTEE
 --   A tag that is stale changes nothing. A message that was cancelled meanwhile, or is dead, comes back as a
 --   discard; any other one has its old score, so its old place.
---@allow-oom
 --@include state
+--@include full
 --@include give_back
 --@include wake
 local mode = ARGV[2]

@@ -38,8 +38,8 @@
 -- GUARANTEE
 --   An expired lease whose messages nobody has taken back yet goes on as if it had not expired. Settled messages of a
 --   lost consumer are dropped, the others come back with one delivery counted.
---@allow-oom
 --@include state
+--@include full
 --@include promote
 --@include reap
 --@include wake

@@ -33,8 +33,8 @@
 --   those of a release
 -- GUARANTEE
 --   No delivery is counted and the rate tokens are given back. Settled messages are dropped.
---@allow-oom
 --@include state
+--@include full
 --@include give_back
 --@include wake
 local consumer = ARGV[1]

@@ -10,8 +10,9 @@ from celery_dq.hooks import WIRES, Terms, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
-from celery_dq.transport.redis.fitness import SCRIPT_FLAGS_SINCE, check_server
-from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition, load_scripts
+from celery_dq.transport.redis.address import identity
+from celery_dq.transport.redis.fitness import check_server
+from celery_dq.transport.redis.partition import STRICT_PRIORITY_US, Partition
 from celery_dq.transport.redis.poller import Poller
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
@@ -29,7 +30,7 @@ class Session:
         #: Whether an app with settings stands behind; plain kombu has only defaults.
         self.has_settings = WIRES in connection.transport_options
         self.options: Options = self._wires.options
-        self.address = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
+        self.address = identity(connection)
         processes = self._wires.in_process(dict[str, Process])
         process = processes.get(self.address)
         if process is None:
@@ -50,7 +51,7 @@ class Session:
 
     def _running_tags(self) -> frozenset[str]:
         gate = self.gate
-        return frozenset() if gate is None else gate.running_tags()
+        return frozenset() if gate is None else gate.started_tags()
 
     def check_server(self, client: redis.Redis) -> None:
         """Ask the server, once per process, whether it may be trusted with messages.
@@ -60,9 +61,7 @@ class Session:
         """
         process = self.process
         if self.address not in process.fit_servers:
-            version = check_server(client, self.options.allow_eviction)
-            if version >= SCRIPT_FLAGS_SINCE:
-                process.scripts = load_scripts(flags=True)
+            check_server(client, self.options.allow_eviction)
             process.fit_servers.add(self.address)
 
     def attend(self) -> None:

@@ -26,8 +26,8 @@
 --   five commands
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once.
---@allow-oom
 --@include state
+--@include full
 --@include held
 local entries, stale = read_tags(ARGV[1], 2)
 settle(ARGV[1], entries)

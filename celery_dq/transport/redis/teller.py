@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,9 @@ class Sent:
         call: the script with its arguments.
         queue: whose partition it changes.
         sent_at: monotonic time.
-        claim: called with its result when it is a claim, or with None when it was refused.
+        claim: called with its result when it is a claim, or with None when it brought none to use.
         settles, finishes, releases, burials: what it carries out of the ledger.
+        disowned: the keeper has given up on the answer, and sees to what the claim took.
     """
 
     call: Call[Any]
@@ -48,6 +49,27 @@ class Sent:
     finishes: list[Held] = field(default_factory=list)
     releases: list[tuple[str, Held]] = field(default_factory=list)
     burials: list[Burial] = field(default_factory=list)
+    disowned: bool = False
+
+
+def untold(process: Process, queue: Queue, now: float) -> Iterator[Sent]:
+    """Yield what the ledger has to tell *queue*'s partition, taking it out of the ledger."""
+    ledger, name, partition = process.ledger, queue.key, queue.partition
+    consumer = queue.consumer(process.consumer)
+    settles, finishes = ledger.take(name, TELL_LIMIT)
+    if settles:
+        call: Call[Any] = partition.settle(consumer, tags(settles))
+        yield Sent(call, queue, now, settles=settles)
+    if finishes:
+        call = partition.finish(consumer, tags(finishes))
+        yield Sent(call, queue, now, finishes=finishes)
+    releases = ledger.take_releases(name, TELL_LIMIT)
+    for mode in sorted({mode for mode, _ in releases}):
+        same = [held for how, held in releases if how == mode]
+        call = release(process, queue, mode, same)
+        yield Sent(call, queue, now, releases=[(mode, held) for held in same])
+    while (burial := ledger.take_burial(name)) is not None:
+        yield Sent(bury(process, queue, burial), queue, now, burials=[burial])
 
 
 class Teller:
@@ -86,7 +108,10 @@ class Teller:
         Raises:
             redis.RedisError: the connection broke; :meth:`close` puts back what it carried.
         """
-        self._process.ledger.sent(sent.queue.key)
+        if sent.claim is None:
+            self._process.doubts.reports(sent.queue.key, +1)
+        else:
+            self._process.doubts.claims(sent.queue.key)
         self._sent.append(sent)
         self.wire.open()
         self.wire.send(sent.call.command())
@@ -112,21 +137,37 @@ class Teller:
             queue = process.keeper.queue(name)
             if queue is None or self._waits_for_company(queue, now):
                 continue
-            partition, consumer = queue.partition, queue.consumer(process.consumer)
-            settles, finishes = ledger.take(name, TELL_LIMIT)
-            if settles:
-                call: Call[Any] = partition.settle(consumer, tags(settles))
-                self.send(Sent(call, queue, now, settles=settles))
-            if finishes:
-                call = partition.finish(consumer, tags(finishes))
-                self.send(Sent(call, queue, now, finishes=finishes))
-            releases = ledger.take_releases(name, TELL_LIMIT)
-            for mode in sorted({mode for mode, _ in releases}):
-                same = [held for how, held in releases if how == mode]
-                call = release(process, queue, mode, same)
-                self.send(Sent(call, queue, now, releases=[(mode, held) for held in same]))
-            while (burial := ledger.take_burial(name)) is not None:
-                self.send(Sent(bury(process, queue, burial), queue, now, burials=[burial]))
+            # What is taken out of the ledger here must not look as if it had been told.
+            process.doubts.reports(name, +1)
+            batch = deque(untold(process, queue, now))
+            try:
+                while batch:
+                    self.send(batch.popleft())
+            finally:
+                # What a broken connection has left unsent waits for close() like what was sent.
+                for sent in batch:
+                    process.doubts.reports(name, +1)
+                    self._sent.append(sent)
+                process.doubts.reports(name, -1)
+
+    def disown_claims(self, sent_before: float) -> None:
+        """Wait no longer for claims that went off before then; called by the keeper.
+
+        The loop is blocked or nobody turns it, and others may have time for what was claimed.
+        """
+        for sent in tuple(self._sent):
+            if sent.claim is not None and not sent.disowned and sent.sent_at < sent_before:
+                sent.disowned = True
+                self._process.doubts.unanswered(sent.queue.key)
+
+    def hear_out(self) -> None:
+        """Wait for all answers that are on their way: nobody turns the loop that would read them.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        while self._sent:
+            self._read_one()
 
     def read(self) -> None:
         """Read the answers that have arrived; called when the socket is readable.
@@ -155,11 +196,14 @@ class Teller:
             self._refused(sent, exc)
             return
         sent = self._sent.popleft()
-        self._process.ledger.answered(sent.queue.key)
         result = sent.call.parse(answer)
         if sent.claim is not None:
-            sent.claim(result)
-        elif sent.settles or sent.finishes or sent.releases:
+            sent.claim(None if sent.disowned else result)
+            if not sent.disowned:
+                self._process.doubts.answered(sent.queue.key, {entry.claim for entry in result.entries})
+            return
+        self._process.doubts.reports(sent.queue.key, -1)
+        if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
 
     def _refused(self, sent: Sent, exc: redis.ResponseError) -> None:
@@ -180,8 +224,12 @@ class Teller:
             self.rests_until = self._process.clock.monotonic() + REFUSED_SECONDS
 
     def _take_back(self, sent: Sent) -> None:
-        ledger, key = self._process.ledger, sent.queue.key
-        ledger.answered(key)
+        ledger, doubts, key = self._process.ledger, self._process.doubts, sent.queue.key
+        if sent.claim is None:
+            doubts.reports(key, -1)
+        elif not sent.disowned:
+            # It may have taken messages all the same.
+            doubts.unanswered(key)
         ledger.untold(key, sent.settles, sent.finishes, sent.releases, sent.burials)
 
     def close(self) -> None:

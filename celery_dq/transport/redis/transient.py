@@ -43,9 +43,9 @@ class Transients:
         """STRING: how long the list lives, in ms; there while the queue is declared."""
         return f"{self._prefix}transient-mark:{queue}"
 
-    def declare(self, client: redis.Redis, queue: str, expires_ms: int | None) -> None:
-        """Leave the mark by which publishers know the queue; *expires_ms* is its ``x-expires``."""
-        life = max(expires_ms or 0, SHORTEST_LIFE_S * 1000)
+    def declare(self, client: redis.Redis, queue: str, arguments: dict[str, Any] | None) -> None:
+        """Leave the mark by which publishers know the queue; *arguments* may hold ``x-expires`` (ms)."""
+        life = max(_milliseconds((arguments or {}).get("x-expires")), SHORTEST_LIFE_S * 1000)
         self._lives_ms[queue] = life
         client.set(self.mark(queue), life, px=life)
 
@@ -112,3 +112,10 @@ class Transients:
         """Remove the queue with its mark."""
         client.delete(self.key(queue), self.mark(queue))
         self._lives_ms.pop(queue, None)
+
+
+def _milliseconds(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0

@@ -4,7 +4,7 @@ Connection string::
 
     dq-redis://[user:password@]host[:port][/db]
     dq-rediss://…                         (TLS; see ``broker_use_ssl``)
-    dq-redis+socket:///path/to/redis.sock (a unix socket)
+    dq-redis+socket:///path/to/redis.sock[?db=3&socket_timeout=5] (a unix socket)
 
 Transport options are those of kombu's Redis transport that concern the
 connection: ``socket_timeout`` (15 s here), ``socket_connect_timeout`` (5 s),
@@ -18,6 +18,7 @@ control, batches.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import Any
 
@@ -25,6 +26,22 @@ from celery_dq.transport.redis.bases import RedisTransport, VirtualTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+def _trust(wanted: Any) -> dict[str, Any]:
+    """Return whom to trust behind ``dq-rediss://`` when no dictionary says so."""
+    if wanted:
+        # broker_use_ssl = True: whoever the system's own authorities vouch for. Kombu would not encrypt.
+        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    # As kombu does for rediss://, and as unsafe.
+    logger.warning(
+        "dq-rediss:// without a word about trust: encrypted, but anybody may be at the other end. Set "
+        'broker_use_ssl = {"ssl_cert_reqs": "required", "ssl_ca_certs": "…"}, or True for the system\'s '
+        "authorities, or add ?ssl_cert_reqs=required&ssl_ca_certs=… to the URL."
+    )
+    return {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
 class Transport(RedisTransport):
@@ -35,6 +52,8 @@ class Transport(RedisTransport):
     driver_type = "redis"
     driver_name = "redis"
     connection_errors = RedisTransport.connection_errors + PASSING_ERRORS
+    #: Without these kombu takes a second failure in a row for good, whatever the retry policy says.
+    recoverable_connection_errors = connection_errors
     implements = RedisTransport.implements.extend(asynchronous=True, batch_publish=True)
     supports_batch_publish = True
 
@@ -42,9 +61,8 @@ class Transport(RedisTransport):
         self.session = Session(client)
         super().__init__(client, **kwargs)
         self.cycle = self.session.poller
-        if client.transport_cls == "dq-rediss" and not client.ssl:
-            # As kombu does for rediss://, and as unsafe: broker_use_ssl says what to trust.
-            client.ssl = {"ssl_cert_reqs": ssl.CERT_NONE}
+        if client.transport_cls == "dq-rediss" and not isinstance(client.ssl, dict):
+            client.ssl = _trust(client.ssl)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Say no, or Celery does not reduce the prefetch count after a reconnect."""

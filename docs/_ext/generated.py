@@ -1,0 +1,158 @@
+"""Reference pages that are made from the code when the documentation is built.
+
+``.. generated:: settings`` (or another name of :data:`PAGES`) stands for what the function of that name
+returns: reStructuredText about what exists now, so that no table can be out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from celery_dq.duration import format_duration
+from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.options.schema import Kind, Setting
+from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
+from celery_dq.transport.redis.transient import Transients
+
+SCRIPTS = Path(inspect.getfile(Transients)).parent
+
+
+def settings() -> str:
+    """Every ``dq_*`` setting with kind, default and bounds."""
+    rows = [_row(setting) for setting in SETTINGS]
+    return _table(("setting", "takes", "default", "meaning"), rows, "20 25 10 45")
+
+
+def queue_settings() -> str:
+    """What an entry of ``dq_queues`` takes besides the parts of a quota."""
+    rows = [_row(setting, setting.name.removeprefix("dq_")) for setting in QUEUE_SETTINGS]
+    return _table(("key", "takes", "default", "meaning"), rows, "20 25 10 45")
+
+
+def _row(setting: Setting, name: str = "") -> tuple[str, ...]:
+    def show(value: Any) -> str:
+        if setting.kind is Kind.DURATION and value is not None:
+            return f'``"{format_duration(value)}"``'
+        return f"``{value!r}``"
+
+    takes = " or ".join(f"``{choice!r}``" for choice in setting.choices) or setting.kind.value
+    if setting.low is not None and setting.high is not None:
+        takes += f", {show(setting.low)} to {show(setting.high)}"
+    if setting.zero_is_off:
+        takes += "; ``0`` is off"
+    if setting.optional:
+        takes += "; ``None``"
+    return f"``{name or setting.name}``", takes, show(setting.default), setting.meaning
+
+
+def keys() -> str:
+    """Every key of a partition, and those of no partition."""
+    example = PartitionKeys("online", "push")
+    sample = {"tenant": "<tenant>", "held": "<consumer>", "producer": "<producer>"}
+    rows = []
+    for name, member in vars(PartitionKeys).items():
+        doc = inspect.getdoc(member) or ""
+        found = re.match(r"(HASH|ZSET|LIST|STRING|SET): (.+)", " ".join(doc.split()))
+        if found is None:
+            continue
+        value = getattr(example, name)
+        key = value(sample[name]) if callable(value) else value
+        rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], _sentence(found[2])))
+    transients = Transients("dq:online:")
+    others = [(queue_registry("online"), queue_registry)]
+    others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
+    for key, function in others:
+        kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
+        rows.append((f"``{key}``", kind, _sentence(meaning)))
+    return _table(("key", "type", "holds"), rows, "35 10 55")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def cli() -> str:
+    """Every command below ``celery dq``, as its ``--help`` says."""
+    from celery_dq.cli import dq
+
+    blocks = []
+    for path, command in _commands(dq, "celery dq"):
+        text = command.get_help(click.Context(command, info_name=path, max_content_width=90))
+        blocks.append(f"{_heading(path)}\n\n.. code-block:: none\n\n{_indented(text)}\n")
+    return "\n".join(blocks)
+
+
+def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+    for name in sorted(group.commands):
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def scripts() -> str:
+    """The contract on top of every Lua script."""
+    blocks = []
+    for path in sorted(SCRIPTS.glob("*.lua")):
+        header = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("--") or line.startswith("--@"):
+                break
+            header.append(line[2:].removeprefix(" "))
+        start = header.index("KEYS")
+        summary = " ".join(line for line in header[:start] if line)
+        contract = "\n".join(header[start:])
+        blocks.append(
+            f"{_heading(path.stem)}\n\n{summary}\n\n.. code-block:: none\n\n{_indented(contract)}\n"
+        )
+    return "\n".join(blocks)
+
+
+def _heading(text: str) -> str:
+    return f"{text}\n{'-' * len(text)}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"   {line}".rstrip() for line in text.splitlines())
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], widths: str) -> str:
+    lines = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
+    for row in (header, *rows):
+        lines += [f"   {'* -' if place == 0 else '  -'} {cell}" for place, cell in enumerate(row)]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: tuple[Callable[[], str], ...] = (settings, queue_settings, keys, cli, scripts)
+
+
+class Generated(SphinxDirective):
+    """``.. generated:: <name of one of PAGES>``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Parse what the function says, headings included."""
+        pages = {page.__name__: page for page in PAGES}
+        text = pages[self.arguments[0]]()
+        lines = StringList(text.splitlines(), source=f"<generated {self.arguments[0]}>")
+        section = nodes.section()
+        section.document = self.state.document
+        self.state.nested_parse(lines, self.content_offset, section, match_titles=1)
+        return section.children
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Sphinx calls this."""
+    app.add_directive("generated", Generated)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

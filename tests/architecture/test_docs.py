@@ -1,0 +1,202 @@
+"""The documentation is true: what it shows runs, and what there is, it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.keys import PartitionKeys
+from celery_dq.options.quota import QUOTA_KEYS
+from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SCRIPTS = ROOT / "celery_dq" / "transport" / "redis"
+README = (ROOT / "README.rst").read_text()
+TUTORIAL = (DOCS / "tutorial.rst").read_text()
+
+_BLOCK = re.compile(
+    r"^\.\. code-block:: (?P<language>\w+)\n(?P<options>(?:   +:.*\n)*)\n(?P<text>(?:(?:   .*)?\n)+)", re.M
+)
+
+
+def blocks(document: str) -> Iterator[tuple[str, str, str]]:
+    """(language, caption, text) of every code block."""
+    for found in _BLOCK.finditer(document):
+        caption = re.search(r":caption: (.+)", found["options"])
+        text = textwrap.dedent(found["text"]).strip("\n") + "\n"
+        yield found["language"], caption[1] if caption else "", text
+
+
+def everything() -> str:
+    """All pages in one text, the generated ones filled in."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        from generated import PAGES
+    finally:
+        sys.path.pop(0)
+    pages = "\n".join(path.read_text() for path in sorted(DOCS.rglob("*.rst")))
+    for page in PAGES:
+        directive = f".. generated:: {page.__name__}"
+        assert len(re.findall(rf"{re.escape(directive)}$", pages, re.M)) == 1, directive
+        pages = re.sub(rf"{re.escape(directive)}$", lambda _, page=page: page(), pages, flags=re.M)
+    return pages
+
+
+def commands(group: click.Group, path: str = "celery dq") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+@pytest.fixture(scope="module")
+def pages() -> str:
+    return everything()
+
+
+@pytest.fixture
+def bin_path() -> dict[str, str]:
+    """The environment in which ``python`` and ``celery`` are those of the tests."""
+    folder = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_every_public_name_is_in_the_documentation(pages: str) -> None:
+    names = set(celery_dq.__all__) - {"__version__"}
+    errors = {name for name, home in celery_dq._HOMES if home == "celery_dq.errors"}
+    assert ".. automodule:: celery_dq.errors" in pages
+    assert [name for name in sorted(names - errors) if f"celery_dq.{name}" not in pages] == []
+
+
+def test_every_setting_and_every_part_of_a_quota_is_in_the_documentation(pages: str) -> None:
+    assert [setting.name for setting in SETTINGS if f"``{setting.name}``" not in pages] == []
+    own = [setting.name.removeprefix("dq_") for setting in QUEUE_SETTINGS]
+    assert [key for key in (*QUOTA_KEYS, *own) if f"``{key}``" not in pages] == []
+
+
+def test_every_command_is_in_the_documentation(pages: str) -> None:
+    assert [path for path in commands(dq) if f"\n{path}\n---" not in pages] == []
+
+
+def test_every_script_and_key_is_in_the_documentation(pages: str) -> None:
+    missing = [path.stem for path in SCRIPTS.glob("*.lua") if f"\n{path.stem}\n---" not in pages]
+    assert missing == []
+    example = PartitionKeys("online", "push")
+    names = [name for name, member in vars(PartitionKeys).items() if isinstance(member, property)]
+    keys = [getattr(example, name).removeprefix(example.prefix) for name in names]
+    keys += ["tenant:<tenant>", "held:<consumer>", "producer:<producer>"]
+    assert [key for key in keys if f"``{key}``" not in pages] == []
+
+
+def test_the_programs_of_the_readme_run(bin_path: dict[str, str], tmp_path: Path) -> None:
+    programs = [text for language, _, text in blocks(README) if language == "python"]
+    printed = re.search(r"It prints this[^:]*:[^:]*::\n\n((?:    .*\n)+)", README)
+    assert printed is not None
+    for program in programs:
+        (tmp_path / "shop.py").write_text(program)
+        done = subprocess.run(
+            [sys.executable, "shop.py"],
+            cwd=tmp_path,
+            env=bin_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == textwrap.dedent(printed[1])
+
+
+def test_the_tutorial_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    worker: subprocess.Popen[str] | None = None
+    shop = tmp_path / "shop.py"
+    with RedisServer() as server:
+        try:
+            for language, caption, text in blocks(TUTORIAL):
+                text = text.replace("localhost:6379", f"127.0.0.1:{server.port}")
+                if caption:
+                    (tmp_path / caption).write_text(text)
+                elif language == "python":
+                    shop.write_text(shop.read_text() + text)
+                elif language == "console":
+                    for command, expected in steps(text):
+                        if command.startswith("celery -A shop worker"):
+                            worker = start(command, tmp_path, bin_path)
+                            continue
+                        assert_says(command, expected, tmp_path, bin_path)
+        finally:
+            if worker is not None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+
+
+def steps(console: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a console block with the lines that it is to print."""
+    command, expected = "", list[str]()
+    for line in [*console.splitlines(), "$ "]:
+        if line.startswith("$ "):
+            if command:
+                yield command, expected
+            command, expected = line[2:], []
+        else:
+            expected.append(line)
+
+
+def start(command: str, folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a worker; return when it is ready."""
+    log = folder / "worker.log"
+    with log.open("w") as output:
+        worker = subprocess.Popen(
+            f"exec {command} -l INFO",
+            shell=True,
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    wait_until(lambda: " ready." in log.read_text(), 20, what=lambda: log.read_text())
+    return worker
+
+
+def assert_says(command: str, expected: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Run a command; blanks count as one, and … stands for anything."""
+
+    def said() -> list[str]:
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+    wanted = [" ".join(line.split()) for line in expected]
+    patterns = [r"\s*.+?\s*".join(map(re.escape, line.split("…"))) for line in wanted]
+    found: list[str] = []
+
+    def matches() -> bool:
+        found[:] = said()
+        return len(found) == len(patterns) and all(map(re.fullmatch, patterns, found))
+
+    # What explains is asked again: between two tokens of a rate it may be the tenant's turn.
+    again = 10.0 if " explain " in command else 0.0
+    wait_until(matches, again, what=lambda: f"{command} said {found}, not {wanted}")

@@ -1,0 +1,133 @@
+"""Plain kombu at the counter of the broker: connections with options, and a look at what lies in Redis."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import kombu
+import redis
+
+from celery_dq.hooks import Wires
+from celery_dq.keys import PartitionKeys
+from celery_dq.options.resolve import resolve
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.aliases import register_transports
+from celery_dq.transport.redis.partition import Partition, load_scripts
+
+
+class Counter:
+    """One queue in one database.
+
+    Arguments:
+        url: of the server, as redis-py spells it.
+        queue: name of the queue.
+    """
+
+    def __init__(self, url: str, queue: str = "push") -> None:
+        register_transports()
+        self.url = url
+        self.broker_url = "dq-" + url
+        self.queue = queue
+        self.client: Any = redis.Redis.from_url(url)
+        self.keys = PartitionKeys("online", queue)
+        self.partition = Partition(self.keys, load_scripts())
+        self._opened: list[Any] = []
+
+    # -- connections
+
+    def connect(
+        self, url: str | None = None, transport_options: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """A kombu connection: a consumer of its own, as if in a process of its own."""
+        conf = {f"dq_{name}": value for name, value in options.items()}
+        wires = Wires("dq", lambda: resolve(conf))
+        connection = kombu.Connection(
+            url or self.broker_url, transport_options={"dq": wires, **(transport_options or {})}
+        )
+        self._opened.append(connection)
+        return connection
+
+    def close(self) -> None:
+        for connection in self._opened:
+            connection.close()
+        self.client.close()
+
+    # -- verbs
+
+    def publish(self, *bodies: Any, connection: Any = None, **options: Any) -> None:
+        if connection is None:
+            with self.connect() as own:
+                self.publish(*bodies, connection=own, **options)
+            return
+        producer = connection.Producer()
+        for body in bodies:
+            producer.publish(
+                body, routing_key=self.queue, declare=[kombu.Queue(self.queue)], serializer="json", **options
+            )
+
+    @contextmanager
+    def consuming(self, connection: Any, prefetch: int = 0, no_ack: bool = False) -> Iterator[list[Any]]:
+        """A consumer; yields the list of messages that it has got."""
+        got: list[Any] = []
+        consumer = connection.Consumer(
+            [kombu.Queue(self.queue)],
+            on_message=got.append,
+            prefetch_count=prefetch or None,
+            no_ack=no_ack,
+            accept=["json"],
+        )
+        with consumer:
+            yield got
+
+    def drain(self, connection: Any, got: list[Any], count: int, timeout_s: float = 5.0) -> list[Any]:
+        """Turn the loop until `count` messages have come."""
+
+        def turned() -> bool:
+            if len(got) < count:
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.05)
+            return len(got) >= count
+
+        wait_until(turned, timeout_s, what=lambda: f"{count} messages; there are {len(got)}", interval_s=0.0)
+        return got
+
+    def drain_until(self, connection: Any, condition: Any, timeout_s: float = 5.0) -> None:
+        """Turn the loop until `condition()`."""
+
+        def turned() -> Any:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.02)
+            return condition()
+
+        wait_until(turned, timeout_s, interval_s=0.0)
+
+    # -- what lies in Redis
+
+    def depth(self) -> int:
+        return int(self.client.hlen(self.keys.messages))
+
+    def leftovers(self) -> set[str]:
+        """What the keys of the partition are, without its prefix."""
+        return {
+            key.decode().removeprefix(self.keys.prefix)
+            for key in self.client.scan_iter(self.client_pattern(), count=1000)
+        }
+
+    def client_pattern(self) -> str:
+        return self.keys.prefix.replace("[", "\\[") + "*"
+
+    def lose_lease(self) -> int:
+        """What happens to a consumer that was away too long: another one's heartbeat reaps it."""
+        for consumer in self.client.zrange(self.keys.leases, 0, -1):
+            self.client.zadd(self.keys.leases, {consumer: 1})
+        return self.partition.renew("thief", lease_ms=60_000).run(self.client).reaped
+
+
+def free_refusing_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,385 @@
+"""Plain kombu: no worker, no event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from tests.broker.counter import Counter
+from tests.broker.proxy import Proxy
+
+
+def bodies(messages: list[Any]) -> list[Any]:
+    return [message.payload for message in messages]
+
+
+def test_a_fork_after_publishing_loses_nothing(counter: Counter) -> None:
+    # As a preforking web server does: the parent has published, the children inherit its connection.
+    with counter.connect() as connection:
+        counter.publish("parent", connection=connection)
+        pids = []
+        for child in range(2):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for n in range(20):
+                        counter.publish(f"{child}-{n}", connection=connection)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            pids.append(pid)
+        for n in range(20):
+            counter.publish(f"parent-{n}", connection=connection)
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
+        assert counter.depth() == 61
+
+
+def test_a_fork_after_consuming_leaves_the_parent_its_messages(counter: Counter) -> None:
+    counter.publish(1, 2)
+    with counter.connect() as connection, counter.consuming(connection, prefetch=1) as got:
+        counter.drain(connection, got, 1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # The child does what an interpreter does at its end.
+                import atexit
+
+                atexit._run_exitfuncs()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
+        got[0].ack()
+        counter.drain(connection, got, 2)
+        got[1].ack()
+        wait_until(lambda: counter.depth() == 0)
+
+
+def consumer_of(connection: Any) -> str:
+    return str(connection.transport.session.process.consumer)
+
+
+def test_what_was_lost_with_the_lease_is_not_delivered(counter: Counter) -> None:
+    counter.publish(1, 2)
+    with counter.connect() as connection, counter.consuming(connection, prefetch=2) as got:
+        # Both are claimed by one call: one is delivered, the other lies in the inbox.
+        counter.drain(connection, got, 1)
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 2
+        assert counter.lose_lease() == 2
+        for _ in range(2):  # one by one, because they may have killed their worker
+            taken = counter.partition.claim("thief", lease_ms=60_000, want=9).run(counter.client)
+            assert len(taken.entries) == 1
+        # A claim that arrives before the next heartbeat must not hide that the lease was lost.
+        channel = got[0].channel
+        channel.intake.fetcher.wake()
+        channel.qos.prefetch_count = 9
+        channel.tick()
+        wait_until(lambda: channel.intake.fetcher.teller.wire.readable())
+        channel.intake.fetcher.on_readable(channel.intake.fetcher.teller.wire.fd)
+        begun = got.pop()
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)
+        assert got == []
+        # The late acknowledgement of what had begun changes nothing, and is counted.
+        begun.ack()
+        counter.drain_until(connection, lambda: channel.ledger.stale == 1)
+    assert counter.depth() == 2
+
+
+def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> None:
+    counter.publish(*range(5))
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as idle,
+        counter.consuming(idle, prefetch=5) as got,
+    ):
+        counter.drain(idle, got, 1)
+        since = time.monotonic()
+        with counter.connect() as other, counter.consuming(other, prefetch=5) as others:
+            counter.drain(other, others, 4, timeout_s=3)
+            assert bodies(others) == [1, 2, 3, 4]
+            assert time.monotonic() - since < 1.3
+            for message in others:
+                message.ack()
+        got[0].ack()
+    assert counter.depth() == 0
+
+
+def test_acks_from_other_threads(counter: Counter) -> None:
+    counter.publish(*range(30))
+    with counter.connect() as connection, counter.consuming(connection, prefetch=30) as got:
+        counter.drain(connection, got, 30)
+        threads = [threading.Thread(target=message.ack) for message in got]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        counter.drain_until(connection, lambda: counter.depth() == 0)
+
+
+def test_acks_from_another_thread_while_the_first_one_waits(counter: Counter) -> None:
+    counter.publish(1)
+    with counter.connect() as connection, counter.consuming(connection, prefetch=2) as got:
+        counter.drain(connection, got, 1)
+        waiting = threading.Thread(target=lambda: counter.drain(connection, got, 2, 10))
+        waiting.start()
+        wait_until(lambda: connection.transport.session.poller.driven)
+        got[0].ack()
+        wait_until(lambda: counter.depth() == 0, 2)
+        counter.publish(2)
+        waiting.join()
+        got[1].ack()
+    assert counter.depth() == 0
+
+
+def test_close_tells_the_acks_that_are_pending(counter: Counter) -> None:
+    counter.publish(*range(10))
+    with counter.connect() as connection, counter.consuming(connection, prefetch=10) as got:
+        counter.drain(connection, got, 10)
+        for message in got[:7]:
+            message.ack()
+    # The three that were not acknowledged are back, without counting as a crash.
+    assert counter.depth() == 3
+    assert counter.client.hlen(counter.keys.running) == 0
+    assert set(counter.client.hvals(counter.keys.deliveries)) <= {b"0"}
+    with counter.connect() as connection, counter.consuming(connection) as got:
+        counter.drain(connection, got, 3)
+        assert bodies(got) == [7, 8, 9]
+
+
+def test_an_ack_after_the_close_still_arrives(counter: Counter) -> None:
+    counter.publish(1)
+    connection = counter.connect()
+    with counter.consuming(connection, no_ack=True) as got:
+        counter.drain(connection, got, 1)
+    connection.close()
+    wait_until(lambda: counter.depth() == 0)
+
+
+def test_two_connections_in_one_process_share_fairly(counter: Counter) -> None:
+    counter.publish(*range(20))
+    with counter.connect() as one, counter.connect() as two:
+        with counter.consuming(one, prefetch=1) as first, counter.consuming(two, prefetch=1) as second:
+            while len(first) + len(second) < 20:
+                for connection, got in ((one, first), (two, second)):
+                    try:
+                        connection.drain_events(timeout=0.2)
+                        got[-1].ack()
+                    except TimeoutError:
+                        pass
+        assert sorted(bodies(first) + bodies(second)) == list(range(20))
+        assert min(len(first), len(second)) >= 5
+    assert counter.depth() == 0
+
+
+def test_a_clone_is_a_connection_of_its_own(counter: Counter) -> None:
+    with counter.connect() as connection:
+        counter.publish(1, connection=connection)
+        with connection.clone() as clone:
+            counter.publish(2, connection=clone)
+            with counter.consuming(clone) as got:
+                counter.drain(clone, got, 2)
+                for message in got:
+                    message.ack()
+        counter.publish(3, connection=connection)
+        with counter.consuming(connection) as got:
+            counter.drain(connection, got, 1)
+            got[0].ack()
+    assert counter.depth() == 0
+
+
+def test_drain_events_without_patience(counter: Counter) -> None:
+    counter.publish(*range(3))
+    with counter.connect() as connection, counter.consuming(connection) as got:
+        since = time.monotonic()
+
+        def turn() -> bool:
+            with contextlib.suppress(TimeoutError):
+                connection.drain_events(timeout=0)
+            return len(got) == 3
+
+        wait_until(turn, 3, interval_s=0)
+        for message in got:
+            message.ack()
+        before = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0)
+        assert time.monotonic() - before < 0.15, since
+
+
+def test_simple_queue(counter: Counter) -> None:
+    with counter.connect() as connection:
+        queue = connection.SimpleQueue(counter.queue)
+        for n in range(5):
+            queue.put({"n": n})
+        assert queue.qsize() == 5
+        first = queue.get(timeout=2)
+        assert first.payload == {"n": 0}
+        first.requeue()
+        again = queue.get(timeout=2)
+        assert again.payload == {"n": 0}
+        again.ack()
+        queue.close()
+    with counter.connect() as connection:
+        queue = connection.SimpleQueue(counter.queue)
+        for n in range(1, 5):
+            message = queue.get(timeout=2)
+            assert message.payload == {"n": n}
+            message.ack()
+        queue.close()
+    assert counter.depth() == 0
+
+
+def test_after_a_drain_only_the_partitions_state_remains(counter: Counter) -> None:
+    with counter.connect() as connection:
+        for tenant in ("", "7", "ä ö", "a*b", "x" * 100):
+            counter.publish(1, 2, connection=connection, tenant=tenant, priority=3)
+        with counter.consuming(connection) as got:
+            counter.drain(connection, got, 10)
+            for message in got:
+                message.ack()
+    assert counter.depth() == 0
+    wait_until(lambda: not counter.client.exists(counter.keys.leases), 2)
+    left = counter.leftovers()
+    assert {key for key in left if not key.startswith("producer:")} <= {"state", "quotas", "finish"}, left
+    for key in counter.client.scan_iter("*"):
+        text = key.decode()
+        assert text.startswith((counter.keys.prefix, "_kombu.binding", "dq:online:queues")), text
+    ttl = [counter.client.pttl(key) for key in counter.client.scan_iter("*producer:*")]
+    assert all(0 < each <= 3_600_000 for each in ttl)
+
+
+def test_get_takes_one_message(counter: Counter) -> None:
+    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        counter.publish(1, 2, connection=connection)
+        channel = connection.default_channel
+        message = channel.basic_get(counter.queue)
+        assert json.loads(message.body) == 1
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
+        message.ack()
+        message = channel.basic_get(counter.queue, no_ack=True)
+        assert json.loads(message.body) == 2
+        assert channel.basic_get(counter.queue) is None
+        assert counter.depth() == 0
+        wait_until(lambda: counter.client.zcard(counter.keys.leases) == 0)
+
+
+def test_queues_of_other_environments_and_prefixes_are_apart(counter: Counter) -> None:
+    with counter.connect(environment="sandbox") as sandbox, counter.connect(key_prefix="shop.") as shop:
+        counter.publish("sandbox", connection=sandbox)
+        counter.publish("shop", connection=shop)
+        counter.publish("online")
+        for connection, expected in ((sandbox, "sandbox"), (shop, "shop")):
+            with counter.consuming(connection) as got:
+                counter.drain(connection, got, 1)
+                assert bodies(got) == [expected]
+                got[0].ack()
+    assert counter.depth() == 1
+
+
+def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+            proxy.drop_answers_to, proxy.drops_left = claim, 1
+            counter.publish(1, 2)
+            with pytest.raises(connection.connection_errors):
+                counter.drain(connection, got, 1)
+        since = time.monotonic()
+        # The process lives on and keeps its lease; whoever asks next gets them, unharmed.
+        with counter.connect() as other, counter.consuming(other) as got:
+            counter.drain(other, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            assert time.monotonic() - since < 1.2
+            for message in got:
+                message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_whose_answer_is_lost_comes_back_to_who_connects_anew(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    connection = counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms")
+    with counter.consuming(connection, prefetch=5) as got:
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        counter.publish(1, 2)
+        with pytest.raises(connection.connection_errors):
+            counter.drain(connection, got, 1)
+        connection.collect()
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain(connection, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            for message in got:
+                message.ack()
+            counter.drain_until(connection, lambda: counter.depth() == 0)
+
+
+def test_get_whose_answer_is_lost_gives_its_message_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    counter.publish(1)
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        with pytest.raises(connection.connection_errors):
+            connection.default_channel.basic_get(counter.queue)
+        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
+        message = connection.default_channel.basic_get(counter.queue)
+        assert message.deliveries == 0
+        message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) -> None:
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=5) as got,
+    ):
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        channel = connection.default_channel
+        channel.intake.fetcher.wake()
+        counter.publish(1)
+        channel.tick()  # as if the loop stopped here: the claim is sent, and its answer not read
+        wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1)
+        with counter.connect() as other, counter.consuming(other) as others:
+            counter.drain(other, others, 1, timeout_s=3)
+            others[0].ack()
+            counter.drain_until(other, lambda: counter.depth() == 0)
+            # It comes to life again, and does not deliver what it was too late for.
+            counter.publish(2)
+        counter.drain(connection, got, 1)
+        assert bodies(got) == [2]
+        got[0].ack()
+    assert counter.depth() == 0
+
+
+def test_a_cancel_leaves_nothing_on_its_way(counter: Counter) -> None:
+    counter.publish(1)
+    with counter.connect() as connection:
+        with counter.consuming(connection, prefetch=5):
+            connection.default_channel.tick()
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) in (0, 1)
+        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
+        wait_until(lambda: not counter.client.exists(counter.keys.leases), 2)
+
+
+def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None:
+    # The lease ends whenever nothing is held, and begins again with the next message.
+    counter.publish(*range(300))
+    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        keeper = connection.transport.session.process.keeper
+        got = []
+        while (message := connection.default_channel.basic_get(counter.queue)) is not None:
+            keeper.ring()
+            got.append(json.loads(message.body))
+            message.ack()
+            keeper.ring()
+        assert got == list(range(300))
+    assert counter.depth() == 0

@@ -1,0 +1,169 @@
+"""A Celery app whose tasks tell what they do, for tests with real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import count
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import DQ
+from tests.conformance.shop import Witness
+from tests.workers import ENVIRONMENT, WorkerProcess, app_from_environment, make_app
+
+NAME = "yard"
+BROKER_DB, RESULT_DB = 1, 2
+
+_serial = count()
+
+
+def add_tasks(app: Celery, port: int) -> Celery:
+    """Register the tasks; `port` is the witness's."""
+
+    def tell(subject: str, value: object) -> None:
+        Witness(port).tell(subject, value)
+
+    @app.task(name="note")
+    def note(what: Any) -> Any:
+        tell("ran", what)
+        return what
+
+    @app.task(name="timed")
+    def timed(due: float) -> None:
+        tell("late", time.time() - due)
+
+    @app.task(name="hold", bind=True)
+    def hold(self: Any, key: str) -> str:
+        tell("began", key)
+        Witness(port).hold(key)
+        tell("ended", key)
+        return key
+
+    @app.task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def hold_late(self: Any, key: str) -> str:
+        tell("began", key)
+        Witness(port).hold(key)
+        tell("ended", key)
+        return key
+
+    @app.task(name="nap", acks_late=True)
+    def nap(seconds: float) -> None:
+        tell("began", "nap")
+        time.sleep(seconds)
+        tell("ended", "nap")
+
+    @app.task(name="spin", acks_late=True)
+    def spin(seconds: float) -> None:
+        tell("began", "spin")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sum(range(1000))
+        tell("ended", "spin")
+
+    @app.task(name="die", acks_late=True, reject_on_worker_lost=True)
+    def die(key: str) -> None:
+        tell("began", key)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="outcome", bind=True, max_retries=2)
+    def outcome(self: Any, how: str) -> Any:
+        tell("began", how)
+        if how == "fail":
+            raise ValueError(how)
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject(how)
+        if how == "retry" and self.request.retries < 2:
+            raise self.retry(countdown=0.05)
+        return how
+
+    @app.task(name="errback")
+    def errback(task_id: str) -> None:
+        tell("errback", task_id)
+
+    return app
+
+
+class Yard:
+    """The caller's side, and workers that share its settings."""
+
+    def __init__(self, server: RedisServer, port: int | None = None, **conf: Any) -> None:
+        self.server = server
+        self.queue = f"yard-{next(_serial)}"
+        self.conf: dict[str, Any] = {
+            "broker_url": DQ.url(port or server.port, BROKER_DB),
+            "result_backend": f"redis://127.0.0.1:{server.port}/{RESULT_DB}",
+            "task_default_queue": self.queue,
+            "witness_port": server.port,
+            "dq_lease": 1.0,
+            "dq_claim_ahead": 0.01,
+            "dq_watchdog": 0,
+            "worker_prefetch_multiplier": 4,
+            "task_reject_on_worker_lost": True,
+            **conf,
+        }
+        self.app = make_app(NAME, DQ, self.conf)
+        self.witness = Witness(server.port)
+        self.client: Any = redis.Redis(port=server.port, db=BROKER_DB)
+        self.keys = PartitionKeys("online", self.queue)
+        self._names = count()
+
+    def worker(self, pool: str = "threads", concurrency: int = 2, **options: Any) -> WorkerProcess:
+        return WorkerProcess(
+            "tests.broker.yard",
+            broker=DQ,
+            conf=self.conf,
+            pool=pool,
+            concurrency=concurrency,
+            name=f"w{next(self._names)}",
+            **options,
+        )
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.send_task(task, args, **options)
+
+    def ran(self, count_: int, timeout_s: float = 10.0, subject: str = "ran") -> list[str]:
+        """Wait until so many tasks have told; return what they told."""
+        wait_until(
+            lambda: len(self.witness.told(subject)) >= count_,
+            timeout_s,
+            what=lambda: f"{count_} on {subject!r}; told: {self.witness.told(subject)}",
+        )
+        return self.witness.told(subject)
+
+    def settled(self, timeout_s: float = 5.0) -> None:
+        """Wait until nothing of the queue is waiting, held or running."""
+
+        def left() -> dict[str, Any]:
+            keys = self.keys
+            held = list(self.client.scan_iter(keys.prefix + "held:*"))
+            return {
+                "messages": self.client.hgetall(keys.messages),
+                "running": self.client.hgetall(keys.running),
+                "held": held,
+            }
+
+        wait_until(lambda: not any(left().values()), timeout_s, what=lambda: str(left()))
+
+    def dead(self) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = self.client.hgetall(self.keys.dead_info)
+        return found
+
+    def close(self) -> None:
+        self.app.close()
+        self.client.close()
+        self.witness.close()
+
+
+if ENVIRONMENT in os.environ:
+    app = app_from_environment(NAME)
+    add_tasks(app, app.conf["witness_port"])

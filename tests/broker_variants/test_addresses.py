@@ -1,0 +1,139 @@
+"""How a broker is named: unix sockets, databases, users and passwords, lists of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+import redis
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from celery_dq.testing.processes import free_port
+from celery_dq.testing.servers import RedisServer
+from tests.broker_variants.conftest import OpenWorkplace, run_tasks
+from tests.conformance.mailroom import Mailroom
+
+#: Characters that mean something in a URL.
+PASSWORD = "s3cret/@:?#%+"
+
+
+@pytest.fixture(scope="module")
+def socket_server() -> Iterator[RedisServer]:
+    with RedisServer(unix_socket=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisServer]:
+    """A server with a password for everybody, and a user of celery-dq's."""
+    with RedisServer() as server:
+        with redis.Redis(port=server.port) as client:
+            client.execute_command("ACL", "SETUSER", "shop", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+            client.config_set("requirepass", PASSWORD)
+        yield server
+
+
+def keys_of(server: RedisServer, db: int) -> list[str]:
+    found = server.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('KEYS', '*')", 0, db)
+    assert isinstance(found, list)
+    return [str(key) for key in found]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_worker_runs_tasks_over_a_unix_socket(
+    socket_server: RedisServer, open_workplace: OpenWorkplace, pool: str
+) -> None:
+    run_tasks(open_workplace(f"dq-redis+socket://{socket_server.socket_path}"), pool)
+
+
+@pytest.mark.parametrize("parameter", ["virtual_host", "db"])
+def test_a_unix_socket_with_a_database(socket_server: RedisServer, parameter: str) -> None:
+    db = {"virtual_host": 3, "db": 4}[parameter]
+    url = f"dq-redis+socket://{socket_server.socket_path}?{parameter}={db}"
+    with Connection(url) as connection:
+        room = Mailroom(connection, "by-socket")
+        room.publish("x")
+        assert any("by-socket" in key for key in keys_of(socket_server, db))
+        room.consume(ack=True)
+        assert room.drain(1) == ["x"]
+
+
+def test_a_missing_socket_is_an_operational_error() -> None:
+    with (
+        Connection("dq-redis+socket:///nowhere/redis.sock") as connection,
+        pytest.raises(OperationalError, match=r"/nowhere/redis\.sock|No such file"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_databases_are_apart(redis_server: RedisServer) -> None:
+    with (
+        Connection(f"dq-redis://127.0.0.1:{redis_server.port}/8") as one,
+        Connection(f"dq-redis://127.0.0.1:{redis_server.port}/9") as other,
+    ):
+        Mailroom(one, "apart").publish("x")
+        assert Mailroom(other, "apart").count() == 0
+        assert Mailroom(one, "apart").count() == 1
+        Mailroom(one, "apart").bound.purge()
+
+
+@pytest.mark.parametrize("who", ["", "shop"])
+def test_a_worker_logs_in(guarded: RedisServer, open_workplace: OpenWorkplace, who: str) -> None:
+    place = open_workplace(f"dq-redis://{who}:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0")
+    run_tasks(place, "prefork")
+
+
+@pytest.mark.parametrize(("who", "complaint"), [("", "(?i)auth"), (":wrong@", "(?i)password|auth")])
+def test_a_wrong_password_is_a_clear_error(guarded: RedisServer, who: str, complaint: str) -> None:
+    with (
+        Connection(f"dq-redis://{who}127.0.0.1:{guarded.port}/0") as connection,
+        pytest.raises(OperationalError, match=complaint),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_user_who_may_not_run_scripts_is_told(guarded: RedisServer) -> None:
+    with redis.Redis(port=guarded.port, password=PASSWORD) as client:
+        rights = ["~*", "&*", "+@all", "-@scripting"]
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">plain", *rights)
+    with (
+        Connection(f"dq-redis://reader:plain@127.0.0.1:{guarded.port}/0") as connection,
+        pytest.raises((OperationalError, redis.ResponseError), match=r"(?i)permission"),
+    ):
+        Mailroom(connection, "unscripted").publish("x")
+
+
+def test_the_password_stays_out_of_the_log(guarded: RedisServer, open_workplace: OpenWorkplace) -> None:
+    url = f"dq-redis://shop:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/1"
+    place = open_workplace(url)
+    with place.worker("solo", loglevel="DEBUG") as worker:
+        assert place.send("add", 1, 1).get(timeout=20) == 2
+        assert PASSWORD not in worker.log
+        assert quote(PASSWORD, safe="") not in worker.log
+
+
+def test_a_worker_goes_to_the_next_of_a_list_and_stays(
+    redis_server: RedisServer, open_workplace: OpenWorkplace
+) -> None:
+    with RedisServer() as first, RedisServer() as second:
+        urls = ";".join(f"dq-redis://127.0.0.1:{server.port}/0" for server in (first, second))
+        place = open_workplace(urls, dq_lease=2)
+        with place.worker("prefork") as worker:
+            assert place.send("add", 1, 1).get(timeout=20) == 2
+            first.kill()
+            worker.wait_for_log(f"Connected to dq-redis://:**@127.0.0.1:{second.port}/0", 30)
+            # The caller's own list, beginning with the dead one, leads to the second as well.
+            assert place.send("add", 2, 2).get(timeout=30) == 4
+            # What was held on the first one is nobody's after a lease, and no thread asks for it for ever.
+            worker.wait_for_log("gives up", 30)
+            assert worker.log.count("could not be renewed") < 3
+
+
+def test_a_list_that_begins_with_a_dead_server(
+    redis_server: RedisServer, open_workplace: OpenWorkplace
+) -> None:
+    alive = f"dq-redis://127.0.0.1:{redis_server.port}/10"
+    place = open_workplace(f"dq-redis://127.0.0.1:{free_port()}/0;{alive}")
+    run_tasks(place, "threads")

@@ -1,0 +1,144 @@
+"""``dq-rediss://``: encrypted, and verified where that is asked for."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from celery_dq.testing.servers import wait_until
+from tests.broker_variants.certificates import Authority
+from tests.broker_variants.conftest import OpenWorkplace, run_tasks
+from tests.broker_variants.tls import TlsRedis, tls_redis
+from tests.conformance.mailroom import Mailroom
+
+
+@pytest.fixture(scope="module")
+def authority(files: Path) -> Authority:
+    return Authority(files / "ours")
+
+
+@pytest.fixture(scope="module")
+def stranger(files: Path) -> Authority:
+    """An authority that signed nothing of ours."""
+    return Authority(files / "stranger")
+
+
+@pytest.fixture(scope="module")
+def encrypted(authority: Authority) -> Iterator[TlsRedis]:
+    with tls_redis(authority) as server:
+        yield server
+
+
+def verifying(authority: Authority) -> dict[str, object]:
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": str(authority.certificate)}
+
+
+def exchange(connection: Connection) -> None:
+    """One message there and back, and many in one batch: more than fits one TLS record."""
+    room = Mailroom(connection, "encrypted")
+    bodies = [f"{number}:" + "x" * 1000 for number in range(60)]
+    room.publish(*bodies)
+    room.consume(ack=True)
+    assert room.drain(len(bodies)) == bodies
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_worker_runs_tasks_over_tls(
+    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace, pool: str
+) -> None:
+    url = f"dq-rediss://localhost:{encrypted.port}/0"
+    query = f"?ssl_cert_reqs=required&ssl_ca_certs={authority.certificate}"
+    run_tasks(open_workplace(url + query), pool)
+
+
+def test_broker_use_ssl_says_what_to_trust(
+    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace
+) -> None:
+    url = f"dq-rediss://localhost:{encrypted.port}/1"
+    trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(authority.certificate)}
+    run_tasks(open_workplace(url, broker_use_ssl=trust), "solo")
+
+
+def test_messages_larger_than_a_tls_record(encrypted: TlsRedis, authority: Authority) -> None:
+    with Connection(f"dq-rediss://127.0.0.1:{encrypted.port}/2", ssl=verifying(authority)) as connection:
+        exchange(connection)
+
+
+def test_a_wrong_authority_is_a_clear_error(encrypted: TlsRedis, stranger: Authority) -> None:
+    with (
+        Connection(f"dq-rediss://localhost:{encrypted.port}/2", ssl=verifying(stranger)) as connection,
+        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_certificate_for_another_host_is_a_clear_error(authority: Authority) -> None:
+    trust = {**verifying(authority), "ssl_check_hostname": True}
+    with (
+        tls_redis(authority, purpose="elsewhere") as server,
+        Connection(f"dq-rediss://localhost:{server.port}/0", ssl=trust) as connection,
+        pytest.raises(OperationalError, match=r"(?i)hostname mismatch"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_true_means_the_systems_authorities(encrypted: TlsRedis) -> None:
+    # They have never heard of ours.
+    with (
+        Connection(f"dq-rediss://localhost:{encrypted.port}/0", ssl=True) as connection,
+        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_without_a_word_about_trust_it_is_encrypted_unverified_and_says_so(
+    encrypted: TlsRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As stock's rediss:// does, so that a changed scheme is all that a switch takes.
+    with (
+        caplog.at_level(logging.WARNING),
+        Connection(f"dq-rediss://localhost:{encrypted.port}/3") as connection,
+    ):
+        exchange(connection)
+    assert "ssl_ca_certs" in caplog.text
+
+
+def test_plain_text_to_an_encrypted_port_is_an_error_and_hangs_nobody(encrypted: TlsRedis) -> None:
+    with (
+        Connection(f"dq-redis://localhost:{encrypted.port}/0") as connection,
+        pytest.raises(OperationalError),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_client_certificate_is_shown(authority: Authority, stranger: Authority) -> None:
+    client = authority.sign("client")
+    shown = {
+        **verifying(authority),
+        "ssl_certfile": str(client.certificate),
+        "ssl_keyfile": str(client.key),
+    }
+    with tls_redis(authority, client_certificates=True) as server:
+        url = f"dq-rediss://localhost:{server.port}/0"
+        with Connection(url, ssl=shown) as connection:
+            exchange(connection)
+        with Connection(url, ssl=verifying(authority)) as connection, pytest.raises(OperationalError):
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_worker_connects_again_over_tls(
+    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace
+) -> None:
+    url = f"dq-rediss://localhost:{encrypted.port}/4?ssl_cert_reqs=required"
+    place = open_workplace(f"{url}&ssl_ca_certs={authority.certificate}")
+    with place.worker("prefork") as worker:
+        assert place.send("add", 1, 1).get(timeout=20) == 2
+        encrypted.server.ask("CLIENT", "KILL", "TYPE", "normal")
+        worker.wait_for_log("Connected to dq-rediss", occurrences=2)
+        wait_until(lambda: place.send("add", 2, 2).get(timeout=20) == 4)

