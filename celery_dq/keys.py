@@ -190,6 +190,11 @@ class PartitionKeys:
         return self.prefix + "dead_index"
 
 
+def beat_state(environment: str, key_prefix: str = "") -> str:
+    """HASH: entry of the schedule -> JSON: when it ran last, how often; of elected beats."""
+    return f"{key_prefix}dq:{environment}:beat"
+
+
 def queue_registry(environment: str, key_prefix: str = "") -> str:
     """SET: the names of all queues that were ever declared in the environment. In no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"

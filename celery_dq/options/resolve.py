@@ -58,6 +58,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         queues=tuple(_queues(values["dq_queues"], defaults)),
         singletons=singletons,
         election=values["dq_election"],
+        beat_scheduler=values["dq_beat_scheduler"],
         election_session_us=values["dq_election_session"],
         election_options=read_election(values["dq_election"], values["dq_election_options"]),
     )

@@ -164,6 +164,7 @@ class Options:
     :param singletons: ``dq_singleton_queues``, a section per queue with a leader; default none.
     :param election: ``dq_election``, who holds the elections; "" (default) is the broker.
     :param election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
+    :param beat_scheduler: ``dq_beat_scheduler``, what the elected beat wraps.
     :param election_options: ``dq_election_options``, how to talk to ZooKeeper.
     """
 
@@ -182,6 +183,7 @@ class Options:
     singletons: tuple[SingletonOptions, ...] = ()
     election: str = ""
     election_session_us: int = 10 * SECOND_US
+    beat_scheduler: str = "celery.beat:Scheduler"
     election_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
 
     def singleton(self, name: str) -> SingletonOptions:

@@ -40,6 +40,12 @@ ELECTION_SETTINGS = (
         {},
         "How to talk to ZooKeeper: auth, sasl, tls; see celery_dq.zookeeper.session.",
     ),
+    Setting(
+        "dq_beat_scheduler",
+        Kind.TEXT,
+        "celery.beat:Scheduler",
+        "The scheduler that celery_dq.beat:ElectedScheduler wraps, as 'module:name'.",
+    ),
 )
 
 _HAND_OVER = Setting(

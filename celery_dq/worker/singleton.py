@@ -22,6 +22,7 @@ from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import Leaderships
 from celery_dq.worker import commands
+from celery_dq.worker.broker import broker_client
 
 logger = logging.getLogger(__name__)
 
@@ -165,18 +166,6 @@ def stops() -> bool:
     """Whether the worker shuts down: a step is also stopped when the connection is lost."""
     flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
     return any(flag is not None and flag is not False for flag in flags)
-
-
-def broker_client(app: Any, timeout_s: float) -> Any:
-    """A client of the broker's Redis that gives up on an answer after `timeout_s` seconds."""
-    with app.connection_for_write() as connection:
-        client = connection.default_channel.keeper_clients()()
-    pool = client.connection_pool
-    if type(pool) is not redis.ConnectionPool:
-        return client
-    options = {**pool.connection_kwargs, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    ours = redis.ConnectionPool(connection_class=pool.connection_class, **options)
-    return redis.Redis(connection_pool=ours)
 
 
 def singleton_queues(app: Any, options: Options) -> dict[str, SingletonOptions]:
