@@ -118,7 +118,7 @@ class ZooKeeperElection:
 
     def _candidate(self) -> str:
         """The name of our node, made when there is none in this session."""
-        client = self._session.open(self._patience_s * 3)
+        self._session.open(self._patience_s * 3)
         if self._node and self._node_session == self._session.id:
             return self._node
         self._node = ""
@@ -130,7 +130,7 @@ class ZooKeeperElection:
         for name in left:
             # Of a creation whose answer was lost, or of an earlier session of ours.
             self._delete(name)
-        session = client.client_id[0] if client.client_id else None
+        session = self._session.id
         path, stat = self._ask(
             lambda client: client.create_async(
                 self._nodes.candidate_prefix(self._guid),
@@ -154,8 +154,7 @@ class ZooKeeperElection:
 
     def accede(self, floor: int, since: float) -> Accession:
         """Take the lead: checks the candidate and raises the epoch in one transaction."""
-        if not self._node or self._node_session != self._session.id:
-            raise NotElected(f"our candidacy for {self.name!r} ended with its session")
+        self._check_session()
         epoch, version = self._read_epoch()
         token = max(int(epoch["token"]), floor) + 1
         data = {"token": token, "who": self.who, "since": since, "clean": False}
@@ -171,8 +170,7 @@ class ZooKeeperElection:
 
     def renew(self) -> None:
         """Stay the leader: writes the candidate, if nobody has raised the epoch."""
-        if not self._node or self._node_session != self._session.id:
-            raise NotElected(f"our candidacy for {self.name!r} ended with its session")
+        self._check_session()
         data = json.dumps({"who": self.who, "token": self._token}).encode()
         try:
             self._commit(
@@ -186,6 +184,8 @@ class ZooKeeperElection:
             if self._clock.monotonic() - self._answered_at > DEAD * self.session_s:
                 self._session.drop()
             raise
+        # Another session may have written to what the old one had left.
+        self._check_session()
 
     def resign(self, clean: bool) -> None:
         """Say whether the work has ended, and leave the line of candidates, in one transaction."""
@@ -221,6 +221,10 @@ class ZooKeeperElection:
         return None if epoch["clean"] else Leader(epoch["who"], int(epoch["token"]), float(epoch["since"]))
 
     # -- inside
+
+    def _check_session(self) -> None:
+        if not self._node or self._node_session != self._session.id:
+            raise NotElected(f"our candidacy for {self.name!r} ended with its session")
 
     @property
     def _patience_s(self) -> float:

@@ -84,6 +84,7 @@ class _Own:
         self.client: Any = None
         self.state = State.CLOSED
         self.negotiated_s: float | None = None
+        self.session_id: int | None = None
         self.listeners: list[Callable[[State], None]] = []
         self.has_chroot = False
 
@@ -128,9 +129,8 @@ class Session:
     @property
     def id(self) -> int | None:
         """The id of the session; a new session has a new one. None before the first."""
-        client = self._own().client
-        found: tuple[int, bytes] | None = client.client_id if client is not None else None
-        return found[0] if found else None
+        # kazoo forgets it while the connection is broken, although the session lives on.
+        return self._own().session_id
 
     @property
     def timeout_s(self) -> float:
@@ -286,6 +286,7 @@ class Session:
         def negotiate(*args: Any) -> Any:
             # The one place where kazoo tells what the server has granted.
             granted = connect(*args)
+            own.session_id = client._session_id
             own.negotiated_s = round(granted[0] / READ_SHARE / 1000.0, 3)
             if client.state == KazooState.CONNECTED:
                 self._become(own, State.CONNECTED)

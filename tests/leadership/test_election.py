@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from celery_dq.leadership.election import Election
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, State
 from tests.leadership.booth import SESSION_S, Booth
 
 
@@ -158,6 +159,21 @@ class TestZooKeeperElection:
             with pytest.raises(NotElected):
                 election.accede(0, 0.0)
             assert elect(election) == 2
+        finally:
+            session.close()
+
+    def test_a_short_disconnection_costs_no_leadership(self, hosts: str) -> None:
+        session, election = self.one(hosts)
+        try:
+            elect(election)
+            session.drop()
+            wait_until(lambda: session.state is not State.CONNECTED)
+            assert election.suspended
+            with contextlib.suppress(OSError):
+                election.renew()
+            wait_until(lambda: session.state is State.CONNECTED)
+            election.renew()
+            assert election.leader() == (election.who, 1, 0.0)
         finally:
             session.close()
 
