@@ -161,6 +161,11 @@ class PartitionKeys:
         return self.prefix + "leader"
 
     @property
+    def candidates(self) -> str:
+        """ZSET: who stands for the leadership -> when it looked last, in seconds."""
+        return self.prefix + "candidates"
+
+    @property
     def vacant(self) -> str:
         """LIST: at most one token, for whoever waits to be elected."""
         return self.prefix + "vacant"

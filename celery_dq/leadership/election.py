@@ -76,5 +76,8 @@ class Election(Protocol):
         :param clean: nothing of this term runs any more, so that the successor need not wait.
         """
 
+    def standing(self) -> list[str]:
+        """The names of all living candidates, the leader first. May be called from any thread."""
+
     def leader(self) -> Leader | None:
         """Who leads now, as far as the server knows."""

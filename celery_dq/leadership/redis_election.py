@@ -55,6 +55,8 @@ class RedisElection:
         """Whether the lead is vacant; see the protocol."""
         who, until = self._do("HMGET", self._keys.leader, "who", "until")
         seconds, micros = self._do("TIME")
+        self._do("ZADD", self._keys.candidates, int(seconds), self.who)
+        self._do("ZREMRANGEBYSCORE", self._keys.candidates, "-inf", int(seconds) - self.session_s)
         left_s = int(until or 0) / 1e6 - int(seconds) - int(micros) / 1e6
         self._vacant_in_s = max(left_s, 0.0)
         return left_s <= 0 or _text(who) == self.who
@@ -88,9 +90,18 @@ class RedisElection:
     def resign(self, clean: bool) -> None:
         """Lead no more; see the protocol."""
         token, self._token = self._token, 0
+        self._do("ZREM", self._keys.candidates, self.who)
         if token:
             keys = (self._keys.leader, self._keys.vacant)
             self._run("resign", keys, self.who, token, "1" if clean else "0")
+
+    def standing(self) -> list[str]:
+        """The leader, and all who have looked for a vacancy within the last session."""
+        seconds, _ = self._do("TIME")
+        leader = self.leader()
+        recent = self._do("ZRANGEBYSCORE", self._keys.candidates, int(seconds) - self.session_s, "+inf")
+        names = [_text(each) for each in recent]
+        return names if leader is None else [leader.who, *(each for each in names if each != leader.who)]
 
     def leader(self) -> Leader | None:
         """Who leads; None when the lease has run out or was given back."""

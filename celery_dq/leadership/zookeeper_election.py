@@ -211,6 +211,17 @@ class ZooKeeperElection:
                 pass  # somebody else has the epoch, or the node is gone
         self._delete(node)
 
+    def standing(self) -> list[str]:
+        """The names of all candidates, by age."""
+        names = []
+        with contextlib.suppress(NoNodeError):
+            for node in self._line():
+                with contextlib.suppress(NoNodeError):
+                    path = self._nodes.candidate(node)
+                    data, _ = self._ask(lambda client, path=path: client.get_async(path))
+                    names.append(str(json.loads(data)["who"]))
+        return names
+
     def leader(self) -> Leader | None:
         """Who leads, as the epoch says; None after a clean hand-over and before the first election."""
         try:

@@ -21,6 +21,7 @@ from celery_dq.leadership.election import Election
 from celery_dq.leadership.office import Office
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.guard import Guard
+from celery_dq.singleton.spread import Spread
 
 __all__ = ["Fence", "Leading", "Leaderships"]
 
@@ -83,6 +84,7 @@ class Leaderships:
         self._kills = kills
         self._clock: Clock = clock or SystemClock()
         self._offices: dict[str, Office] = {}
+        self._spread = Spread(self._offices, self._clock)
         self._consumptions: dict[str, Consumption] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -93,7 +95,13 @@ class Leaderships:
         if queue not in self._offices:
             duties = QueueDuties(self, self._sections[queue], self._fence, self._guard, self._kills)
             grace_s = self._sections[queue].grace_us / 1e6
-            office = Office(self._elect(queue), duties, grace_s=grace_s, clock=self._clock)
+            office = Office(
+                self._elect(queue),
+                duties,
+                grace_s=grace_s,
+                clock=self._clock,
+                may_lead=lambda: self._spread.may_take(queue),
+            )
             self._offices[queue] = office
             office.open()
 
@@ -124,11 +132,6 @@ class Leaderships:
                 who = office.election.who
                 rows.append(Leading(name, term.trusted, term.token, term.since, term.phase.value, who))
         return rows
-
-    @property
-    def led(self) -> int:
-        """How many queues this worker leads."""
-        return sum(1 for office in self._offices.values() if office.term is not None)
 
     def career(self, queue: str) -> Career[Any] | None:
         """The user's career for `queue`, if there is one."""
@@ -182,6 +185,10 @@ class Leaderships:
         consumption = self._consumptions.get(queue)
         return consumption is not None and consumption.busy(queue, token)
 
+    def should_yield(self, queue: str) -> bool:
+        """Whether another worker should lead this queue, for balance."""
+        return self._spread.should_yield(queue)
+
     def cut_off(self, queue: str, token: int) -> bool:
         """Whether this worker cannot reach the broker, while another one may."""
         consumption = self._consumptions.get(queue)
@@ -234,6 +241,8 @@ class QueueDuties:
                 logger.info("This worker leads the queue %r, token %d.", term.name, term.token)
                 self._leaderships.changed()
                 while not term.wait(LOOK_OUT_S):
+                    if self._leaderships.should_yield(term.name):
+                        term.end("another worker leads fewer queues")
                     if self._leaderships.cut_off(term.name, term.token):
                         term.end("the broker does not answer this worker")
         finally:

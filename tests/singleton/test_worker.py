@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -164,3 +165,20 @@ def test_a_retry_that_waits_is_handed_over_in_its_place(bank: Bank) -> None:
             first.process.kill()
             assert bank.finished(5, 30) == list(range(5))
     assert [each.token for each in bank.book.entries("start")][:2] == [1, 2]
+
+
+def test_leadership_spreads_over_the_workers(open_bank: Callable[..., Bank], election: str) -> None:
+    queues = [f"ledger-{number}" for number in range(4)]
+    bank = open_bank(election=election, dq_singleton_queues=queues)
+
+    def leads() -> dict[str, int]:
+        answers = bank.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
+        return {
+            node: sum(row["leads"] for row in rows) for answer in answers for node, rows in answer.items()
+        }
+
+    with bank.worker(queues=queues):
+        wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
+        with bank.worker(queues=queues):
+            wait_until(lambda: sorted(leads().values()) == [2, 2], 30, what=lambda: str(leads()))
+        wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
