@@ -1,4 +1,4 @@
-"""Tenant queues, a broker that keeps its word, dedup and singleton consumers for Celery.
+"""Tenant queues for Celery on Redis, and a broker that keeps its word.
 
 Importing this package does nothing else: each public name is looked up in
 :data:`_HOMES` when it is first used, so that neither Celery nor a Redis client

@@ -25,7 +25,7 @@ class InvalidMessage(DQError, ValueError):
 
 
 class InvalidTenant(InvalidMessage):
-    """A tenant name is too long, empty where it must not be, or holds control characters."""
+    """A tenant's name is neither str nor int, too long, or holds control characters."""
 
 
 class InvalidPriority(InvalidMessage):

@@ -20,7 +20,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"celery-dq {release}"
 
-autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True

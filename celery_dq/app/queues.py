@@ -104,7 +104,10 @@ class QueueFace:
             return self._cancel_found(opened, messages.ids_of_task(*opened, name))
 
     def purge(self) -> int:
-        """Remove all that waits or is delayed, without any bookkeeping; returns how many messages."""
+        """Remove all that waits, is delayed or was cancelled, unrecorded; returns how many messages.
+
+        What workers have stays. Nobody tells the result backend: the tasks stay ``PENDING`` there.
+        """
         count = 0
         with self._broker.open(self.name) as (partition, client):
             while True:

@@ -22,7 +22,7 @@ class TenantSnapshot:
     :param state: ``eligible`` (served when its turn comes), ``throttled`` (waits for its rate),
         ``limited`` (waits for its concurrency), ``paused``, or ``idle`` (nothing waits).
     :param waiting: its messages that wait; delayed ones are not counted.
-    :param running: slots that its messages take, where it has a concurrency.
+    :param running: slots that its messages take: those in workers' hands.
     :param until: when its next token is due; None unless throttled.
     :param quota: what is in force for it.
     """

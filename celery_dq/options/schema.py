@@ -35,7 +35,7 @@ class Setting:
     :param name: as the user writes it, e.g. ``dq_lease``.
     :param kind: the type of its value.
     :param default: the checked value when the user says nothing; durations in microseconds.
-    :param meaning: one sentence for documentation and ``celery dq settings``.
+    :param meaning: one sentence, for the documentation.
     :param low: smallest value; durations in microseconds.
     :param high: largest value; durations in microseconds.
     :param choices: the only texts allowed; empty allows any.

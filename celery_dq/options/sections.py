@@ -31,7 +31,7 @@ _MAX_DELIVERIES = Setting(
     "dq_max_deliveries",
     Kind.WHOLE,
     5,
-    "Times a message may be delivered, counting those whose worker died, before it is a dead letter.",
+    "Lost workers after which a message is a dead letter; deliveries that ended otherwise do not count.",
     low=1,
     high=1_000_000,
 )
@@ -56,7 +56,7 @@ SETTINGS = (
     ),
     _MAX_DELIVERIES,
     _PRIORITY_AGING,
-    Setting("dq_queues", Kind.TABLE, {}, "Per queue: quota, priority_aging, max_deliveries."),
+    Setting("dq_queues", Kind.TABLE, {}, "Per queue: the parts of a quota, priority_aging, max_deliveries."),
     Setting(
         "dq_default_quota", Kind.TABLE, {}, "Quota of every tenant of every queue that says nothing else."
     ),
@@ -128,7 +128,7 @@ class QueueOptions:
     :param quota: of each tenant that has none of its own; default unlimited.
     :param priority_aging_us: microseconds of waiting that outweigh one priority step; None (default)
         is strict priority.
-    :param max_deliveries: crash deliveries before a message is a dead letter; default 5.
+    :param max_deliveries: crash deliveries after which a message is a dead letter; default 5.
     """
 
     name: str = ""

@@ -90,7 +90,12 @@ class RedisServer:
         return self.socket_path if self._unix_socket else ("127.0.0.1", self.port)
 
     def url(self, db: int = 0, *, scheme: str = "redis") -> str:
-        """Its URL, e.g. ``redis://127.0.0.1:49152/0``; for a unix socket one that redis-py reads."""
+        """Its URL, e.g. ``redis://127.0.0.1:49152/0``.
+
+        For a unix socket it is one that redis-py reads, or with another scheme one that kombu reads.
+        """
+        if self._unix_socket and scheme != "redis":
+            return f"{scheme}+socket://{self.socket_path}?virtual_host={db}"
         if self._unix_socket:
             return f"unix://{self.socket_path}?db={db}"
         return f"{scheme}://127.0.0.1:{self.port}/{db}"

@@ -44,6 +44,9 @@ class ConsumerStep(bootsteps.StartStopStep):
             ):
                 setattr(consumer, name, partial(_bury_then, getattr(consumer, name), reason))
             consumer.on_decode_error = partial(_on_decode_error, consumer.on_decode_error)
+            consumer.create_task_handler = partial(
+                _careful_handler, consumer, lifecycle, consumer.create_task_handler
+            )
 
     def start(self, consumer: Any) -> None:
         """The pool runs by now, and has its own methods in place."""
@@ -61,6 +64,33 @@ def _bury_then(handler: Any, reason: str, body: Any, message: Any, *args: Any) -
     if isinstance(message, Message):
         message.burial = f"{reason}: {args[0]}"[:500] if args else reason
     return handler(body, message, *args)
+
+
+def _careful_handler(consumer: Any, lifecycle: Lifecycle, make: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return Celery's handler, under which no message stops the worker.
+
+    Celery expects a message that names a task to be made like one. A body of another shape, or a header of
+    another type, raises whatever it raises, ends the worker, goes back to its place and ends the next one.
+    """
+    handle = make(*args, **kwargs)
+
+    def on_task_received(message: Any) -> Any:
+        try:
+            return handle(message)
+        except (*consumer.connection_errors, *consumer.conninfo.channel_errors):
+            raise
+        except Exception as exc:
+            if (
+                not isinstance(message, Message)
+                or message.acknowledged
+                or message.delivery_tag in lifecycle.in_pool
+            ):
+                raise
+            logger.exception("Message %s goes to the dead letters: it is no valid task.", message.message_id)
+            message.bury(f"invalid task: {type(exc).__name__}: {exc}"[:500])
+            return None
+
+    return on_task_received
 
 
 def _on_decode_error(handler: Any, message: Any, exc: BaseException) -> Any:

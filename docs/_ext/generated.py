@@ -66,18 +66,14 @@ def keys() -> str:
             continue
         value = getattr(example, name)
         key = value(sample[name]) if callable(value) else value
-        rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], _sentence(found[2])))
+        rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
     transients = Transients("dq:online:")
     others = [(queue_registry("online"), queue_registry)]
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
-        rows.append((f"``{key}``", kind, _sentence(meaning)))
+        rows.append((f"``{key}``", kind, meaning))
     return _table(("key", "type", "holds"), rows, "35 10 55")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def cli() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import signal
@@ -70,13 +71,21 @@ def pages() -> str:
 
 
 @pytest.fixture
-def bin_path() -> dict[str, str]:
-    """The environment in which ``python`` and ``celery`` are those of the tests."""
+def bin_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with the tests' own ``python`` and ``celery``, and the package as if installed."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    site = tmp_path_factory.mktemp("site")
+    installed = site / "celery_dq-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: celery-dq\nVersion: 0\n")
+    registered = setup["options.entry_points"]["celery.commands"].strip()
+    (installed / "entry_points.txt").write_text(f"[celery.commands]\n{registered}\n")
     folder = str(Path(sys.executable).parent)
     return {
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -147,6 +156,25 @@ def test_the_tutorial_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
             if worker is not None:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait()
+
+
+def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    found = list(blocks((DOCS / "guides" / "plain-kombu.rst").read_text()))
+    program = next(text for _, caption, text in found if caption == "letters.py")
+    printed = next(text for language, _, text in found if language == "text")
+    with RedisServer() as server:
+        (tmp_path / "letters.py").write_text(program.replace("localhost:6379", f"127.0.0.1:{server.port}"))
+        assert_says("python letters.py", printed.splitlines(), tmp_path, bin_path)
+
+
+def test_the_test_that_users_are_shown_passes(bin_path: dict[str, str], tmp_path: Path) -> None:
+    guide = (DOCS / "guides" / "testing.rst").read_text()
+    for _, caption, text in (*list(blocks(TUTORIAL))[:3], *blocks(guide)):
+        if caption:
+            (tmp_path / caption).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_notify.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=bin_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def steps(console: str) -> Iterator[tuple[str, list[str]]]:

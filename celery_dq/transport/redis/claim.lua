@@ -30,7 +30,7 @@
 --   lease_ms: how long the lease holds from now
 --   want: how many messages there is room for, at most 1000; 0 only settles, finishes and renews
 --   free: how many of them may belong to tenants with a concurrency limit
---   hold: '1' may keep an appointment even with messages, '0' only without
+--   hold: '1' may keep an appointment even with messages, '0' only without, '-' not at all
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
 --   n_settle: number of tags to settle, at most 1000
@@ -335,7 +335,7 @@ collect(P .. 'limiter', now, PROMOTE)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 
 -- The end of a claim is that of the other scripts, but that it may keep the next appointment itself.
-local may_hold = ARGV[5] == '1' or got == 0
+local may_hold = ARGV[5] == '1' or (ARGV[5] == '0' and got == 0)
 local eligible = call('EXISTS', P .. 'turn', P .. 'discards') > 0
 local due = not eligible and next_due()
 if due and due <= now then eligible = true end

@@ -87,10 +87,7 @@ class DrivenChannel(RedisChannel):
         """The connections to be watched, with what is read from them."""
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
-            if fetcher.teller.wire.connection is not None:
-                yield "scripts", fetcher.teller.wire.connection
-            if fetcher.tokens.connection is not None:
-                yield "tokens", fetcher.tokens.connection
+            yield from fetcher.connections()
         if self._in_listen:
             yield "broadcasts", self._in_listen
 

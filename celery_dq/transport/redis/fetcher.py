@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -30,18 +30,13 @@ from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.source import Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
-from celery_dq.transport.redis.wire import Wire
+from celery_dq.transport.redis.transient import Listener
+from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.partition import ClaimedEntry
 
 logger = logging.getLogger(__name__)
-
-#: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
-#: nothing, short enough to notice a dead connection.
-BLPOP_SECONDS = 10
-#: Seconds (after those of a BLPOP) without an answer that mean that the connection is dead.
-OVERDUE_SECONDS = 5
 
 
 #: Seconds until a queue is looked at again whose eligible messages are not for this channel.
@@ -60,7 +55,8 @@ class Fetcher:
         pool: pool of the connections that the loop watches.
         room: returns (want, free): how many messages the channel takes now, and
             how many of them fit free pool slots.
-        keeps_appointments: returns whether the process can keep one while it works.
+        keeps_appointments: returns whether the process can keep one while it works; None: it is
+            about to work, and not even an idle one could be kept.
         deliver: called with (source, entry, delivery tag) for every claimed message.
     """
 
@@ -69,7 +65,7 @@ class Fetcher:
         process: Process,
         pool: redis.ConnectionPool,
         room: Callable[[], tuple[int, int]],
-        keeps_appointments: Callable[[], bool],
+        keeps_appointments: Callable[[], bool | None],
         deliver: Callable[[Source, ClaimedEntry, str], None],
     ) -> None:
         self._process = process
@@ -78,13 +74,14 @@ class Fetcher:
         self._deliver = deliver
         self.teller = Teller(process, pool, self._waits_for_company)
         self.tokens = Wire(pool)
+        self._pool = pool
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
         self._claiming = False
         self._waits_since: float | None = None
         self._waits_for: dict[bytes, str] = {}
-        #: queues served by plain lists (replies), and who gets their messages
-        self._lists: dict[bytes, Callable[[bytes], None]] = {}
+        #: Transient queues, by the keys of their lists.
+        self._listeners: dict[str, Listener] = {}
         #: Delivery tag of a message that has killed a worker before. Until it is over, no second
         #: one is claimed, so that an innocent neighbour of a poison message is hit once at most.
         self._suspect: str | None = None
@@ -115,15 +112,23 @@ class Fetcher:
             self._rearm()
         return source
 
-    def consume_list(self, key: bytes, deliver: Callable[[bytes], None]) -> None:
-        """Start popping a plain list, for queues that die with their consumer."""
-        self._lists[key] = deliver
-        self._rearm()
+    def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
+        """Start popping a plain list, for a queue that dies with its consumer."""
+        self._listeners[key] = Listener(key, deliver, self._pool)
 
-    def cancel_list(self, key: bytes) -> None:
+    def unlisten(self, key: str) -> None:
         """Stop popping a plain list."""
-        if self._lists.pop(key, None) is not None:
-            self._rearm()
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            listener.close()
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """The connections to be watched, with what is read from them."""
+        wires = [("scripts", self.teller.wire), ("tokens", self.tokens)]
+        wires += [("messages", listener.wire) for listener in self._listeners.values()]
+        for kind, wire in wires:
+            if wire.connection is not None:
+                yield kind, wire.connection
 
     @property
     def sources(self) -> list[Source]:
@@ -166,14 +171,19 @@ class Fetcher:
         if want <= 0:
             self._pass_on(now)
         self.teller.send_untold(now)
-        if self._waits_since is None and (self._lists or (want > 0 and not self._claiming and self._quiet)):
-            self._send_wait(now)
-        elif self._waits_since is not None and now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS:
+        if self._waits_since is None:
+            waits = want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None
+            if waits:
+                self._send_wait(now)
+        elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.readable():
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
             )
+        for listener in tuple(self._listeners.values()):
+            listener.tick(now)
         oldest = self.teller.oldest()
-        if oldest is not None and now - oldest > OVERDUE_SECONDS:
+        # An answer that lies there unread says that it was us who was busy.
+        if oldest is not None and now - oldest > OVERDUE_SECONDS and not self.teller.wire.readable():
             raise redis.ConnectionError(
                 f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
             )
@@ -203,10 +213,12 @@ class Fetcher:
             redis.RedisError: the connection broke, or a script failed.
         """
         if fd == self.tokens.fd:
-            return self._read_token()
+            self._read_token()
+            return False
         if fd == self.teller.wire.fd:
             self.teller.read()
-        return False
+            return False
+        return any(listener.read() for listener in tuple(self._listeners.values()) if listener.wire.fd == fd)
 
     # -- claims ----------------------------------------------------------------
 
@@ -286,6 +298,29 @@ class Fetcher:
                 source.appointment = None
                 self.teller.nudge(source.queue, now)
 
+    def step_back(self) -> None:
+        """We are about to be busy, for who knows how long: tokens and appointments are for others.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        now, process = self._process.clock.monotonic(), self._process
+        for source in self._turn:
+            if source.appointment is not None:
+                source.appointment = None
+                call = source.queue.partition.claim(
+                    source.queue.consumer(process.consumer), lease_ms=process.lease_ms, want=0, hold=None
+                )
+                self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
+        self._rearm()
+
+    def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
+        if claimed is not None:
+            if not claimed.alive:
+                self._process.lease_was_lost(source.queue.key)
+            self._process.ledger.renewed(source.queue.key, sent_at)
+            self._process.ledger.stale += claimed.stale
+
     # -- telling ---------------------------------------------------------------
 
     def _waits_for_company(self, queue: Queue, now: float) -> bool:
@@ -310,38 +345,32 @@ class Fetcher:
         self._waits_for = {
             source.queue.partition.keys.wake.encode(): source.queue.name for source in self._turn
         }
-        keys = [*self._waits_for, *self._lists]
-        if not keys:
-            return
         self.tokens.open()
-        self.tokens.send(("BLPOP", *keys, BLPOP_SECONDS))
+        self.tokens.send(("BLPOP", *self._waits_for, BLPOP_SECONDS))
         self._waits_since = now
 
-    def _read_token(self) -> bool:
+    def _read_token(self) -> None:
         answer = self.tokens.read()
         self._waits_since = None
         if answer is None:
-            return False
-        key, value = answer
-        key = key.encode() if isinstance(key, str) else bytes(key)
-        if key in self._lists:
-            self._lists[key](value.encode() if isinstance(value, str) else value)
-            return True
-        queue = self._waits_for.get(key)
+            return
+        key = answer[0]
+        queue = self._waits_for.get(key.encode() if isinstance(key, str) else bytes(key))
         source = self._sources.get(queue) if queue is not None else None
         if source is None:
-            return False
+            return
         source.hungry = True
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
             now = self._process.clock.monotonic()
             self.teller.nudge(source.queue, now)
-        return False
 
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Close both wires; what was on its way goes back into the ledger."""
+        """Close all wires; what was on its way goes back into the ledger."""
+        for key in tuple(self._listeners):
+            self.unlisten(key)
         self._waits_since = None
         self._claiming = False
         self.teller.close()

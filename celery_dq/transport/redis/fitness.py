@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from redis import exceptions
@@ -50,3 +52,20 @@ def check_server(client: Any, allow_eviction: bool) -> None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+@contextmanager
+def old_servers_named() -> Iterator[None]:
+    """Say what it means that a server does not know HELLO: redis-py greets with it, since Redis 6.
+
+    Raises:
+        ServerError: the server is that old.
+    """
+    try:
+        yield
+    except exceptions.ResponseError as exc:
+        if "HELLO" not in str(exc).upper():
+            raise
+        raise ServerError(
+            f"The server is older than Redis 6 ({exc}); celery-dq needs Redis 6.2 or Valkey: upgrade it."
+        ) from exc

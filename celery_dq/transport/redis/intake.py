@@ -181,10 +181,16 @@ class Intake:
         ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
         return max(min(max(ahead, 1), MOST_AHEAD) - len(self), 0)
 
-    def _keeps_appointments(self) -> bool:
-        gate = self._gate
+    def _keeps_appointments(self) -> bool | None:
+        if self._blocks:
+            # Between two messages only: what is asked for now is answered while we work.
+            return None if len(self) else False
+        return True
+
+    @property
+    def _blocks(self) -> bool:
         # Plain kombu runs its callbacks in the loop, as the solo pool does.
-        return gate is not None and not gate.blocking
+        return self._gate is None or self._gate.blocking
 
     # -- one at a time -------------------------------------------------------
 
@@ -202,6 +208,7 @@ class Intake:
                 target.consumer(process.consumer),
                 lease_ms=process.lease_ms,
                 want=1,
+                hold=None,
                 max_deliveries=target.max_deliveries,
             ).run(self._channel.client)
         except BaseException:
@@ -289,6 +296,8 @@ class Intake:
         if no_ack:
             channel.qos.forget(tag)
             channel.ledger.finish(tag)
+        if self._blocks:
+            self.fetcher.step_back()
         callback(message)
         return True
 

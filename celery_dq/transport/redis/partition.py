@@ -176,7 +176,7 @@ class Partition:
         lease_ms: int,
         want: int,
         free: int | None = None,
-        hold: bool = False,
+        hold: bool | None = False,
         max_deliveries: int = 5,
         suspects: bool = True,
         settle: Sequence[tuple[str, str]] = (),
@@ -185,14 +185,15 @@ class Partition:
         """Settles, finishes, renews the lease, and takes up to ``want`` messages.
 
         :param free: how many of them may belong to tenants with a concurrency limit; default: all.
-        :param hold: keep an appointment even when messages were found.
+        :param hold: keep an appointment even when messages were found; None: not even when there were none.
         :param max_deliveries: deliveries after which a crashing message is dead; 0 is never.
         :param suspects: take a message that has crashed a consumer before, alone; else pass its tenant over.
         """
         _check_chunk(settle)
         _check_chunk(finish)
         room = want if free is None else free
-        numbers = (lease_ms, min(want, MAX_CHUNK), room, int(hold), max_deliveries, int(suspects))
+        keep = "-" if hold is None else int(hold)
+        numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects))
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), _claimed)
 

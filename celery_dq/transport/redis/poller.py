@@ -95,6 +95,7 @@ class Poller:
 
     def unregister(self) -> None:
         """Let go of the loop: kombu's own transports leave their ticks behind at every reconnect."""
+        self._forget_the_parents()
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -221,6 +222,7 @@ class Poller:
                 self._poller.register(fd, READ | ERR)
 
     def _unwatch(self, fd: int) -> None:
+        self._forget_the_parents()
         if self._watched.pop(fd, None) is None:
             return
         try:
@@ -292,8 +294,17 @@ class Poller:
         if self._loop is not None:
             self._set_timer()
 
+    def _forget_the_parents(self) -> None:
+        # The kernel keeps one interest list for a process and its children: a child that took its
+        # inherited sockets off it would make the parent deaf.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._watched.clear()
+            self._loop = self._timer = self._poller = None
+
     def close(self) -> None:
         """Stop watching, and give the file descriptors back."""
+        self._forget_the_parents()
         for fd in list(self._watched):
             self._unwatch(fd)
         self.unregister()

@@ -182,7 +182,7 @@ class Keeper:
                 self.tell(queue, client)
                 self._resign(queue, client)
         except (redis.RedisError, OSError) as exc:
-            logger.warning("The broker could not be told at exit: %s. What was done may be done again.", exc)
+            logger.warning("The broker could not be told at exit (%s): what was done may be done again.", exc)
 
     def ring(self) -> None:
         """Do a round now rather than at the next heartbeat."""

@@ -37,6 +37,8 @@ STAMPS = "dq_stamps"
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
 #: How often a batch is sent until somebody answers.
 BATCH_ATTEMPTS = 4
+#: A time in µs from which on a double would lose digits: in the year 2255.
+LATEST_US = 9_000_000_000_000_000
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
 #: Milliseconds that the markers of a lane live after it was closed in good order.
@@ -133,11 +135,15 @@ def _instant_us(name: str, value: Any) -> int:
             value = datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
         if value.tzinfo is None:
             value = value.replace(tzinfo=timezone.utc)
-        return int(value.timestamp() * 1_000_000)
+        # 0 means that there is none; what was before 1970 is past all the same.
+        instant_us = max(int(value.timestamp() * 1_000_000), 1)
     except (ValueError, TypeError, AttributeError, OverflowError):
         raise InvalidMessage(
             f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text"
         ) from None
+    if instant_us >= LATEST_US:
+        raise InvalidMessage(f"{name} = {value} is too far away: the year 2255 is the last; leave it out")
+    return instant_us
 
 
 class Publisher:

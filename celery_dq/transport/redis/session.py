@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import redis
 
+from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import WIRES, Terms, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
@@ -26,6 +28,12 @@ class Session:
     """
 
     def __init__(self, connection: Any) -> None:
+        prefix = connection.transport_options.get("global_keyprefix")
+        if prefix:
+            raise ConfigurationError(
+                f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the "
+                "keys: set dq_key_prefix instead"
+            )
         self._wires = _wires(connection)
         #: Whether an app with settings stands behind; plain kombu has only defaults.
         self.has_settings = WIRES in connection.transport_options
@@ -63,6 +71,17 @@ class Session:
         if self.address not in process.fit_servers:
             check_server(client, self.options.allow_eviction)
             process.fit_servers.add(self.address)
+
+    def refuse_inherited(self) -> None:
+        """A forked child has inherited this connection, with the parent's identity and sockets.
+
+        Raises:
+            redis.ConnectionError: this is that child.
+        """
+        if self.process.pid != os.getpid():
+            raise redis.ConnectionError(
+                "This connection was opened before a fork: open a new one in the child process"
+            )
 
     def attend(self) -> None:
         """From now on this connection tells the broker what the ledger has for it."""
@@ -107,14 +126,15 @@ class Session:
 
     @staticmethod
     def depth(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait: not those in workers' hands, nor those before their time."""
+        """Return how many messages wait: not those in workers' hands, before their time, or cancelled."""
         keys = partition.keys
         with client.pipeline(transaction=True) as pipe:
             pipe.hlen(keys.messages)
             pipe.zcard(keys.delayed)
+            pipe.zcard(keys.discards)
             pipe.hget(keys.state, "held")
-            stored, delayed, held = pipe.execute()
-        return max(int(stored) - int(delayed) - int(held or 0), 0)
+            stored, delayed, discards, held = pipe.execute()
+        return max(int(stored) - int(delayed) - int(discards) - int(held or 0), 0)
 
 
 def _wires(connection: Any) -> Wires:
@@ -125,5 +145,5 @@ def _wires(connection: Any) -> Wires:
         if wires is None:
             wires = connection.__dict__["_dq_wires"] = Wires("dq", lambda: resolve({}))
     if not isinstance(wires, Wires):
-        raise TypeError(f"transport_options[{WIRES!r}] is celery-dq's own; remove {wires!r}")
+        raise ConfigurationError(f"transport_options[{WIRES!r}] is celery-dq's own: remove {wires!r}")
     return wires

@@ -1,6 +1,6 @@
 """Queues that die with their consumer: replies to remote control, results by RPC.
 
-Such a queue (neither durable nor kept: ``durable=False, auto_delete=True``) holds
+Such a queue (``auto_delete=True``, and ``durable=False`` or an ``x-expires``) holds
 a few messages for a few seconds, for one reader. A Redis list that expires is all
 it needs; leases, tenants and dead letters would only leave litter. What is taken
 from it is gone, as it is when the consumer of an auto-delete queue dies.
@@ -11,11 +11,14 @@ beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
 import redis
 from kombu.utils.json import dumps, loads
+
+from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
 
 #: Seconds that a transient queue lives after its last message, unless x-expires says more.
 SHORTEST_LIFE_S = 3600
@@ -119,3 +122,52 @@ def _milliseconds(value: Any) -> int:
         return int(value)
     except (TypeError, ValueError):
         return 0
+
+
+class Listener:
+    """Pops the messages of one transient queue, on a connection of its own.
+
+    Of its own, because what a BLPOP has taken is lost with its connection: the wait for
+    other queues may be called off at any time, this one only with its consumer.
+
+    Arguments:
+        key: of the list.
+        deliver: called with every message as it lies there.
+        pool: where the connection comes from.
+    """
+
+    def __init__(self, key: str, deliver: Callable[[bytes], None], pool: redis.ConnectionPool) -> None:
+        self._key = key
+        self._deliver = deliver
+        self.wire = Wire(pool)
+        self._since: float | None = None
+
+    def tick(self, now: float) -> None:
+        """Wait, unless waiting.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        if self._since is None:
+            self.wire.open()
+            self.wire.send(("BLPOP", self._key, BLPOP_SECONDS))
+            self._since = now
+        elif now - self._since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.wire.readable():
+            raise redis.ConnectionError(
+                f"Redis has not answered a BLPOP for {now - self._since:.0f} s: the connection is dead"
+            )
+
+    def read(self) -> bool:
+        """Read what has arrived; return whether it was a message."""
+        answer = self.wire.read()
+        self._since = None
+        if answer is None:
+            return False
+        value = answer[1]
+        self._deliver(value.encode() if isinstance(value, str) else value)
+        return True
+
+    def close(self) -> None:
+        """Stop; what was just being popped is gone with the queue."""
+        self._since = None
+        self.wire.close()

@@ -9,8 +9,8 @@ Connection string::
 Transport options are those of kombu's Redis transport that concern the
 connection: ``socket_timeout`` (15 s here), ``socket_connect_timeout`` (5 s),
 ``socket_keepalive``, ``max_connections``, ``health_check_interval``,
-``client_name``, ``fanout_prefix``, ``fanout_patterns``, ``global_keyprefix`` (for
-the fanout and binding keys; our own keys have ``dq_key_prefix``).
+``client_name``, ``fanout_prefix``, ``fanout_patterns``. ``global_keyprefix``
+is refused, because only some of the keys would get it: set ``dq_key_prefix``.
 
 Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote
 control, batches.

@@ -11,6 +11,12 @@ from typing import Any
 
 import redis
 
+#: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
+#: nothing, short enough to notice a dead connection.
+BLPOP_SECONDS = 10
+#: Seconds (after those of a BLPOP) without an answer that mean that the connection is dead.
+OVERDUE_SECONDS = 5
+
 
 class Wire:
     """A connection taken out of a pool, kept until :meth:`close`.

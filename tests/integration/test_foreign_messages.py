@@ -1,0 +1,84 @@
+"""What names a task but was not made by Celery: a dead letter with the reason, and the worker goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+import celery_dq
+from celery_dq.errors import InvalidMessage
+from celery_dq.testing.waiting import wait_until
+
+WAIT = 20
+
+
+@pytest.fixture(scope="module")
+def app(redis_server: Any) -> Iterator[Any]:
+    """An app with a worker that all messages of this module go through."""
+    url = redis_server.url(0)
+    with Celery("shop", broker=url.replace("redis", "dq-redis", 1), backend=url, set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.update(task_default_queue="foreign", broker_connection_retry_on_startup=True)
+
+        @app.task(shared=False, name="echo")
+        def echo(word: str) -> str:
+            return word
+
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=WAIT):
+            yield app
+        redis_server.flush(0)
+        app.pool.force_close_all()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ([[], {}], {}),
+        (42, {}),
+        (None, {}),
+        ({"word": "x"}, {}),
+        (["x", {}, {}, 1], {}),
+        ([["x"], {}, {}], {"timelimit": 5}),
+        ([["x"], {}, {}], {"retries": "many"}),
+        ([["x"], 7, None], {}),
+        ([["x"], {}, {}], {"task": ["echo"]}),
+        ([["x"], {}, {}], {"expires": "2199-01-01T00:00:00+00:00", "group": 7, "root_id": []}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_foreign_message_stops_no_worker(app: Any, body: Any, headers: Any) -> None:
+    with app.connection_for_write() as connection:
+        connection.Producer().publish(
+            body, routing_key="foreign", serializer="json", headers={"id": "f", "task": "echo", **headers}
+        )
+    assert app.tasks["echo"].delay("hello").get(timeout=WAIT) == "hello"
+    wait_until(lambda: app.dq.queues["foreign"].snapshot().held == 0, WAIT)
+    assert app.dq.queues["foreign"].depth == 0
+    app.dq.dead_letters["foreign"].purge()
+
+
+def test_the_reason_is_kept(app: Any) -> None:
+    with app.connection_for_write() as connection:
+        connection.Producer().publish(
+            [[], {}], routing_key="foreign", serializer="json", headers={"id": "reason", "task": "echo"}
+        )
+    wait_until(lambda: len(app.dq.dead_letters["foreign"]), WAIT)
+    (letter,) = app.dq.dead_letters["foreign"].list()
+    assert letter.id == "reason"
+    assert letter.reason.startswith("invalid task: ValueError")
+
+
+@pytest.mark.parametrize("option", ["eta", "expires"])
+def test_a_time_that_redis_cannot_count_exactly_is_refused(app: Any, option: str) -> None:
+    with pytest.raises(InvalidMessage, match=f"{option} = 2999"):
+        app.tasks["echo"].apply_async(("x",), **{option: datetime(2999, 1, 1, tzinfo=timezone.utc)})
+
+
+def test_an_eta_before_1970_is_past(app: Any) -> None:
+    eta = datetime(1960, 1, 1, tzinfo=timezone.utc)
+    assert app.tasks["echo"].apply_async(("x",), eta=eta).get(timeout=WAIT) == "x"

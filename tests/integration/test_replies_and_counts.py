@@ -1,0 +1,43 @@
+"""Queues for replies leave nothing behind, and a count is of what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+import celery_dq
+from celery_dq.testing.waiting import wait_until
+from tests.integration.shop import send
+
+
+def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -> None:
+    with Celery("shop", broker=broker_url, backend="rpc://", set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.update(task_default_queue="push", broker_connection_retry_on_startup=True)
+
+        @app.task(shared=False, name="echo")
+        def echo(word: str) -> str:
+            return word
+
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+            assert echo.delay("hello").get(timeout=10) == "hello"
+        abandoned = echo.delay("nobody asks")
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+            wait_until(lambda: app.dq.find(abandoned.id) == [], 10)
+        with redis.Redis.from_url(redis_url) as client:
+            partitions = [key for key in client.scan_iter("dq:{*") if b"/push/" not in key]
+            assert partitions == []
+            assert client.smembers("dq:online:queues") == {b"push"}
+            replies = list(client.scan_iter("dq:online:transient*"))
+            assert all(client.pttl(key) > 0 for key in replies)
+        app.pool.force_close_all()
+
+
+def test_what_was_cancelled_is_not_counted_as_waiting(shop: Any) -> None:
+    first, _ = send(shop, "a", "b")
+    shop.dq.queues["push"].cancel(first)
+    with shop.connection_for_write() as connection:
+        assert connection.default_channel.queue_declare("push", passive=True).message_count == 1
