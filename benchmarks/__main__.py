@@ -20,6 +20,7 @@ from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import fairness, quotas
+from benchmarks.singleton import singleton
 from benchmarks.tasks import tasks
 
 OUT = Path(__file__).resolve().parent / "out"
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "quotas": quotas,
     "fairness": fairness,
     "faults": faults,
+    "singleton": singleton,
 }
 
 

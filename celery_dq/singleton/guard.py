@@ -84,6 +84,7 @@ class Guard:
         if present != token or until <= self._clock.monotonic():
             logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
             os.kill(os.getpid(), signal.SIGKILL)
+        _disarm_handlers()
         _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, os.getpid())
         watch = self._watch
         if watch.pid != os.getpid():
@@ -128,6 +129,17 @@ class Guard:
         token: int = _NUMBER.unpack_from(self._memory, place + _TOKEN_AT)[0]
         pid: int = _NUMBER.unpack_from(self._memory, place + _PID_AT)[0]
         return until, token, pid
+
+
+def _disarm_handlers() -> None:
+    """See to it that the alarm kills: a handler in Python would wait for the interpreter, and might forgive."""
+    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        except ValueError:
+            logger.critical(
+                "Somebody handles SIGALRM in this process: what runs past its term is not killed."
+            )
 
 
 class _Watch:

@@ -315,7 +315,9 @@ class Fetcher:
         self._rearm()
 
     def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
-        if claimed is not None:
+        if claimed is not None and claimed.fenced:
+            self._fenced(source)
+        elif claimed is not None:
             if not claimed.alive:
                 self._process.lease_was_lost(source.queue.key)
             self._process.ledger.renewed(source.queue.key, sent_at)
