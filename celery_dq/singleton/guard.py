@@ -132,7 +132,7 @@ class Guard:
 
 
 def _disarm_handlers() -> None:
-    """See to it that the alarm kills: a handler in Python would wait for the interpreter, and might forgive."""
+    """See to it that the alarm kills: a handler in Python would wait for the interpreter, or forgive."""
     if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
