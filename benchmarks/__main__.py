@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
+from benchmarks.dedup import dedup_cost
 from benchmarks.faults import faults
 from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
@@ -36,6 +38,12 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "fairness": fairness,
     "faults": faults,
     "singleton": singleton,
+    "dedup": dedup_cost,
+    "buffering": buffering,
+    "pacing": pacing,
+    "outage": outage,
+    "committing": committing,
+    "sharing": sharing,
 }
 
 

@@ -12,24 +12,34 @@ if TYPE_CHECKING:
     from typing import Any
 
     from celery_dq.errors import (
+        ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
+        CorruptSegment as CorruptSegment,
+        CoveringRunUnknown as CoveringRunUnknown,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
+        DuplicateCall as DuplicateCall,
         Fenced as Fenced,
+        InvalidKey as InvalidKey,
         InvalidMessage as InvalidMessage,
         InvalidPriority as InvalidPriority,
         InvalidQuota as InvalidQuota,
         InvalidTenant as InvalidTenant,
         NotElected as NotElected,
+        QueueClosed as QueueClosed,
+        QueueFull as QueueFull,
         ScriptError as ScriptError,
         ServerError as ServerError,
+        SpillFailed as SpillFailed,
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
     from celery_dq.leadership.career import Career as Career
     from celery_dq.leadership.runner import Runner as Runner
     from celery_dq.options import Quota as Quota
+    from celery_dq.producer.errors import BufferFull as BufferFull, NotOnDisk as NotOnDisk
+    from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
 
 __version__ = "0.1.0"
 
@@ -39,20 +49,31 @@ _HOMES = (
     ("Quota", "celery_dq.options"),
     ("Career", "celery_dq.leadership.career"),
     ("Runner", "celery_dq.leadership.runner"),
+    ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
+    ("ClaimLost", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
+    ("CorruptSegment", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
     ("Fenced", "celery_dq.errors"),
     ("NotElected", "celery_dq.errors"),
     ("ZooKeeperUnreachable", "celery_dq.errors"),
+    ("DuplicateCall", "celery_dq.errors"),
+    ("InvalidKey", "celery_dq.errors"),
     ("InvalidMessage", "celery_dq.errors"),
     ("InvalidPriority", "celery_dq.errors"),
     ("InvalidQuota", "celery_dq.errors"),
     ("InvalidTenant", "celery_dq.errors"),
+    ("QueueClosed", "celery_dq.errors"),
+    ("QueueFull", "celery_dq.errors"),
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
+    ("SpillFailed", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
+    ("BufferFull", "celery_dq.producer.errors"),
+    ("NotOnDisk", "celery_dq.producer.errors"),
+    ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
 )
 
 __all__ = ["__version__"]

@@ -62,3 +62,35 @@ class NotElected(DQError):
 
 class Fenced(DQError):
     """A fencing token is not the current one: a later leader has taken over."""
+
+
+class InvalidKey(InvalidMessage):
+    """No dedup key can be made of a call: an argument is missing or has no canonical form."""
+
+
+class DuplicateCall(DQError):
+    """A call was declined because another one covers it, and its task says ``on_duplicate="raise"``."""
+
+
+class ClaimLost(DQError):
+    """The dedup claim of a run was taken away (it ran too long, or its lease ran out)."""
+
+
+class CoveringRunUnknown(DQError):
+    """A duplicate waited for another run's result, and that result is not to be had."""
+
+
+class QueueFull(DQError):
+    """A bounded queue has no room, and the caller did not want to wait (longer)."""
+
+
+class QueueClosed(DQError):
+    """Something was submitted to a queue that has been closed."""
+
+
+class CorruptSegment(DQError, ValueError):
+    """A file of the spill log cannot be read from here on; what stands before it can."""
+
+
+class SpillFailed(DQError, OSError):
+    """The spill log cannot be written: the disk is full, gone, or not ours."""

@@ -24,6 +24,24 @@ WIRES = "dq"
 _T = TypeVar("_T")
 
 
+#: The property of a message that carries its :class:`DedupTicket` to the transport.
+DEDUP = "dq_dedup"
+
+
+#: The header in which a call tells a worker on another broker what its dedup key is.
+CLAIM_HEADER = "dq_claim"
+
+
+class DedupTicket(Protocol):
+    """What a call hands to the transport of a tenant broker, to get a verdict on it."""
+
+    #: The dedup section of the record, packed by the transport's own rules.
+    section: bytes
+
+    def told(self, status: str, message_id: str, covering: str, replaced: str) -> None:
+        """Say what the push script answered (see ``Pushed`` of the transport)."""
+
+
 class WorkerGate(Protocol):
     """What the transport must know about the worker that it feeds.
 

@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start, µs), appt (µs), appt_owner."""
+        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict."""
         return self.prefix + "state"
 
     @property
@@ -194,6 +194,40 @@ class PartitionKeys:
         """ZSET: message id -> when it was given up on, µs."""
         return self.prefix + "dead_index"
 
+    @property
+    def claims(self) -> str:
+        """HASH: dedup scope -> packed since, claim number, timeout, marks, head, heir, tail."""
+        return self.prefix + "claims"
+
+    @property
+    def claimants(self) -> str:
+        """HASH: message id -> dedup scope, of every head, heir and tail."""
+        return self.prefix + "claimants"
+
+    @property
+    def blocked(self) -> str:
+        """ZSET: message id -> score with which it will wait once the head of its key is done."""
+        return self.prefix + "blocked"
+
+    @property
+    def following(self) -> str:
+        """HASH: message id -> 1, of every follower."""
+        return self.prefix + "following"
+
+    def followers(self, message: str) -> str:
+        """LIST: ids of the messages that get the result of this one."""
+        return f"{self.prefix}followers:{message}"
+
+    @property
+    def evictions(self) -> str:
+        """ZSET: dedup scope -> µs when its head has been running for too long."""
+        return self.prefix + "evictions"
+
+    @property
+    def verdicts(self) -> str:
+        """HASH: verdict -> how often it was given."""
+        return self.prefix + "verdicts"
+
 
 def beat_state(environment: str, key_prefix: str = "") -> str:
     """HASH: entry of the schedule -> JSON: when it ran last, how often; of elected beats."""
@@ -203,3 +237,34 @@ def beat_state(environment: str, key_prefix: str = "") -> str:
 def queue_registry(environment: str, key_prefix: str = "") -> str:
     """SET: the names of all queues that were ever declared in the environment. In no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimKeys:
+    """The keys of the dedup coordinator that serves other brokers than ours. One slot holds all.
+
+    :param environment: ``online`` or ``sandbox``.
+    :param key_prefix: as in :class:`PartitionKeys`.
+    """
+
+    environment: str
+    key_prefix: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What all of them begin with."""
+        return f"{self.key_prefix}dq:{{{self.environment}/dedup}}:"
+
+    def claim(self, key: str) -> str:
+        """HASH: head, heir, tail -> packed call; expires with the last lease."""
+        return f"{self.prefix}claim:{quote(key, safe='')}"
+
+    @property
+    def tokens(self) -> str:
+        """STRING: the last fencing token."""
+        return self.prefix + "tokens"
+
+    @property
+    def channel(self) -> str:
+        """PUB/SUB: in front of an owner's name; told when one of its calls may start or was replaced."""
+        return self.prefix + "turn:"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dq.app.amqp import WiredAMQP
+from celery_dq.app.calling import buffer_calls
 from celery_dq.app.control import LastingControl
+from celery_dq.app.duplicates import cover_calls
 from celery_dq.app.face import dq_of
 from celery_dq.app.mixed import mix_into
 from celery_dq.transport.aliases import SCHEMES, register_transports
@@ -17,6 +19,7 @@ __all__ = ["equip_every_app", "register_transports", "setup"]
 WORKER_STEPS = (
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
     ("consumer", "celery_dq.worker.singleton:SingletonStep"),
+    ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
 )
 
 
@@ -24,9 +27,9 @@ def setup(app: Any) -> Any:
     """Give a Celery app the tenant broker and all that comes with it. Idempotent.
 
     Registers the ``dq-redis``, ``dq-rediss`` and ``dq-sentinel`` schemes, adds ``app.dq``, lets tasks
-    and calls name a tenant, makes ``revoke`` last, and adds the worker's boot steps. Nothing is read
-    or opened: the app may be configured before or after. The ``dq_*`` settings are checked when the
-    app opens its first connection.
+    and calls name a tenant, lets calls be buffered, makes ``revoke`` last, and adds the worker's boot
+    steps. Nothing is read or opened: the app may be configured before or after. The ``dq_*`` settings
+    are checked when the app opens its first connection.
 
     Returns:
         The same app.
@@ -35,9 +38,19 @@ def setup(app: Any) -> Any:
     dq_of(app)
     mix_into(app, "amqp", WiredAMQP)
     mix_into(app, "control", LastingControl)
+    wrap_calls(app)
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
     return app
+
+
+def wrap_calls(app: Any) -> None:
+    """Put the buffer, which leaves keyed calls alone, and behind it dedup before ``app.send_task``, once."""
+    face = dq_of(app)
+    if not face.calls_are_wrapped:
+        face.calls_are_wrapped = True
+        cover_calls(app)
+        buffer_calls(app)
 
 
 class Equipment:

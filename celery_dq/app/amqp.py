@@ -14,8 +14,9 @@ from typing import Any
 
 from celery._state import get_current_task
 
+from celery_dq.app.duplicates import CALL_OPTION, DedupRules, conclude, ticket_for
 from celery_dq.app.face import dq_of
-from celery_dq.hooks import WIRES
+from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
@@ -48,6 +49,7 @@ class WiredAMQP:
     def _create_task_sender(self) -> Callable[..., Any]:
         send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
         tenant_of = TenantRules(self.app).tenant_of
+        dedup_rules = DedupRules(self.app)
         declared: set[str] = set()
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
@@ -68,7 +70,21 @@ class WiredAMQP:
                     options["declare"] = ()
                 elif len(declared) < MOST_DECLARED:
                     declared.add(queue.name)
-            return send(producer, name, message, **options)
+            slip = options.pop(CALL_OPTION, None)
+            found = dedup_rules.find(name, options.pop("dedup", None))
+            if found is None:
+                return send(producer, name, message, **options)
+            rule, key = found
+            ticket = ticket_for(rule, key, message, slip)
+            if not _is_ours(producer):
+                # The worker that receives it gives the verdict.
+                message.headers[CLAIM_HEADER] = ticket.claim_header()
+                return send(producer, name, message, **options)
+            if slip is not None:
+                slip.ticket = ticket
+            sent = send(producer, name, message, **{DEDUP: ticket}, **options)
+            conclude(name, message.headers["id"], rule, ticket)
+            return sent
 
         return send_task_message
 
@@ -78,6 +94,11 @@ def _needs_no_binding(producer: Any, queue: Any) -> bool:
     exchange = getattr(queue, "exchange", None)
     if exchange is None or exchange.type != "direct":
         return False
+    return str(getattr(producer.connection, "transport_cls", "")).startswith("dq-")
+
+
+def _is_ours(producer: Any) -> bool:
+    """Whether the broker gives verdicts."""
     return str(getattr(producer.connection, "transport_cls", "")).startswith("dq-")
 
 

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.app.broker import Broker
+from celery_dq.app.buffer import Buffer
+from celery_dq.app.claims import Claims
 from celery_dq.app.dead_letters import DeadLetterQueues
 from celery_dq.app.queues import Queues
 from celery_dq.app.quotas import Quotas
+from celery_dq.app.senders import AppSender
 from celery_dq.errors import InvalidMessage
 from celery_dq.hooks import Wires
 from celery_dq.inspector.explain import Explanation, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.options import Options, resolve
+from celery_dq.producer.sender import Sender
 
 #: Ids in one call of the ``cancel`` script.
 _CHUNK = 100
@@ -36,6 +40,8 @@ class DQ:
         queues: ``app.dq.queues["push"]``: depth, peek, find, cancel, move, purge, explain.
         quotas: ``app.dq.quotas.set("push", "42", rate="50/s")``.
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
+        dedup: ``app.dq.dedup["cache"].list()``.
+        buffer: ``app.dq.buffer.flush(timeout=5)``: messages on their way to the broker.
     """
 
     def __init__(self, app: Any) -> None:
@@ -44,9 +50,17 @@ class DQ:
         self.queues = Queues(self._broker, self.wires)
         self.quotas = Quotas(self._broker)
         self.dead_letters = DeadLetterQueues(self._broker, self.wires)
+        self.dedup = Claims(self._broker)
+        #: ``setup`` has put dedup and the buffer before the app's ``send_task``.
+        self.calls_are_wrapped = False
+        self.buffer = Buffer(app, self.wires, self.make_sender)
 
     def __repr__(self) -> str:
         return f"<dq of {self.wires}>"
+
+    def make_sender(self, app: Any) -> Sender:
+        """What sends the buffered messages of the app; one per process."""
+        return AppSender(app, partitioned=self._broker.serves_queues())
 
     @property
     def options(self) -> Options:

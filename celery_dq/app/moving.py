@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import redis
 
 from celery_dq.inspector.reading import Client, text
-from celery_dq.transport.redis.partition import Outgoing, Partition
+from celery_dq.transport.redis.partition import Partition
+from celery_dq.transport.redis.record import as_moved
+from celery_dq.transport.redis.replies import Outgoing
 
 #: How long a chunk may be on its way; then it is given back to the source.
 LEASE_MS = 30_000
@@ -65,7 +67,7 @@ class Mover:
         outgoing = []
         for entry in taken:
             self._sequence += 1
-            outgoing.append(Outgoing(self._sequence, entry.id, entry.record))
+            outgoing.append(Outgoing(self._sequence, entry.id, as_moved(entry.record)))
         push = self._destination.push(
             outgoing, producer=self._name, marker_ttl_ms=LEASE_MS, head_start_us=self._head_start_us
         )

@@ -11,7 +11,7 @@ from celery_dq.errors import InvalidMessage
 from celery_dq.hooks import Wires
 from celery_dq.inspector import messages, queues, tenants
 from celery_dq.inspector.explain import Explanation, explain_tenant
-from celery_dq.transport.redis.partition import Cancellation
+from celery_dq.transport.redis.replies import Cancellation
 from celery_dq.transport.tenant import check_tenant
 
 #: Ids in one call of the ``cancel`` script.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from celery_dq.inspector.claims import claim_of
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.reading import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, tenant_snapshot
@@ -128,6 +129,14 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         return tenant.reason, f"waits and is the next of its tenant. {tenant.sentence[:-1]}", tenant.until
     if message.state == "delayed":
         return "eta", f"waits for its ETA, {_clock(message.due)}", message.due
+    if message.state == "blocked":
+        claim = claim_of(partition, client, message.id)
+        head = (
+            f"{claim.head}, which has its dedup key {claim.key}" if claim is not None else "another message"
+        )
+        return "dedup", f"waits for the end of {head}", None
+    if message.state == "following":
+        return "dedup", "will not run: it gets the result of the call that covers it", None
     if message.state == "claimed":
         return "running", f"is with worker {message.consumer}: it runs, or starts next", None
     if message.state == "settled":

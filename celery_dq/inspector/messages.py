@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.reading import Client, moment, scan, text
 from celery_dq.transport import envelope
+from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
 from celery_dq.transport.redis.record import HEADER_SIZE, Record
 
@@ -155,14 +155,6 @@ def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> 
             for message_id, raw in zip(ids, records, strict=True)
             if raw and _heading(raw)[0] == tenant
         ]
-
-
-def task_id_of(message_id: str) -> str:
-    """Return the task id of a message: without the ``~1`` that made it unique, and its own ``~`` single."""
-    numbered = re.fullmatch(r"(.*?)(~+)\d+", message_id, re.DOTALL)
-    if numbered and len(numbered[2]) % 2:
-        message_id = numbered[1] + numbered[2][1:]
-    return message_id.replace("~~", "~")
 
 
 def _heading(raw: bytes) -> tuple[str | None, str | None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dq.duration import SECOND_US
+from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.singleton import ELECTION_SETTINGS, SingletonOptions
@@ -106,6 +107,12 @@ SETTINGS = (
         high=30 * _DAY_US,
     ),
     Setting(
+        "dq_dedup_url",
+        Kind.TEXT,
+        "",
+        "Redis where workers on another broker keep dedup claims; empty: that of the broker or the results.",
+    ),
+    Setting(
         "dq_tombstone_ttl",
         Kind.DURATION,
         3 * 3_600 * SECOND_US,
@@ -114,6 +121,7 @@ SETTINGS = (
         high=30 * _DAY_US,
     ),
     *ELECTION_SETTINGS,
+    *BUFFER_SETTINGS,
 )
 
 # What dq_queues[name] takes besides the parts of a quota. The names lack the prefix there.
@@ -158,6 +166,8 @@ class Options:
     :param allow_eviction: ``dq_allow_eviction``, accept a Redis that may evict; default False.
     :param producer_marker_ttl_us: ``dq_producer_marker_ttl``, memory for resent batches; default 1 h.
     :param tombstone_ttl_us: ``dq_tombstone_ttl``, memory for early cancellations; default 3 h.
+    :param dedup_url: ``dq_dedup_url``, Redis of the dedup claims on other brokers; default "".
+    :param buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
     :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
         ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
     :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
@@ -178,6 +188,8 @@ class Options:
     allow_eviction: bool = False
     producer_marker_ttl_us: int = 3_600 * SECOND_US
     tombstone_ttl_us: int = 3 * 3_600 * SECOND_US
+    dedup_url: str = ""
+    buffer: BufferOptions = field(default_factory=BufferOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
     singletons: tuple[SingletonOptions, ...] = ()

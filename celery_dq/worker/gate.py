@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import DeliveriesExhausted
 from celery_dq.transport.redis.message import Message
+from celery_dq.worker.followers import Followers
 from celery_dq.worker.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Gate:
         self._consumer = consumer
         self._lifecycle = lifecycle
         self._claim_ahead_s = claim_ahead_s
+        self._followers = Followers(consumer)
         self.blocking = isinstance(consumer.pool, SoloPool)
         #: The worker shuts down and its pool is empty or killed: nothing runs any more.
         self.over = False
@@ -85,6 +87,8 @@ class Gate:
         task_id, name = message.headers.get("id"), message.headers.get("task")
         if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
             return False
+        if reason.startswith("covered:") and self._followers.settle(message, reason.partition(":")[2]):
+            return True
         if reason.startswith("dead:"):
             self._fail(message, name, reason.partition(":")[2])
         elif reason == "expired":

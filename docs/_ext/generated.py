@@ -57,7 +57,12 @@ def _row(setting: Setting, name: str = "") -> tuple[str, ...]:
 def keys() -> str:
     """Every key of a partition, and those of no partition."""
     example = PartitionKeys("online", "push")
-    sample = {"tenant": "<tenant>", "held": "<consumer>", "producer": "<producer>"}
+    sample = {
+        "tenant": "<tenant>",
+        "held": "<consumer>",
+        "producer": "<producer>",
+        "followers": "<message>",
+    }
     rows = []
     for name, member in vars(PartitionKeys).items():
         doc = inspect.getdoc(member) or ""

@@ -9,14 +9,8 @@ from typing import Any
 import redis
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.transport.redis.partition import (
-    Claimed,
-    Outgoing,
-    Partition,
-    Pushed,
-    Tag,
-    load_scripts,
-)
+from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.replies import Claimed, Outgoing, Pushed, Tag
 
 LEASE_MS = 60_000
 PLACES = ("turn", "throttled", "limited", "parked")

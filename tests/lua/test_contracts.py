@@ -9,7 +9,8 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script
-from celery_dq.transport.redis.partition import Outgoing, Partition, load_scripts
+from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.replies import Outgoing
 
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
@@ -80,6 +81,8 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
         (partition.replay("a"), 3),
         (partition.forget_dead(["a"]), 1 + 1),
+        (partition.take("c", ["a"], lease_ms=1), 3 + 1),
+        (partition.evict("t", "k"), 2),
         (partition.explain_tenant("t"), 1),
         (partition.locate("a"), 1),
     ]

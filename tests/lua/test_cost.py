@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.transport.redis.partition import Outgoing
+from celery_dq.transport.redis.replies import Outgoing
 from tests.lua.desk import Desk, make_record, tags_of
 
 BATCH = 32

@@ -7,7 +7,8 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.partition import Outgoing, Partition, load_scripts
+from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.replies import Outgoing
 from tests.lua.desk import make_record
 
 

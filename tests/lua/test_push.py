@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from redis.exceptions import ResponseError
 
-from celery_dq.transport.redis.partition import Outgoing, Pushed
+from celery_dq.transport.redis.replies import Outgoing, Pushed
 from tests.lua.desk import Desk, make_record
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.transport.redis.partition import Tag
+from celery_dq.transport.redis.replies import Tag
 from tests.lua.desk import LEASE_MS, Desk, make_record, tags_of
 
 

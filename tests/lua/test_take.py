@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from celery_dq.transport.redis.partition import ClaimedEntry
+from celery_dq.transport.redis.replies import ClaimedEntry
 from tests.lua.desk import LEASE_MS, Desk, make_record, tags_of
 
 

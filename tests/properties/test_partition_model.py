@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.partition import Outgoing
+from celery_dq.transport.redis.replies import Outgoing
 from tests.lua.desk import LEASE_MS, Desk, make_record
 from tests.properties.partition_model import PLACES, Message, Model, Quota
 

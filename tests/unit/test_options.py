@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options, Quota, resolve
+from celery_dq.options.buffer import BufferOptions
 from celery_dq.options.sections import SETTINGS, STRICT_HEAD_START_US
 
 
@@ -41,6 +42,18 @@ def test_every_setting_is_read() -> None:
             "dq_allow_eviction": True,
             "dq_producer_marker_ttl": "2h",
             "dq_tombstone_ttl": "1d",
+            "dq_buffer": True,
+            "dq_buffer_folder": "/var/lib/shop",
+            "dq_buffer_in_workers": True,
+            "dq_buffer_linger": 0,
+            "dq_buffer_batch_size": 100,
+            "dq_buffer_max_messages": 10,
+            "dq_buffer_max_bytes": 100_000,
+            "dq_buffer_max_spill_bytes": 5_000_000,
+            "dq_buffer_max_block": "2s",
+            "dq_buffer_sync_every": 1,
+            "dq_buffer_sync_interval": "1s",
+            "dq_buffer_close_timeout": 3,
         }
     )
     assert options.environment == "sandbox"
@@ -53,6 +66,20 @@ def test_every_setting_is_read() -> None:
     assert options.allow_eviction is True
     assert options.producer_marker_ttl_us == 7_200_000_000
     assert options.tombstone_ttl_us == 86_400_000_000
+    assert options.buffer == BufferOptions(
+        enabled=True,
+        folder="/var/lib/shop",
+        in_workers=True,
+        linger_us=0,
+        batch_size=100,
+        max_messages=10,
+        max_bytes=100_000,
+        max_spill_bytes=5_000_000,
+        max_block_us=2_000_000,
+        sync_every=1,
+        sync_interval_us=1_000_000,
+        close_timeout_us=3_000_000,
+    )
     push, mail, other = options.queue("push"), options.queue("mail"), options.queue("other")
     assert push.quota == Quota(rate=50, burst=2, concurrency=4)
     assert (push.head_start_us, push.max_deliveries) == (STRICT_HEAD_START_US, 3)
@@ -104,6 +131,9 @@ def test_every_setting_is_read() -> None:
         ),
         ({"dq_claim_ahead": "5s", "dq_lease": "5s"}, "dq_claim_ahead = 5s is more than 0.6 of dq_lease = 5s"),
         ({"dq_watchdog": 5}, "dq_watchdog = 5s is shorter than dq_lease = 15s"),
+        ({"dq_buffer": True}, "dq_buffer = True needs dq_buffer_folder"),
+        ({"dq_buffer_sync_every": 1}, "dq_buffer_sync_every = 1 has no effect without dq_buffer_folder"),
+        ({"dq_buffer_batch_size": 1001}, "dq_buffer_batch_size = 1001 is too large: give 1000 or less"),
         (
             {"dq_producer_marker_ttl": "1m", "dq_lease": "2m"},
             "dq_producer_marker_ttl = 1m is shorter than dq_lease = 2m",

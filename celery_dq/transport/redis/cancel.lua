@@ -15,10 +15,18 @@
 --   delayed ZSET
 --   discards ZSET
 --   reasons HASH
+--   deliveries HASH
 --   leases ZSET
 --   wake LIST
 --   tombstones ZSET
 --   tenant:<tenant> ZSET
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   reason: what the discards are flagged with
 --   tombstone_ttl_ms: how long a tombstone stands; 0 sets none
@@ -66,6 +74,9 @@ for i = 1, n do
         found[#found + 1] = id
       elseif call('ZSCORE', P .. 'discards', id) then
         where = 'discarded'
+      elseif call('ZREM', P .. 'blocked', id) == 1 or call('HDEL', P .. 'following', id) == 1 then
+        where = 'waiting'
+        found[#found + 1] = id
       end
       if RANK[where] > RANK[reply] then reply = where end
     end

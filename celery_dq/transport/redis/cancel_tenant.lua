@@ -3,6 +3,7 @@
 -- KEYS
 --   state HASH: clock and counters of the partition
 -- DERIVES
+--   messages HASH
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
@@ -14,9 +15,17 @@
 --   delayed ZSET
 --   discards ZSET
 --   reasons HASH
+--   deliveries HASH
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   tenant: whose messages
 --   reason: what the discards are flagged with

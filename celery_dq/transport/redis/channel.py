@@ -21,20 +21,21 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import WorkerGate
+from celery_dq.hooks import DEDUP, WorkerGate
 from celery_dq.transport.redis.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
 from celery_dq.transport.redis.fitness import old_servers_named
 from celery_dq.transport.redis.intake import Intake
 from celery_dq.transport.redis.ledger import Ledger
 from celery_dq.transport.redis.message import Message
-from celery_dq.transport.redis.partition import ClaimedEntry, Partition
+from celery_dq.transport.redis.partition import Partition
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.publisher import STAMPS, PublishBatch, Publisher
 from celery_dq.transport.redis.qos import QoS
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.quotas import bring_settings
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.replies import ClaimedEntry
 from celery_dq.transport.redis.transient import Transients
 
 if TYPE_CHECKING:
@@ -88,11 +89,6 @@ class Channel(DrivenChannel):
     def gate(self) -> WorkerGate | None:
         """The worker that this channel feeds; None in plain kombu."""
         return self.session.gate
-
-    @property
-    def dead_letters_rejects(self) -> bool:
-        """Whether a message that is rejected for good is kept (``dq_dead_letter_failures``)."""
-        return self.session.options.dead_letter_failures
 
     def running_tags(self) -> frozenset[str]:
         """Return the deliveries that the worker's pool runs or will run."""
@@ -232,6 +228,7 @@ class Channel(DrivenChannel):
             message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag()
         )
         properties.pop(STAMPS, None)
+        properties.pop(DEDUP, None)
         return dict(message, body=body, properties=properties)
 
     # -- consuming -------------------------------------------------------------

@@ -25,6 +25,13 @@
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: who claims
 --   lease_ms: how long the lease holds from now
@@ -84,10 +91,15 @@ if is_fenced_out(consumer) or is_out_of_office() then
   return reply
 end
 if state.epoch > 0 then state.leader = consumer end
-local got, held, reasons, unreadable = 0, {}, {}, {}
+local got, held, reasons, unreadable, started, leaving = 0, {}, {}, {}, {}, {}
 
 local function deliver(id, score, flags, tenant, deliveries, reason, record)
   got = got + 1
+  if is_keyed(record) then
+    flags = flags + KEYED
+    local list = reason == '' and started or leaving
+    list[#list + 1] = {id = id, record = record}
+  end
   local at = #held
   held[at + 1] = id
   held[at + 2] = pack_held(claim, score, now, flags, tenant)
@@ -329,6 +341,8 @@ end
 if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
+if #started > 0 then dedup().start(started, claim) end
+for i = 1, #leaving do dedup().leave(leaving[i].id, false) end
 close_busy_period()
 collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)

@@ -23,6 +23,13 @@
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: who holds it
 --   claim: the claim number of its tag

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_dq.transport.redis.partition import Claimed
 from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.replies import Claimed
 from celery_dq.transport.redis.source import Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
 from celery_dq.transport.redis.transient import Listener
 from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.partition import ClaimedEntry
+    from celery_dq.transport.redis.replies import ClaimedEntry
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from celery_dq.hooks import QUEUE, TOKEN, Terms, WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher
 from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
-from celery_dq.transport.redis.partition import ClaimedEntry
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.replies import ClaimedEntry
 from celery_dq.transport.redis.source import Source
 
 if TYPE_CHECKING:

@@ -21,6 +21,13 @@
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   id: the task id; the message ids '<id>~1' to '<id>~9' are looked at, too
 -- RETURNS
@@ -63,6 +70,10 @@ local function describe(id, record)
   elseif call('ZSCORE', P .. 'discards', id) then
     add('state', 'discarded')
     add('reason', call('HGET', P .. 'reasons', id) or '')
+  elseif call('ZSCORE', P .. 'blocked', id) then
+    add('state', 'blocked')
+  elseif call('HEXISTS', P .. 'following', id) == 1 then
+    add('state', 'following')
   else
     local consumer, entry = holder_of(id)
     add('state', is_mark(record) and 'settled' or 'claimed')

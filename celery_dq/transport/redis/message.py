@@ -10,7 +10,7 @@ from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.partition import ClaimedEntry
+    from celery_dq.transport.redis.replies import ClaimedEntry
 
 
 class Message(KombuMessage):
@@ -41,6 +41,9 @@ class Message(KombuMessage):
             headers["redelivered"] = True
         properties["priority"] = record.priority
         properties["delivery_tag"] = tag
+        if record.dedup:
+            # Fencing token of the run: larger than that of any run before it.
+            headers["dq_token"] = int(entry.claim)
         if record.tenant:
             properties["tenant"] = record.tenant
         super().__init__(

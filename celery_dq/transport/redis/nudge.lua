@@ -14,12 +14,21 @@
 --   quotas HASH
 --   delayed ZSET
 --   discards ZSET
+--   reasons HASH
+--   deliveries HASH
 --   leases ZSET
 --   wake LIST
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   none
 -- RETURNS

@@ -14,11 +14,34 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
 from celery_dq.transport.redis.fenced import Fenced, read_fenced
+from celery_dq.transport.redis.replies import (
+    Cancellation,
+    Claimed,
+    ClaimedEntry,
+    Moved,
+    Outgoing,
+    Purged,
+    Pushed,
+    Renewed,
+    read_cancellations,
+    read_claimed,
+    read_dead_lettered,
+    read_entries,
+    read_flag,
+    read_moved,
+    read_nothing,
+    read_pairs,
+    read_purged,
+    read_pushed,
+    read_renewed,
+    read_replayed,
+    read_text,
+)
 
 T = TypeVar("T")
 
@@ -28,97 +51,7 @@ MAX_CHUNK = 1000
 #: A head start that no wait outlives and that a double still counts in whole microseconds.
 STRICT_PRIORITY_US = 1_000_000_000_000_000
 
-Cancellation: TypeAlias = Literal["waiting", "delayed", "claimed", "discarded", "tombstone", "none"]
 ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
-
-
-class Tag(NamedTuple):
-    """One delivery of a message."""
-
-    claim: str
-    id: str
-
-
-class Outgoing(NamedTuple):
-    """A message to push: the producer's sequence (ascending; 0 without a producer), task id, record."""
-
-    sequence: int
-    id: str
-    record: bytes
-
-
-class Pushed(NamedTuple):
-    """What became of a pushed message; ``status`` is ``seen`` when this sequence was here before."""
-
-    status: Literal["accepted", "seen", "discarded"]
-    id: str
-
-
-class ClaimedEntry(NamedTuple):
-    """A message that was claimed.
-
-    ``deliveries``: how many consumers were lost with it. ``returned``: it was delivered before, whether
-    that ended in a crash or not. ``reason`` is empty unless it is delivered only to be discarded.
-    """
-
-    id: str
-    claim: str
-    deliveries: int
-    reason: str
-    record: bytes
-    returned: bool = False
-
-    @property
-    def tag(self) -> Tag:
-        """What settles, finishes or releases this delivery."""
-        return Tag(self.claim, self.id)
-
-
-class Claimed(NamedTuple):
-    """The answer to a claim.
-
-    ``more``: something may be served right now. ``appointment_s``: this consumer has to call again after so
-    many seconds, because it was given the next due time to keep; None when it was not. ``stale``: tags that
-    were too old. ``suspect``: the only entry has crashed a worker before and should run alone. ``alive``: the
-    consumer had its lease until now; if not, what it held before is with others. ``fenced``: this
-    queue has a leader, and the consumer is not it.
-    """
-
-    more: bool
-    appointment_s: float | None
-    stale: int
-    suspect: bool
-    entries: list[ClaimedEntry]
-    alive: bool = True
-    fenced: bool = False
-
-
-class Renewed(NamedTuple):
-    """The answer to a heartbeat.
-
-    ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
-    something was due that nobody had been woken for. ``fenced``: this queue has a leader, and the consumer
-    is not it; nothing was done.
-    """
-
-    alive: bool
-    reaped: int
-    overdue: bool
-    fenced: bool = False
-
-
-class Moved(NamedTuple):
-    """How many messages a chunk moved or removed, and how many are left for the next chunk."""
-
-    moved: int
-    remaining: int
-
-
-class Purged(NamedTuple):
-    """How many messages a chunk removed, and whether there are more."""
-
-    removed: int
-    more: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +100,7 @@ class Partition:
         _check_chunk(messages)
         records: list[Argument] = list(chain.from_iterable(messages))
         args: tuple[Argument, ...] = (producer, marker_ttl_ms, head_start_us, len(messages), *records)
-        return self._call("push", args, _pushed)
+        return self._call("push", args, read_pushed)
 
     def claim(
         self,
@@ -195,7 +128,7 @@ class Partition:
         keep = "-" if hold is None else int(hold)
         numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects))
         tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
-        return self._call("claim", (consumer, *numbers, *tags), _claimed)
+        return self._call("claim", (consumer, *numbers, *tags), read_claimed)
 
     def take(self, consumer: str, message_ids: Sequence[str], *, lease_ms: int) -> Call[list[ClaimedEntry]]:
         """Takes these, waiting or delayed, under a lease, to move them elsewhere; others are left out.
@@ -203,7 +136,7 @@ class Partition:
         Takes no token of a rate, so give back with ``release(mode="requeue")``.
         """
         _check_chunk(message_ids)
-        return self._call("take", (consumer, lease_ms, len(message_ids), *message_ids), _entries)
+        return self._call("take", (consumer, lease_ms, len(message_ids), *message_ids), read_entries)
 
     def settle(self, consumer: str, tags: Sequence[tuple[str, str]]) -> Call[int]:
         """Never deliver these again; the slots stay taken. Returns the number of stale tags."""
@@ -238,7 +171,7 @@ class Partition:
         self, consumer: str, *, lease_ms: int, limit: int = 100, max_deliveries: int = 5
     ) -> Call[Renewed]:
         """The heartbeat: renews the lease, takes back what lost consumers held, promotes, wakes, tidies."""
-        return self._call("renew", (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries), _renewed)
+        return self._call("renew", (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries), read_renewed)
 
     def resign(self, consumer: str, *, limit: int = MAX_CHUNK) -> Call[int]:
         """Releases what is held as unstarted and ends the lease. Returns how many are left: call again."""
@@ -253,20 +186,20 @@ class Partition:
 
     def nudge(self) -> Call[bool]:
         """Promotes what is due and wakes somebody if need be. Returns whether something may be served."""
-        return self._call("nudge", (), _flag)
+        return self._call("nudge", (), read_flag)
 
     def set_quota(self, tenant: str, packed: bytes | None) -> Call[None]:
         """Gives a tenant its own quota, or with None takes it away; in force at once."""
-        return self._call("quota", (quota_field(tenant), packed or b""), _nothing)
+        return self._call("quota", (quota_field(tenant), packed or b""), read_nothing)
 
     def set_shared_quota(self, field: Literal["default", "config"], packed: bytes | None) -> Call[None]:
         """Sets what holds for tenants without an own quota; :meth:`place` brings it to their backlog."""
-        return self._call("quota", (field, packed or b""), _nothing)
+        return self._call("quota", (field, packed or b""), read_nothing)
 
     def place(self, tenants: Sequence[str]) -> Call[None]:
         """Decides anew where each of these tenants belongs."""
         _check_chunk(tenants)
-        return self._call("place", (len(tenants), *tenants), _nothing)
+        return self._call("place", (len(tenants), *tenants), read_nothing)
 
     def cancel(
         self, task_ids: Sequence[str], *, reason: str = "cancelled", tombstone_ttl_ms: int = 10_800_000
@@ -274,15 +207,15 @@ class Partition:
         """Turns waiting and delayed messages into discards; the others get a tombstone (0 ms: none)."""
         _check_chunk(task_ids, limit=MAX_CHUNK // 10)
         args: tuple[Argument, ...] = (reason, tombstone_ttl_ms, len(task_ids), *task_ids)
-        return self._call("cancel", args, _cancellations)
+        return self._call("cancel", args, read_cancellations)
 
     def cancel_tenant(self, tenant: str, *, reason: str = "cancelled", limit: int = MAX_CHUNK) -> Call[Moved]:
         """Turns what waits for a tenant into discards; delayed messages are not looked at."""
-        return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), _moved)
+        return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), read_moved)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> Call[Purged]:
         """Removes what waits, is delayed or is to be discarded; what is held stays."""
-        return self._call("purge", (min(limit, MAX_CHUNK),), _purged)
+        return self._call("purge", (min(limit, MAX_CHUNK),), read_purged)
 
     def dead_letter(
         self, consumer: str, tag: tuple[str, str], *, reason: str, worker: str, record: bytes = b""
@@ -292,26 +225,30 @@ class Partition:
         :param record: what to keep; default: the stored one. A settled message has none: ``no record`` is
             returned and nothing was changed.
         """
-        return self._call("dead_letter", (consumer, *tag, reason, worker, record), _dead_lettered)
+        return self._call("dead_letter", (consumer, *tag, reason, worker, record), read_dead_lettered)
 
     def replay(
         self, message_id: str, *, record: bytes = b"", head_start_us: int = STRICT_PRIORITY_US
     ) -> Call[str | None]:
         """Sends a dead letter again (``record``: edited). Returns its message id, or None: there is none."""
-        return self._call("replay", (message_id, record, head_start_us), _replayed)
+        return self._call("replay", (message_id, record, head_start_us), read_replayed)
 
     def forget_dead(self, message_ids: Sequence[str]) -> Call[int]:
         """Deletes dead letters. Returns how many there were."""
         _check_chunk(message_ids)
         return self._call("forget_dead", (len(message_ids), *message_ids), int)
 
+    def evict(self, tenant: str, key: str) -> Call[str]:
+        """Takes a dedup key from the message that has it. Returns its id, or ``""``."""
+        return self._call("evict", (tenant, key), read_text)
+
     def explain_tenant(self, tenant: str) -> Call[dict[str, str]]:
         """Why a tenant is or is not served: see the contract of the script for the names."""
-        return self._call("explain_tenant", (tenant,), _pairs)
+        return self._call("explain_tenant", (tenant,), read_pairs)
 
     def locate(self, task_id: str) -> Call[dict[str, str]]:
         """Where a task is: see the contract of the script for the names; empty when it is not here."""
-        return self._call("locate", (task_id,), _pairs)
+        return self._call("locate", (task_id,), read_pairs)
 
     def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> Call[T]:
         return Call(self.scripts[script], (self.keys.state,), tuple(args), parse)
@@ -324,76 +261,3 @@ def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
 
 def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:
     return list(chain.from_iterable(tags))
-
-
-# Replies are bytes or, from a client that decodes, str.
-def _text(reply: Any) -> str:
-    return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
-
-
-def _binary(reply: Any) -> bytes:
-    return reply if isinstance(reply, bytes) else str(reply).encode("utf-8", "surrogateescape")
-
-
-def _flag(reply: Any) -> bool:
-    return int(reply) == 1
-
-
-def _nothing(reply: Any) -> None:
-    return None
-
-
-_PUSH_STATUS: tuple[Literal["seen", "accepted", "discarded"], ...] = ("seen", "accepted", "discarded")
-
-
-def _pushed(reply: Any) -> list[Pushed]:
-    texts = [_text(each) for each in reply]
-    return [Pushed(_PUSH_STATUS[int(text[0])], text[1:]) for text in texts]
-
-
-def _claimed(reply: Any) -> Claimed:
-    more, appointment, stale, suspect, alive = (int(each) for each in reply[:5])
-    delay = None if appointment < 0 else appointment / 1e6
-    return Claimed(more == 1, delay, stale, suspect == 1, _entries(reply[5:]), alive == 1, suspect == 2)
-
-
-def _entries(reply: Any) -> list[ClaimedEntry]:
-    entries = []
-    for position in range(0, len(reply), 3):
-        claim, deliveries, reason = _text(reply[position + 1]).split("|", 2)
-        record = _binary(reply[position + 2])
-        crashes, returned = int(deliveries or 0), deliveries != ""
-        entries.append(ClaimedEntry(_text(reply[position]), claim, crashes, reason, record, returned))
-    return entries
-
-
-def _renewed(reply: Any) -> Renewed:
-    alive = int(reply[0])
-    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0)
-
-
-def _cancellations(reply: Any) -> list[Cancellation]:
-    return [cast(Cancellation, _text(each)) for each in reply]
-
-
-def _moved(reply: Any) -> Moved:
-    return Moved(int(reply[0]), int(reply[1]))
-
-
-def _purged(reply: Any) -> Purged:
-    return Purged(int(reply[0]), int(reply[1]) == 1)
-
-
-def _dead_lettered(reply: Any) -> Literal["dead", "stale", "no record"]:
-    code = int(reply)
-    return "dead" if code == 1 else "stale" if code == 0 else "no record"
-
-
-def _replayed(reply: Any) -> str | None:
-    text = _text(reply)
-    return text[1:] if text[0] == "1" else None
-
-
-def _pairs(reply: Any) -> dict[str, str]:
-    texts = [_text(each) for each in reply]
-    return dict(zip(texts[::2], texts[1::2], strict=True))

@@ -24,8 +24,9 @@ from celery_dq.native import unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
 from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
-from celery_dq.transport.redis.partition import Call, ReleaseMode, Tag, load_scripts
+from celery_dq.transport.redis.partition import Call, ReleaseMode, load_scripts
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.replies import Tag
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,13 @@ from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import InvalidMessage, TooFewReplicas
+from celery_dq.hooks import DEDUP, DedupTicket
 from celery_dq.options.sections import Options
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.partition import Call, Outgoing, Pushed
+from celery_dq.transport.redis.partition import Call
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.replies import Outgoing, Pushed
 from celery_dq.transport.redis.wire import Wire
 from celery_dq.transport.tenant import check_priority, check_tenant
 
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 #: The property that carries the stamps of a message: queue → (lane, number).
 STAMPS = "dq_stamps"
 #: Properties that the transport makes anew at delivery.
-_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS)
+_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS, DEDUP)
 #: How often a batch is sent until somebody answers.
 BATCH_ATTEMPTS = 4
 #: A time in µs from which on a double would lose digits: in the year 2255.
@@ -51,6 +53,7 @@ class Stamped:
 
     lane: str
     outgoing: Outgoing
+    ticket: DedupTicket | None = None
 
 
 def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], int], now_us: int) -> Stamped:
@@ -76,6 +79,7 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
             f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one"
         )
     task = headers.get("task") or ""
+    ticket: DedupTicket | None = properties.get(DEDUP)
     record = Record(
         tenant=check_tenant(properties.get("tenant", "")),
         task=task if isinstance(task, str) else "",
@@ -84,12 +88,13 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
         expires_us=_expires(headers.get("expires"), properties.get("expiration"), now_us),
         envelope=_envelope(message, headers, properties, queue),
         body=body,
+        dedup=ticket.section if ticket is not None else b"",
     )
     stamps = properties.setdefault(STAMPS, {})
     known = stamps.get(queue)
     if known is None:
         known = stamps[queue] = (lane, number(), task_id or uuid.uuid4().hex)
-    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()))
+    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()), ticket)
 
 
 def _envelope(
@@ -209,6 +214,9 @@ class Publisher:
         except (redis.ConnectionError, redis.TimeoutError, OSError):
             self.close()
             raise
+        for message, answer in zip(messages, pushed, strict=True):
+            if message.ticket is not None:
+                message.ticket.told(*answer)
         return pushed
 
     def _ask(self, call: Call[list[Pushed]]) -> list[Pushed]:

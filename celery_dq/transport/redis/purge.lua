@@ -19,6 +19,13 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   limit: most messages to remove, at most 1000
 -- RETURNS
@@ -30,6 +37,7 @@
 --@include state
 --@include full
 --@include place
+--@include dedup
 --@include wake
 local limit = math.min(tonumber(ARGV[1]), 1000)
 local removed = {}
@@ -57,9 +65,23 @@ for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
 end
 if #removed < limit then remove_from(P .. 'delayed') end
 if #removed < limit then remove_from(P .. 'discards') end
+if #removed < limit then remove_from(P .. 'blocked') end
+if #removed < limit and call('EXISTS', P .. 'following') == 1 then
+  local ids = call('HRANDFIELD', P .. 'following', limit - #removed)
+  call('HDEL', P .. 'messages', unpack(ids))
+  call('HDEL', P .. 'deliveries', unpack(ids))
+  call('HDEL', P .. 'following', unpack(ids))
+  for i = 1, #ids do removed[#removed + 1] = ids[i] end
+end
+if call('EXISTS', P .. 'claims') == 1 then
+  for i = 1, #removed do
+    dedup().leave(removed[i], false)
+    call('UNLINK', P .. 'followers:' .. removed[i])
+  end
+end
 replace(tenants)
 wake()
 save()
 local more = call('EXISTS', P .. 'turn', P .. 'throttled', P .. 'limited', P .. 'parked', P .. 'delayed',
-  P .. 'discards')
+  P .. 'discards', P .. 'blocked', P .. 'following')
 return {tostring(#removed), more > 0 and '1' or '0'}

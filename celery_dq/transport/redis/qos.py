@@ -72,7 +72,7 @@ class QoS(VirtualQoS):
         self.forget(tag)
         if requeue:
             self.channel.ledger.release(tag, "crashed" if message.crashed else "requeue")
-        elif message.burial or self.channel.dead_letters_rejects:
+        elif message.burial or self.channel.session.options.dead_letter_failures:
             self.channel.bury(message, message.burial or "rejected")
         else:
             self.channel.ledger.finish(tag)

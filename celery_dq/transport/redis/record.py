@@ -8,23 +8,96 @@ Layout, big-endian::
 
     B version   B priority   B flags   d due µs   d expires µs
     H len(tenant)   H len(task)   I len(envelope)
-    tenant   task   envelope   body
+    tenant   task   envelope   body   [dedup   H len(dedup)]
 
 ``due`` is 0 for a message that may run at once, ``expires`` 0 for one that never
-does. Flag 1 says that the body is text.
+does. Flag 1 says that the body is text, flag 2 that a dedup section follows it, see :class:`DedupSection`.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_dq.errors import CorruptRecord
 
 VERSION = 1
 TEXT = 1
+KEYED = 2
 _HEADER = struct.Struct(">BBBddHHI")
 HEADER_SIZE = _HEADER.size
+_SECTION = struct.Struct(">BddH")
+_LENGTH = struct.Struct(">H")
+REPLACE, WAITING, FOLLOW, AWAITED = 1, 2, 4, 8
+
+
+@dataclass(frozen=True)
+class DedupSection:
+    """What a message says of its dedup key.
+
+    Layout: ``B flags  d timeout µs  d claim  H len(continues)  continues  key``.
+
+    Attributes:
+        key: the key, as text.
+        timeout_us: how long it may run before it may be evicted; 0 is for ever.
+        replace: it takes the place of one that waits.
+        waiting: it may wait behind one that runs.
+        follow: should another one cover it, it is kept and gets the result of that one.
+        awaited: somebody holds its id: should a later one replace it, it gets the result of that one.
+        continues: message id and claim number of the run that it repeats.
+    """
+
+    key: str
+    timeout_us: int = 0
+    replace: bool = False
+    waiting: bool = True
+    follow: bool = False
+    awaited: bool = False
+    continues: tuple[str, int] = ("", 0)
+
+    def pack(self) -> bytes:
+        """Return the section as it stands in a record, without its length."""
+        flags = (
+            self.replace * REPLACE + self.waiting * WAITING + self.follow * FOLLOW + self.awaited * AWAITED
+        )
+        run = self.continues[0].encode()
+        head = _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run))
+        return b"".join((head, run, self.key.encode()))
+
+    @classmethod
+    def unpack(cls, section: bytes) -> DedupSection:
+        """Take a section apart.
+
+        Raises:
+            CorruptRecord: it is not one.
+        """
+        try:
+            flags, timeout, claim, size = _SECTION.unpack_from(section)
+            run, key = section[_SECTION.size :][:size].decode(), section[_SECTION.size + size :].decode()
+        except (struct.error, UnicodeDecodeError) as exc:
+            raise CorruptRecord(f"the dedup key of a stored message cannot be read: {exc}") from exc
+        return cls(
+            key,
+            int(timeout),
+            replace=bool(flags & REPLACE),
+            waiting=bool(flags & WAITING),
+            follow=bool(flags & FOLLOW),
+            awaited=bool(flags & AWAITED),
+            continues=(run, int(claim)),
+        )
+
+
+def as_moved(raw: bytes) -> bytes:
+    """Return a record for another queue, where its dedup key is asked for anew.
+
+    Should it be declined there, it must be settled with the covering run's result: its caller holds its id.
+    """
+    if len(raw) < HEADER_SIZE or not raw[2] & KEYED:
+        return raw
+    record = Record.unpack(raw)
+    section = DedupSection.unpack(record.dedup)
+    section = replace(section, follow=section.awaited, continues=("", 0))
+    return replace(record, dedup=section.pack()).pack()
 
 
 @dataclass(frozen=True)
@@ -39,6 +112,7 @@ class Record:
         expires_us: from when on it must not run, µs since the epoch; 0 = never.
         envelope: headers and properties, see :mod:`celery_dq.transport.envelope`.
         body: the serialised body; ``str`` when the serializer made text.
+        dedup: its dedup key and how to treat duplicates, packed; empty without one.
     """
 
     tenant: str
@@ -48,27 +122,20 @@ class Record:
     expires_us: int
     envelope: bytes
     body: str | bytes
+    dedup: bytes = b""
 
     def pack(self) -> bytes:
         """Return the bytes that go into the ``messages`` hash."""
-        tenant = self.tenant.encode()
-        task = self.task.encode()
-        body = self.body
-        flags = 0
+        body, flags = self.body, 0
         if isinstance(body, str):
-            body = body.encode("utf-8", "surrogatepass")
-            flags = TEXT
-        head = _HEADER.pack(
-            VERSION,
-            self.priority,
-            flags,
-            self.due_us,
-            self.expires_us,
-            len(tenant),
-            len(task),
-            len(self.envelope),
+            body, flags = body.encode("utf-8", "surrogatepass"), TEXT
+        if self.dedup:
+            flags |= KEYED
+        tenant, task = self.tenant.encode(), self.task.encode()
+        record = pack_record(
+            tenant, task, self.priority, flags, self.due_us, self.expires_us, self.envelope, body
         )
-        return b"".join((head, tenant, task, self.envelope, body))
+        return record + self.dedup + _LENGTH.pack(len(self.dedup)) if self.dedup else record
 
     @classmethod
     def unpack(cls, raw: bytes) -> Record:
@@ -91,9 +158,16 @@ class Record:
                 raise CorruptRecord(
                     f"a stored message is cut short: {len(raw)} bytes, its header names {body_at}"
                 )
-            body: str | bytes = raw[body_at:]
+            end, dedup = len(raw), b""
+            if flags & KEYED:
+                (size,) = _LENGTH.unpack_from(raw, end - _LENGTH.size)
+                end -= size + _LENGTH.size
+                dedup = raw[end : -_LENGTH.size]
+                if end < body_at:
+                    raise CorruptRecord("the dedup key of a stored message reaches into its header")
+            body: str | bytes = raw[body_at:end]
             if flags & TEXT:
-                body = raw[body_at:].decode("utf-8", "surrogatepass")
+                body = raw[body_at:end].decode("utf-8", "surrogatepass")
             return cls(
                 raw[HEADER_SIZE:task_at].decode(),
                 raw[task_at:envelope_at].decode(),
@@ -102,6 +176,22 @@ class Record:
                 int(expires),
                 raw[envelope_at:body_at],
                 body,
+                dedup,
             )
         except (struct.error, UnicodeDecodeError) as exc:
             raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+
+
+def pack_record(
+    tenant: bytes,
+    task: bytes,
+    priority: int,
+    flags: int,
+    due_us: int,
+    expires_us: int,
+    envelope: bytes,
+    body: bytes,
+) -> bytes:
+    """Return the bytes of a record whose parts are encoded already; see :class:`Record`."""
+    head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
+    return b"".join((head, tenant, task, envelope, body))

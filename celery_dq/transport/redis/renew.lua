@@ -24,6 +24,13 @@
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: whose lease
 --   lease_ms: how long it holds from now

@@ -21,6 +21,7 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   blocked ZSET
 -- ARGV
 --   id: its message id
 --   record: the record to send; '' is the one that was kept

@@ -24,6 +24,13 @@
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: who goes
 --   limit: most messages to give back, at most 1000

@@ -12,10 +12,19 @@
 --   limiter ZSET
 --   running HASH
 --   quotas HASH
+--   delayed ZSET
+--   discards ZSET
 --   reasons HASH
 --   deliveries HASH
 --   tenant:<tenant> ZSET
 --   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: who holds them
 --   n: number of tags, at most 1000

@@ -4,7 +4,6 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
---   tenant:<tenant> ZSET
 --   turn ZSET
 --   throttled ZSET
 --   limited ZSET
@@ -18,8 +17,16 @@
 --   reasons HASH
 --   deliveries HASH
 --   leases ZSET
---   held:<consumer> HASH
 --   wake LIST
+--   tenant:<tenant> ZSET
+--   held:<consumer> HASH
+--   claims HASH
+--   claimants HASH
+--   blocked ZSET
+--   following HASH
+--   followers:<message> LIST
+--   evictions ZSET
+--   verdicts HASH
 -- ARGV
 --   consumer: who takes them
 --   lease_ms: how long the lease holds from now
@@ -61,7 +68,7 @@ for i = 1, #ids do
   end
   if score then
     held[#held + 1] = id
-    held[#held + 1] = pack_held(claim, tonumber(score), now, flags, tenant)
+    held[#held + 1] = pack_held(claim, tonumber(score), now, flags + (is_keyed(record) and KEYED or 0), tenant)
     if not more[tenant] then
       more[tenant] = {}
       names[#names + 1] = tenant

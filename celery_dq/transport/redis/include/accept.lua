@@ -1,9 +1,10 @@
 --@include state
 --@include place
--- Stores new messages {id, record, priority, due, tenant, reason, score}: the records first, then where they wait.
--- With a reason a message becomes a discard, with a score it takes that place, due or not.
+-- Stores new messages {id, record, priority, due, tenant, reason, score}: the records first, then where they wait. With
+-- a reason a message becomes a discard; `blocked` ones wait aside for another one, `following` ones for a result.
+-- With a score one takes that place, due or not.
 local function accept(messages)
-  local records, delayed, discards, reasons = {}, {}, {}, {}
+  local records, delayed, discards, reasons, blocked = {}, {}, {}, {}, {}
   local tenants, waiting = {}, {}
   for i = 1, #messages do
     local message = messages[i]
@@ -14,10 +15,13 @@ local function accept(messages)
       discards[#discards + 1] = message.id
       reasons[#reasons + 1] = message.id
       reasons[#reasons + 1] = message.reason
-    elseif message.due > now and not message.score then
+    elseif message.blocked then
+      blocked[#blocked + 1] = next_seq() - message.priority * state.head
+      blocked[#blocked + 1] = message.id
+    elseif not message.following and message.due > now and not message.score then
       delayed[#delayed + 1] = message.due
       delayed[#delayed + 1] = message.id
-    else
+    elseif not message.following then
       local list = waiting[message.tenant]
       if not list then
         list = {}
@@ -32,6 +36,7 @@ local function accept(messages)
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
   write('ZADD', P .. 'delayed', delayed)
+  write('ZADD', P .. 'blocked', blocked)
   for i = 1, #tenants do call('ZADD', P .. 'tenant:' .. tenants[i], unpack(waiting[tenants[i]])) end
   enter_new(tenants)
 end

@@ -1,4 +1,5 @@
 --@include state
+--@include dedup
 -- Turns messages into discards, in this order; they must have been found in `messages`.
 local function discard(ids, reason)
   local discards, reasons = {}, {}
@@ -10,4 +11,7 @@ local function discard(ids, reason)
   end
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
+  if call('EXISTS', P .. 'claimants') == 1 then
+    for i = 1, #ids do dedup().leave(ids[i], false) end
+  end
 end

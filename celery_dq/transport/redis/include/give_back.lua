@@ -15,7 +15,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   local stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
   local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
   local waiting, delayed, discards, reasons, counts = {}, {}, {}, {}, {}
-  local gone, left, returned = {}, {}, {}
+  local gone, left, returned, leaving = {}, {}, {}, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
@@ -30,7 +30,10 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       counts[#counts + 1] = 0
     end
     local over = mode == 'crashed' and max_deliveries > 0 and deliveries >= max_deliveries
-    if entry.settled or not record then
+    local cancelled = stones[i] and tonumber(stones[i]) > now
+    local back = entry.keyed and record and not (entry.settled or entry.discard or over or cancelled)
+      and dedup().come_back(entry, record)
+    if entry.settled or not record or back == 'gone' then
       gone[#gone + 1] = entry
     elseif entry.discard then
       if over and deliveries >= 2 * max_deliveries then
@@ -49,7 +52,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       if over then
         bury(entry.id, record, 'max_deliveries', worker, deliveries, entry.tenant)
         reason = 'dead:max_deliveries'
-      elseif stones[i] and tonumber(stones[i]) > now then
+      elseif cancelled then
         reason = 'cancelled'
       end
       if reason then
@@ -57,6 +60,9 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
         reasons[#reasons + 1] = reason
         discards[#discards + 1] = next_seq()
         discards[#discards + 1] = entry.id
+        if entry.keyed then leaving[#leaving + 1] = entry.id end
+      elseif back == 'aside' then
+        reason = nil -- it was evicted while it was held, and waits behind another one now
       elseif entry.early then
         local _, due = header(record)
         delayed[#delayed + 1] = due or now
@@ -99,5 +105,6 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       end
     end
   end
+  for i = 1, #leaving do dedup().leave(leaving[i], false) end
   replace(tenants)
 end

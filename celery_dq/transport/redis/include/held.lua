@@ -1,9 +1,10 @@
 --@include state
 --@include place
 --@include epoch
+--@include dedup
 -- What consumers hold: message id -> claim number, score, claimed at, flags, tenant. The flag `SETTLED` means
 -- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot,
--- `EARLY` that it was taken by name before it was due.
+-- `EARLY` that it was taken by name before it was due, and `KEYED` that its record has a dedup key.
 local SETTLED, DISCARD, EARLY = 1, 2, 4
 
 local function pack_held(claim, score, since, flags, tenant)
@@ -13,7 +14,8 @@ end
 local function read_held(id, entry)
   local claim, score, since, flags = struct.unpack('>dddB', entry)
   return {id = id, claim = claim, score = score, since = since, settled = flags % 2 == 1,
-    discard = flags % EARLY >= DISCARD, early = flags >= EARLY, tenant = string.sub(entry, 26)}
+    discard = flags % EARLY >= DISCARD, early = flags % KEYED >= EARLY, keyed = flags >= KEYED,
+    tenant = string.sub(entry, 26)}
 end
 
 -- Up to `limit` entries of a consumer, whichever, in the order of their scores.
@@ -85,7 +87,7 @@ local function settle(consumer, entries)
       marks[#marks + 1] = '\0' .. consumer
       held[#held + 1] = entry.id
       held[#held + 1] = pack_held(entry.claim, entry.score, entry.since,
-        SETTLED + (entry.discard and DISCARD or 0), entry.tenant)
+        SETTLED + (entry.discard and DISCARD or 0) + (entry.keyed and KEYED or 0), entry.tenant)
     end
   end
   write('HSET', P .. 'held:' .. consumer, held)
@@ -104,6 +106,9 @@ local function erase(consumer, entries)
   write('HDEL', P .. 'reasons', discards)
   write('HDEL', P .. 'held:' .. consumer, ids)
   state.held = state.held - #ids
+  for i = 1, #entries do
+    if entries[i].keyed then dedup().leave(entries[i].id, true) end
+  end
 end
 
 -- Done with: frees the slots, and lets tenants that were at their concurrency go on.

@@ -2,9 +2,11 @@
 --@include record
 --@include bury
 --@include place
+--@include dedup
 -- Lets delayed messages and throttled tenants go whose time has come, at most `limit` of each. A delayed
 -- message gets the place that it would have had, had it been pushed when it was due. Returns their number.
 local function promote(limit)
+  local evicted = state.evict > 0 and state.evict <= now and dedup().evict_overdue(limit) or 0
   local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   if #due > 0 then
     local ids = {}
@@ -45,5 +47,5 @@ local function promote(limit)
     call('ZREM', P .. 'throttled', unpack(allowed))
     call('ZREM', P .. 'finish', unpack(allowed))
   end
-  return #due / 2 + #allowed
+  return #due / 2 + #allowed + evicted
 end

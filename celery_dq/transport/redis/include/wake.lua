@@ -4,8 +4,10 @@
 local function next_due()
   local message = call('ZRANGE', P .. 'delayed', 0, 0, 'WITHSCORES')[2]
   local tenant = call('ZRANGE', P .. 'throttled', 0, 0, 'WITHSCORES')[2]
-  if message and tenant then return math.min(tonumber(message), tonumber(tenant)) end
-  return tonumber(message or tenant or nil)
+  local due = tonumber(message or tenant or nil)
+  if message and tenant then due = math.min(tonumber(message), tonumber(tenant)) end
+  if state.evict > 0 then return math.min(due or state.evict, state.evict) end
+  return due
 end
 
 -- Whether somebody else keeps an appointment that is early enough for `due`.

@@ -1,0 +1,140 @@
+"""What dedup costs a call: beside the same call without it, and beside celery-singleton and celery-once.
+
+The peers are measured where they are installed; they lock before they publish, on the stock Redis transport.
+``full`` is publish, claim and finish of a message by the scripts alone, per message, in batches of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from functools import partial
+from typing import Any
+
+import redis
+from celery import Celery
+from kombu import pools
+
+import celery_dq
+from benchmarks.measure import Report, ServerProbe, dump, interleave, ratio
+from celery_dq.dedup import dedup
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.record import DedupSection, Record
+from celery_dq.transport.redis.replies import Outgoing
+
+PEERS = {"celery-singleton": "celery_singleton", "celery-once": "celery_once"}
+
+
+def dedup_cost(quick: bool) -> Report:
+    """The cost of dedup per call."""
+    report = Report("dedup")
+    # One server for all: celery-singleton keeps its connection for good.
+    with RedisServer() as server:
+        return _measured(report, server, quick)
+
+
+def _measured(report: Report, server: RedisServer, quick: bool) -> Report:
+    contenders = ["plain", "dedup", "dedup, 90 % duplicates", "stock", *filter(_installed, PEERS)]
+    report.header = ["call", "µs/call", "vs plain", "vs stock", "redis µs/call"]
+    found = interleave(contenders, 3 if quick else 9, partial(_calls, server, 500 if quick else 3_000), 150)
+    plain, stock = (found[name]["call"] for name in ("plain", "stock"))
+    for name in contenders:
+        row = found[name]
+        report.row(name, row["call"], ratio(row["call"], plain), ratio(row["call"], stock), row["cpu"])
+    full = interleave(
+        ["full, plain", "full, dedup"],
+        3 if quick else 9,
+        partial(_lives, server, 500 if quick else 3_000),
+        60,
+    )
+    for name, row in full.items():
+        report.row(name, row["call"], ratio(row["call"], full["full, plain"]["call"]), "-", row["cpu"])
+    report.notes.append("calls: apply_async with no worker, a key per call unless said; vs: round by round")
+    missing = [name for name in PEERS if not _installed(name)]
+    if missing:
+        report.notes.append(f"not installed: {', '.join(missing)}")
+    report.data = dump({**found, **full})
+    return report
+
+
+def _installed(peer: str) -> bool:
+    try:
+        importlib.import_module(PEERS[peer])
+    except ImportError:
+        return False
+    return True
+
+
+def _task(app: Celery, kind: str) -> Any:
+    if kind == "celery-singleton":
+        base = importlib.import_module(PEERS[kind]).Singleton
+
+        @app.task(base=base, name="refresh", shared=False)
+        def singleton(sku: int) -> None: ...
+
+        return singleton
+    if kind == "celery-once":
+        module = importlib.import_module(PEERS[kind])
+        app.conf.ONCE = {
+            "backend": "celery_once.backends.Redis",
+            "settings": {"url": app.conf.broker_url, "default_timeout": 3600},
+        }
+
+        @app.task(base=module.QueueOnce, name="refresh", shared=False, once={"graceful": True})
+        def once(sku: int) -> None: ...
+
+        return once
+
+    def refresh(sku: int) -> None: ...
+
+    return app.task(name="refresh", shared=False)(
+        dedup(key="{sku}")(refresh) if kind.startswith("dedup") else refresh
+    )
+
+
+def _calls(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
+    stock = kind == "stock" or kind in PEERS
+    server.flush(1)
+    app = Celery("bench", broker=server.url(1, scheme="redis" if stock else "dq-redis"), set_as_current=False)
+    app.conf.update(task_ignore_result=True, task_default_queue="cache", singleton_backend_url=server.url(1))
+    if not stock:
+        celery_dq.setup(app)
+    task = _task(app, kind)
+    distinct = 10 if "duplicates" in kind else 1
+    for each in range(50):
+        task.apply_async((each,))
+    probe = ServerProbe(server.port)
+    cpu, started = probe.cpu_seconds(), time.perf_counter()
+    for each in range(amount):
+        task.apply_async((50 + each // distinct,))
+    taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
+    probe.close()
+    app.close()
+    pools.reset()
+    return {"call": taken / amount * 1e6, "cpu": cpu / amount * 1e6}
+
+
+def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
+    keyed = kind.endswith("dedup")
+    server.flush(1)
+    with redis.Redis.from_url(server.url(1)) as client:
+        partition = Partition(PartitionKeys("online", "cache"), load_scripts())
+
+        def live(number: int) -> None:
+            section = DedupSection(f"refresh(sku={number})").pack() if keyed else b""
+            record = Record("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
+            partition.push([Outgoing(number, f"m{number}", record)], producer="p").run(client)
+            (entry,) = partition.claim("c", lease_ms=60_000, want=1).run(client).entries
+            partition.finish("c", [entry.tag]).run(client)
+
+        for number in range(1, 51):
+            live(number)
+        probe = ServerProbe(server.port)
+        cpu, started = probe.cpu_seconds(), time.perf_counter()
+        for number in range(51, 51 + amount):
+            live(number)
+        taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
+        probe.close()
+    return {"call": taken / amount * 1e6, "cpu": cpu / amount * 1e6}

@@ -1,0 +1,183 @@
+"""``app.dq.buffer``: the buffered producer of an app."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.hooks import Wires
+from celery_dq.options.buffer import BufferOptions
+from celery_dq.producer.buffer import Limits
+from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, Snapshot
+from celery_dq.producer.flusher import Undelivered
+from celery_dq.producer.sender import Sender, State
+
+__all__ = ["Buffer"]
+
+Delivered = TypeVar("Delivered", bound=Callable[[Sequence[str]], Any])
+Failed = TypeVar("Failed", bound=Callable[[BaseException, Undelivered, State], Any])
+
+
+class Buffer:
+    """Messages between ``apply_async`` and the broker. Nothing is read or started before the first of them.
+
+    :param app: a Celery app.
+    :param wires: with its options.
+    :param make_sender: makes the sender of a process.
+    """
+
+    def __init__(self, app: Any, wires: Wires, make_sender: Callable[[Any], Sender]) -> None:
+        self._app = app
+        self._wires = wires
+        self._make_sender = make_sender
+        self._made: BufferedProducer | None = None
+        self._wanted: ContextVar[bool | None] = ContextVar("dq_buffered", default=None)
+
+    def __repr__(self) -> str:
+        return f"<buffer of {self._wires}: {len(self)} pending>"
+
+    @property
+    def options(self) -> BufferOptions:
+        """The checked ``dq_buffer…`` settings."""
+        options: BufferOptions = self._wires.options.buffer
+        return options
+
+    @property
+    def producer(self) -> BufferedProducer:
+        """The buffered producer, made at first need.
+
+        Raises:
+            ConfigurationError: ``dq_buffer_folder`` is not set.
+        """
+        made = self._made
+        if made is None:
+            # Two threads may both make one; neither has done anything yet, and one is kept.
+            made = self.__dict__["_made"] = self._made or self._make()
+        return made
+
+    def _make(self) -> BufferedProducer:
+        options = self.options
+        if options.folder is None:
+            raise ConfigurationError(
+                "a call is to be buffered, and dq_buffer_folder does not say where: a folder that outlives "
+                "the process, or '' for in memory only"
+            )
+        return BufferedProducer(
+            lambda: self._make_sender(self._app),
+            limits=Limits(
+                options.batch_size, options.linger_us / 1e6, options.max_messages, options.max_bytes
+            ),
+            persistence=Persistence(
+                self.folder, options.max_spill_bytes, options.sync_every, options.sync_interval_us / 1e6
+            ),
+            max_block_s=options.max_block_us / 1e6,
+            close_timeout_s=options.close_timeout_us / 1e6,
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the messages for this app's broker are: a folder of its own in ``dq_buffer_folder``.
+
+        Messages for one broker must not be sent to another, so a changed ``broker_url`` (its passwords do not
+        count), environment or key prefix means another folder.
+        """
+        if not self.options.folder:
+            return None
+        conf, options = self._app.conf, self._wires.options
+        url = maybe_sanitize_url(str(conf.broker_write_url or conf.broker_url or ""))
+        target = f"{url}\n{options.environment}\n{options.key_prefix}".encode()
+        return Path(self.options.folder) / hashlib.blake2b(target, digest_size=6).hexdigest()
+
+    # -- for programs
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Send what was buffered so far, and wait until the broker has it.
+
+        :param timeout: seconds; default as long as it takes.
+
+        Returns:
+            How many of these messages the broker has not confirmed yet; 0 when all is well.
+        """
+        return 0 if self._made is None else self._made.flush(timeout)
+
+    async def aflush(self, timeout: float | None = None) -> int:
+        """:meth:`flush` for asyncio. ``apply_async`` itself fits into a coroutine: it does not wait."""
+        return 0 if self._made is None else await self._made.aflush(timeout)
+
+    def hurry(self) -> None:
+        """Send what was buffered so far without lingering, and do not wait for it."""
+        if self._made is not None:
+            self._made.hurry()
+
+    def close(self, timeout: float | None = None) -> int:
+        """Flush and let go of thread, connection and files; done by itself at the end of a process.
+
+        :param timeout: seconds for all of it; default ``dq_buffer_close_timeout``.
+
+        Returns:
+            How many messages the broker has not confirmed. What is on disk is sent by the next process.
+        """
+        return 0 if self._made is None else self._made.close(timeout)
+
+    def replay(self) -> None:
+        """Take over what dead processes left, and send it; done by itself with the first message."""
+        self.producer.start()
+
+    @contextmanager
+    def buffered(self, enabled: bool = True, *, timeout: float | None = None) -> Iterator[Buffer]:
+        """Buffer every call in the block (or none), and flush at its end.
+
+        An exception in the block takes nothing back: what was called was called.
+
+        :param timeout: seconds for the flush; default as long as it takes.
+        """
+        token = self._wanted.set(enabled)
+        try:
+            yield self
+        finally:
+            self._wanted.reset(token)
+            if enabled:
+                self.flush(timeout)
+
+    @property
+    def wanted(self) -> bool | None:
+        """What the innermost :meth:`buffered` block says; None outside of one."""
+        return self._wanted.get()
+
+    def on_delivered(self, hook: Delivered) -> Delivered:
+        """Call `hook` with the task ids of each batch that the broker has confirmed. A decorator.
+
+        It runs in the flusher's thread: what it raises is logged, and while it runs nothing is sent.
+        """
+        self.producer.hooks.on_delivered.append(hook)
+        return hook
+
+    def on_error(self, hook: Failed) -> Failed:
+        """Call `hook(exception, message, state)` for each message that will not be delivered. A decorator.
+
+        State is ``"rejected"`` (the broker refuses it; it is in the quarantine), ``"not_sent"`` or
+        ``"possibly_sent"`` (it was in memory only when the buffer was closed).
+        """
+        self.producer.hooks.on_error.append(hook)
+        return hook
+
+    # -- for people
+
+    def __len__(self) -> int:
+        """How many messages the broker has not confirmed."""
+        return self.inspect().pending
+
+    def inspect(self) -> Snapshot:
+        """The state of this process's buffer, and of the folder that it shares."""
+        if self._made is not None:
+            return self._made.snapshot()
+        if self.options.folder is None:
+            return Snapshot(0, 0, 0, 0.0, 0, (), (), degraded=False, last_error="", counters={})
+        return self.producer.snapshot()

@@ -1,0 +1,154 @@
+"""The coordinator for the workers of any broker: machines in Redis, with leases.
+
+Each key is one hash that one script at a time changes; times are those of the server. A lease belongs to an
+owner, who is told on a channel of his own when one of his waiting calls may start: nobody polls. Should the
+message be lost, the owner finds out when it next renews.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Waiting
+from celery_dq.dedup.machine import Policy, Verdict
+from celery_dq.keys import ClaimKeys
+from celery_dq.scripts.loader import ScriptSet, is_noscript
+
+__all__ = ["RedisCoordinator", "load_scripts"]
+
+_CALL = struct.Struct(">ddddHH")
+
+
+def load_scripts() -> ScriptSet:
+    """The scripts of the coordinator. Keep the set: it remembers what it has read."""
+    return ScriptSet(Path(__file__).parent / "lua")
+
+
+class RedisCoordinator:
+    """Machines in Redis.
+
+    Arguments:
+        client: a redis-py client that does not decode replies.
+        keys: spells the keys.
+        scripts: from :func:`load_scripts`.
+        owner: who renews what is enqueued here; a name that nobody else uses.
+        lease: seconds that an owner may be silent before his calls are dropped.
+    """
+
+    def __init__(
+        self, client: Any, keys: ClaimKeys, scripts: ScriptSet, *, owner: str, lease: float = 15.0
+    ) -> None:
+        self.keys_of = keys
+        self.owner = owner
+        self._client = client
+        self._scripts = scripts
+        self._lease_ms = max(int(lease * 1000), 1)
+
+    @property
+    def channel(self) -> str:
+        """Where this owner is told that one of his calls may start, or has lost its place."""
+        return self.keys_of.channel + self.owner
+
+    def _run(self, script: str, key: str, *args: str | int) -> Any:
+        keys = (self.keys_of.claim(key), self.keys_of.tokens)
+        return self._scripts[script].run(self._client, keys, (self.keys_of.channel, *args))
+
+    def enqueue(
+        self,
+        key: str,
+        call: str,
+        *,
+        task: str = "",
+        policy: Policy = "decline",
+        waiting: int = 1,
+        timeout: float | None = None,
+    ) -> Grant:
+        """See :meth:`Coordinator.enqueue`."""
+        timeout_ms = 0 if timeout is None else max(int(timeout * 1000), 1)
+        verdict, covering, token, replaced = map(
+            _text,
+            self._run("enqueue", key, call, self.owner, task, self._lease_ms, timeout_ms, policy, waiting),
+        )
+        return Grant(Verdict(verdict), covering, int(token), replaced or None)
+
+    def start(self, key: str, call: str) -> int | None:
+        """See :meth:`Coordinator.start`."""
+        token = int(self._run("start", key, call, self._lease_ms))
+        return None if token < 0 else token
+
+    def finish(self, key: str, call: str, token: int) -> bool:
+        """See :meth:`Coordinator.finish`."""
+        return token > 0 and int(self._run("leave", key, "finish", call, token)) == 1
+
+    def release(self, key: str, call: str, token: int) -> bool:
+        """See :meth:`Coordinator.release`."""
+        return token > 0 and int(self._run("leave", key, "release", call, token)) == 1
+
+    def withdraw(self, key: str, call: str) -> bool:
+        """See :meth:`Coordinator.withdraw`."""
+        return int(self._run("leave", key, "withdraw", call, 0)) == 1
+
+    def renew(self, holdings: Sequence[Holding]) -> list[bool]:
+        """See :meth:`Coordinator.renew`. One round trip for all."""
+        if not holdings:
+            return []
+        script = self._scripts["renew"]
+        with self._client.pipeline(transaction=False) as pipe:
+            for key, call, token in holdings:
+                args = (self.keys_of.channel, call, token, self._lease_ms)
+                pipe.execute_command(*script.command((self.keys_of.claim(key),), args))
+            replies = pipe.execute(raise_on_error=False)
+        alive = []
+        for (key, call, token), reply in zip(holdings, replies, strict=True):
+            if isinstance(reply, Exception):
+                if not is_noscript(reply):
+                    raise reply
+                reply = self._run("renew", key, call, token, self._lease_ms)
+            alive.append(int(reply) == 1)
+        return alive
+
+    def inspect(self, key: str) -> ClaimSnapshot | None:
+        """See :meth:`Coordinator.inspect`."""
+        found = self._client.hmget(self.keys_of.claim(key), ["head", "heir", "tail"])
+        seconds, micros = self._client.time()
+        return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
+
+    def keys(self) -> list[str]:
+        """See :meth:`Coordinator.keys`."""
+        prefix = self.keys_of.claim("")
+        found = self._client.scan_iter(match=_glob(prefix) + "*", count=1000)
+        return sorted(unquote(_text(each)[len(prefix) :]) for each in found)
+
+    def free(self, key: str) -> ClaimSnapshot | None:
+        """See :meth:`Coordinator.free`."""
+        found = self._run("free", key)
+        seconds, micros = self._client.time()
+        return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
+
+
+def _snapshot(key: str, found: Sequence[Any], now: float) -> ClaimSnapshot | None:
+    head, heir, tail = (_waiting(each, now) for each in found)
+    return None if head is heir is tail is None else ClaimSnapshot(key, head, heir, tail)
+
+
+def _waiting(packed: Any, now: float) -> Waiting | None:
+    if not packed:
+        return None
+    raw = packed if isinstance(packed, bytes) else str(packed).encode("utf-8", "surrogateescape")
+    token, since, lease, _timeout, n_id, n_owner = _CALL.unpack_from(raw)
+    id_at = _CALL.size
+    call, owner = raw[id_at : id_at + n_id], raw[id_at + n_id : id_at + n_id + n_owner]
+    age = now - since / 1e6 if since else 0.0
+    return Waiting(call.decode(), owner.decode(), int(token), age, lease / 1e6 - now)
+
+
+def _text(reply: Any) -> str:
+    return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
+
+
+def _glob(text: str) -> str:
+    return "".join(f"\\{each}" if each in "*?[]\\" else each for each in text)

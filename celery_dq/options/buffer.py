@@ -1,0 +1,148 @@
+"""The settings of the buffered producer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_dq.duration import SECOND_US
+from celery_dq.errors import ConfigurationError
+from celery_dq.options.schema import Kind, Setting
+
+__all__ = ["BUFFER_SETTINGS", "BufferOptions", "buffer_options"]
+
+_GIB = 1024**3
+
+BUFFER_SETTINGS = (
+    Setting("dq_buffer", Kind.FLAG, False, "Whether calls are buffered that do not say themselves."),
+    Setting(
+        "dq_buffer_folder",
+        Kind.TEXT,
+        None,
+        "Where buffered messages are kept until the broker has them; '' keeps them in memory only.",
+        optional=True,
+    ),
+    Setting(
+        "dq_buffer_in_workers",
+        Kind.FLAG,
+        False,
+        "Whether calls that a task or beat makes are buffered too.",
+    ),
+    Setting(
+        "dq_buffer_linger",
+        Kind.DURATION,
+        5_000,
+        "Time that a message waits for company, so that a batch goes out instead of it alone.",
+        low=0,
+        high=60 * SECOND_US,
+    ),
+    Setting("dq_buffer_batch_size", Kind.WHOLE, 500, "Messages in a batch.", low=1, high=1_000),
+    Setting(
+        "dq_buffer_max_messages", Kind.WHOLE, 100_000, "Messages in memory; more go to disk only.", low=1
+    ),
+    Setting("dq_buffer_max_bytes", Kind.WHOLE, _GIB // 16, "Bytes of messages in memory.", low=64 * 1024),
+    Setting(
+        "dq_buffer_max_spill_bytes",
+        Kind.WHOLE,
+        _GIB,
+        "Bytes that dq_buffer_folder may take, all processes together.",
+        low=4 * 1024 * 1024,
+    ),
+    Setting(
+        "dq_buffer_max_block",
+        Kind.DURATION,
+        SECOND_US,
+        "Time that a call waits for room before it raises BufferFull; 0 raises at once.",
+        low=0,
+        high=3_600 * SECOND_US,
+    ),
+    Setting(
+        "dq_buffer_sync_every",
+        Kind.WHOLE,
+        0,
+        "Messages after which the disk must write; 1 makes every call wait for that; 0 is off.",
+        low=0,
+    ),
+    Setting(
+        "dq_buffer_sync_interval",
+        Kind.DURATION,
+        0,
+        "Time after which the disk must write what was buffered; 0 is off.",
+        low=1_000,
+        high=3_600 * SECOND_US,
+        zero_is_off=True,
+    ),
+    Setting(
+        "dq_buffer_close_timeout",
+        Kind.DURATION,
+        2 * SECOND_US,
+        "Time that the end of a process may take to send what is left.",
+        low=0,
+        high=3_600 * SECOND_US,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class BufferOptions:
+    """How calls are buffered. Durations are whole microseconds (``_us``).
+
+    :param enabled: ``dq_buffer``, for calls that do not say themselves; default False.
+    :param folder: ``dq_buffer_folder``, of the spill log; "" holds messages in memory only, None (default)
+        is undecided: then nothing can be buffered.
+    :param in_workers: ``dq_buffer_in_workers``, also what tasks publish; default False.
+    :param linger_us: ``dq_buffer_linger``; default 5 ms.
+    :param batch_size: ``dq_buffer_batch_size``; default 500.
+    :param max_messages: ``dq_buffer_max_messages``, in memory; default 100,000.
+    :param max_bytes: ``dq_buffer_max_bytes``, in memory; default 64 MiB.
+    :param max_spill_bytes: ``dq_buffer_max_spill_bytes``, on disk; default 1 GiB.
+    :param max_block_us: ``dq_buffer_max_block``; default 1 s.
+    :param sync_every: ``dq_buffer_sync_every``; default 0.
+    :param sync_interval_us: ``dq_buffer_sync_interval``; default 0.
+    :param close_timeout_us: ``dq_buffer_close_timeout``; default 2 s.
+    """
+
+    enabled: bool = False
+    folder: str | None = None
+    in_workers: bool = False
+    linger_us: int = 5_000
+    batch_size: int = 500
+    max_messages: int = 100_000
+    max_bytes: int = _GIB // 16
+    max_spill_bytes: int = _GIB
+    max_block_us: int = SECOND_US
+    sync_every: int = 0
+    sync_interval_us: int = 0
+    close_timeout_us: int = 2 * SECOND_US
+
+
+def buffer_options(values: Mapping[str, Any]) -> BufferOptions:
+    """The options in checked `values`.
+
+    Raises :exc:`~celery_dq.errors.ConfigurationError` for values that contradict each other.
+    """
+    options = BufferOptions(
+        enabled=values["dq_buffer"],
+        folder=values["dq_buffer_folder"],
+        in_workers=values["dq_buffer_in_workers"],
+        linger_us=values["dq_buffer_linger"],
+        batch_size=values["dq_buffer_batch_size"],
+        max_messages=values["dq_buffer_max_messages"],
+        max_bytes=values["dq_buffer_max_bytes"],
+        max_spill_bytes=values["dq_buffer_max_spill_bytes"],
+        max_block_us=values["dq_buffer_max_block"],
+        sync_every=values["dq_buffer_sync_every"],
+        sync_interval_us=values["dq_buffer_sync_interval"],
+        close_timeout_us=values["dq_buffer_close_timeout"],
+    )
+    if options.enabled and options.folder is None:
+        raise ConfigurationError(
+            "dq_buffer = True needs dq_buffer_folder: a folder that outlives the process, so that nothing is "
+            "lost when it is killed; or '' to accept that loss and hold messages in memory only"
+        )
+    if not options.folder:
+        for name in ("dq_buffer_sync_every", "dq_buffer_sync_interval"):
+            if values[name]:
+                raise ConfigurationError(f"{name} = {values[name]!r} has no effect without dq_buffer_folder")
+    return options

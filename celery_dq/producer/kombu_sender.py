@@ -1,0 +1,153 @@
+"""Sends to any broker of kombu: in batches where its transport can, with confirms where it has them.
+
+The broker does not recognise a message that was sent before. So a batch whose answer was lost is there twice,
+or, where each message is confirmed, the one message whose answer was lost.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
+from kombu.utils.json import dumps, loads
+
+from celery_dq.errors import InvalidMessage
+from celery_dq.producer.buffer import Message
+from celery_dq.producer.sender import Addressed, Refused, Unreachable
+
+__all__ = ["KombuSender"]
+
+_HEAD = struct.Struct("<BI")
+_TEXT = 1
+
+
+class KombuSender:
+    """See :class:`celery_dq.producer.sender.Sender`.
+
+    :param connect: makes a connection; it will be this sender's own.
+    :param make_producer: makes a producer for it.
+    :param queues: returns the queue of a name, None for an unknown one.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        make_producer: Callable[[Any], Any],
+        queues: Callable[[str], Queue | None],
+    ) -> None:
+        self._connect = connect
+        self._make_producer = make_producer
+        self._queues = queues
+        self._connection: Any = None
+        self._producer: Any = None
+
+    def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
+        """See the protocol."""
+        headers, properties, body = message["headers"], message["properties"], message["body"]
+        flags = 0
+        if isinstance(body, str):
+            flags, body = _TEXT, body.encode("utf-8", "surrogatepass")
+        try:
+            meta = dumps(
+                {
+                    "to": [exchange, routing_key],
+                    "declare": [_described(entity) for entity in declare or ()],
+                    "headers": headers,
+                    "properties": {key: value for key, value in properties.items() if key != "delivery_info"},
+                    "type": [message["content-type"], message["content-encoding"]],
+                    "at": time.time(),
+                }
+            ).encode("utf-8", "surrogatepass")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidMessage(f"a header or property cannot be written as JSON: {error}") from error
+        task_id = str(headers.get("id") or properties.get("message_id") or "")
+        priority = properties.get("priority") or 0
+        lane = f"k{priority}/{exchange}/{routing_key}"
+        return Addressed(lane, task_id.encode()[:200], _HEAD.pack(flags, len(meta)) + meta + bytes(body))
+
+    def send(self, lane: str, producer: str, messages: Sequence[Message]) -> None:
+        """See the protocol."""
+        sent = 0
+        try:
+            publisher = self._open()
+            if getattr(publisher, "supports_batch_publish", False):
+                with publisher.batch(max_size=max(len(messages), 1)):
+                    for message in messages:
+                        self._publish(publisher, message)
+            else:
+                for message in messages:
+                    self._publish(publisher, message)
+                    sent += 1
+        except InvalidMessage as error:
+            raise Refused(str(error)) from error
+        except self._lost() as error:
+            self.close()
+            raise Unreachable(repr(error), sent) from error
+        except Exception as error:
+            # Whatever state the channel is in now: kombu's virtual ones stay open, AMQP's do not.
+            self.close()
+            if sent:
+                raise Unreachable(repr(error), sent) from error
+            raise
+
+    def _lost(self) -> tuple[type[BaseException], ...]:
+        errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
+        if self._connection is not None:
+            errors += tuple(self._connection.recoverable_connection_errors)
+        return errors
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._connection = self._connect()
+            self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
+            self._producer = self._make_producer(self._connection)
+        return self._producer
+
+    def _publish(self, publisher: Any, message: Message) -> None:
+        flags, length = _HEAD.unpack_from(message.payload)
+        end = _HEAD.size + length
+        meta = loads(message.payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
+        body: str | bytes = message.payload[end:]
+        if flags & _TEXT:
+            body = message.payload[end:].decode("utf-8", "surrogatepass")
+        properties = meta["properties"]
+        expiration = properties.get("expiration")
+        if expiration is not None:
+            # It counts from the call, and AMQP's from the publication.
+            waited_ms = max(time.time() - meta["at"], 0) * 1000
+            properties["expiration"] = str(int(max(float(expiration) - waited_ms, 0)))
+        publisher._publish(
+            body,
+            properties.pop("priority", 0),
+            *meta["type"],
+            meta["headers"],
+            properties,
+            meta["to"][1],
+            False,
+            False,
+            meta["to"][0],
+            [entity for each in meta["declare"] if (entity := self._entity(each)) is not None],
+        )
+
+    def _entity(self, described: list[Any]) -> Any:
+        kind, name, *details = described
+        if kind == "queue":
+            return self._queues(name)
+        of_type, durable, auto_delete, delivery_mode = details
+        return Exchange(name, of_type, durable=durable, auto_delete=auto_delete, delivery_mode=delivery_mode)
+
+    def close(self) -> None:
+        """See the protocol."""
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            connection.collect(socket_timeout=1)
+
+
+def _described(entity: Any) -> list[Any]:
+    if isinstance(entity, Queue):
+        return ["queue", entity.name]
+    return ["exchange", entity.name, entity.type, entity.durable, entity.auto_delete, entity.delivery_mode]

@@ -1,0 +1,130 @@
+"""The quick half of a task message: what differs from call to call, written as Celery writes it.
+
+Each function returns what Celery's own code returns for the same arguments, or None where that is not certain
+at a glance; the caller then goes Celery's way. The tests compare the two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from json.encoder import (  # type: ignore[attr-defined]  # the first is not in its stubs
+    c_make_encoder,
+    encode_basestring,
+    encode_basestring_ascii as encode_ascii,
+)
+from typing import Any
+
+from kombu import serialization
+from kombu.utils import json as kombu_json
+
+__all__ = ["BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
+
+#: Longer ones are cut by Celery, in its own way.
+MAX_REPR = 500
+
+#: JSON text of a string, quotes included, not restricted to ASCII.
+quoted = encode_basestring
+
+_encode = kombu_json.JSONEncoder().encode
+_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_EMBED_END = f", {_encode(_EMBED)}]"
+
+
+class Ids:
+    """Random UUIDs of version 4, as texts. Belongs to one process: a fork would repeat them."""
+
+    def __init__(self) -> None:
+        self._ready: list[str] = []
+
+    def new(self) -> str:
+        """The next one. Safe between threads."""
+        try:
+            return self._ready.pop()
+        except IndexError:
+            # The system's randomness for many at once: each request is a system call.
+            noise = os.urandom(16 * 256).hex()
+            made = [_uuid4(noise[at : at + 32]) for at in range(0, len(noise), 32)]
+            last = made.pop()
+            self._ready.extend(made)
+            return last
+
+
+def _uuid4(digits: str) -> str:
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def _plain(value: Any) -> str | None:
+    kind = type(value)
+    if kind is int or kind is bool or kind is float or value is None:
+        return str(value)
+    if kind is str and len(value) < MAX_REPR:
+        return "'" + value.replace("'", "\\'") + "'" if "'" in value else f"'{value}'"
+    return None
+
+
+def plain_args(args: Any) -> str | None:
+    """The ``argsrepr`` of positional arguments that are plain numbers and texts."""
+    if not args:
+        return "()"
+    if type(args) is not tuple and type(args) is not list:
+        return None
+    parts = []
+    for value in args:
+        text = _plain(value)
+        if text is None:
+            return None
+        parts.append(text)
+    inner = ", ".join(parts)
+    if len(inner) > MAX_REPR:
+        return None
+    if type(args) is list:
+        return f"[{inner}]"
+    return f"({inner},)" if len(args) == 1 else f"({inner})"
+
+
+def plain_kwargs(kwargs: Any) -> str | None:
+    """The ``kwargsrepr`` of named arguments that are plain numbers and texts."""
+    if not kwargs:
+        return "{}"
+    if type(kwargs) is not dict:
+        return None
+    parts = []
+    for name, value in kwargs.items():
+        key, text = _plain(name), _plain(value)
+        if key is None or text is None:
+            return None
+        parts.append(f"{key}: {text}")
+    inner = ", ".join(parts)
+    return None if len(inner) > MAX_REPR else f"{{{inner}}}"
+
+
+class BodyWriter:
+    """Writes the JSON body of a task message without callbacks, errbacks, chain or chord.
+
+    As ``json.dumps`` with kombu's encoder does, which makes all it needs anew for each text.
+    """
+
+    def __init__(self) -> None:
+        self._write: Any = None
+        if c_make_encoder is not None:
+            settings = kombu_json.JSONEncoder()
+            self._write = c_make_encoder(
+                {}, settings.default, encode_ascii, None, ": ", ", ", False, False, True
+            )
+
+    def write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The body. Raises whatever the encoder does; the next one is to be written by a new writer."""
+        both = [args or (), kwargs or {}]
+        text = _encode(both) if self._write is None else "".join(self._write(both, 0))
+        return text[:-1] + _EMBED_END
+
+
+def json_is_kombus() -> bool:
+    """Whether the serializer ``json`` is still the one that kombu registers."""
+    try:
+        encoders: Any = serialization.registry._encoders  # type: ignore[attr-defined]  # not in its stubs
+        return encoders["json"].encoder is kombu_json.dumps
+    except (KeyError, AttributeError):
+        return False

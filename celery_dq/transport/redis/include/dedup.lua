@@ -1,0 +1,310 @@
+--@include state
+--@include record
+--@include place
+-- Dedup: at most one message of a key runs and at most one waits, as the machine of celery_dq/dedup/machine.py says.
+-- A claim lives as long as its message: whatever ends or returns a message calls in here. Only records with a key
+-- get here; for all others nothing is read and nothing written.
+--
+-- `claims` holds per scope (tenant and key) the head, its heir (a retry of it) and the tail, `claimants` the scope of
+-- each of these. Heir and tail lie in `blocked` until they are promoted. A declined message that somebody waits for
+-- is a follower: it lies in `followers:<covering>`, and becomes a discard when the covering one is done with.
+local KEYED = 8
+
+local function is_keyed(record)
+  return string.byte(record, 3) >= 2
+end
+
+-- All of it is made when it is first needed: most calls need nothing, and to make a function takes time.
+local function make_dedup()
+  local MAX_FOLLOWERS = 1000
+
+  -- What a keyed record says of its key; nil when it cannot be read.
+  local function dedup_of(record)
+    local size = struct.unpack('>H', record, #record - 1)
+    if size < 19 or size + 29 > #record then return nil end
+    local start = #record - 1 - size
+    local flags, timeout, number, id = struct.unpack('>BddH', record, start)
+    if id + 19 > size then return nil end
+    return {replace = flags % 2 == 1, waiting = math.floor(flags / 2) % 2 == 1, follow = math.floor(flags / 4) % 2 == 1,
+      awaited = math.floor(flags / 8) % 2 == 1, timeout = timeout, number = number,
+      continues = string.sub(record, start + 19, start + 18 + id), key = string.sub(record, start + 19 + id, -3)}
+  end
+
+  local function scope_of(tenant, key)
+    return #tenant .. ':' .. tenant .. key
+  end
+
+  -- since (µs, 0 until it is claimed), claim number, timeout (µs), which of the three have followers
+  local function read_claim(scope)
+    local packed = call('HGET', P .. 'claims', scope)
+    if not packed then return nil end
+    local since, number, timeout, marks, head, heir, tail = struct.unpack('>dddBHHH', packed)
+    local function id_at(from, size)
+      if size > 0 then return string.sub(packed, from, from + size - 1) end
+    end
+    return {since = since, number = number, timeout = timeout, head = id_at(32, head), heir = id_at(32 + head, heir),
+      tail = id_at(32 + head + heir, tail), follow = {head = marks % 2 == 1, heir = math.floor(marks / 2) % 2 == 1,
+      tail = marks >= 4}}
+  end
+
+  local function write_claim(scope, c)
+    if not c.head then
+      call('HDEL', P .. 'claims', scope)
+      return
+    end
+    local heir, tail, follow = c.heir or '', c.tail or '', c.follow
+    call('HSET', P .. 'claims', scope, struct.pack('>dddBHHH', c.since, c.number, c.timeout,
+      (follow.head and 1 or 0) + (follow.heir and 2 or 0) + (follow.tail and 4 or 0), #c.head, #heir, #tail)
+      .. c.head .. heir .. tail)
+  end
+
+  -- A head that runs and has somebody behind it may be evicted in time.
+  local function watch(scope, c)
+    if c.timeout > 0 and c.number > 0 and (c.heir or c.tail) then
+      local deadline = c.since + c.timeout
+      call('ZADD', P .. 'evictions', deadline, scope)
+      if state.evict == 0 or deadline < state.evict then state.evict = deadline end
+    end
+  end
+
+  -- Lets a message go that was blocked: to where it would have waited.
+  local function unblock(id)
+    local score, record = call('ZSCORE', P .. 'blocked', id), call('HGET', P .. 'messages', id)
+    local priority, due, _, length = header(record)
+    if score and priority then
+      if due > now then
+        call('ZADD', P .. 'delayed', due, id)
+      else
+        local tenant = tenant_name(record, length)
+        call('ZADD', P .. 'tenant:' .. tenant, score, id)
+        enter_new({tenant})
+      end
+    end
+    call('ZREM', P .. 'blocked', id)
+  end
+
+  -- The head is gone: the heir, else the tail, takes its place.
+  local function promote_claim(scope, c)
+    if c.timeout > 0 and (c.heir or c.tail) then call('ZREM', P .. 'evictions', scope) end
+    if c.heir then
+      c.head, c.follow.head, c.heir, c.follow.heir = c.heir, c.follow.heir, nil, false
+    else
+      c.head, c.follow.head, c.tail, c.follow.tail = c.tail, c.follow.tail, nil, false
+    end
+    c.since, c.number, c.timeout = 0, 0, 0
+    write_claim(scope, c)
+    if c.head then unblock(c.head) end
+  end
+
+  local function move_followers(from, to)
+    local left = MAX_FOLLOWERS
+    while left > 0 and call('RPOPLPUSH', P .. 'followers:' .. from, P .. 'followers:' .. to) do left = left - 1 end
+  end
+
+  -- Those who waited for this message's result get theirs.
+  local function settle_followers(id)
+    local found = call('LRANGE', P .. 'followers:' .. id, 0, -1)
+    if #found == 0 then return end
+    local discards, reasons = {}, {}
+    for i = 1, #found do
+      if call('HDEL', P .. 'following', found[i]) == 1 and call('HEXISTS', P .. 'messages', found[i]) == 1 then
+        discards[#discards + 1] = next_seq()
+        discards[#discards + 1] = found[i]
+        reasons[#reasons + 1] = found[i]
+        reasons[#reasons + 1] = 'covered:' .. id
+      end
+    end
+    write('HSET', P .. 'reasons', reasons)
+    write('ZADD', P .. 'discards', discards)
+    call('DEL', P .. 'followers:' .. id)
+  end
+
+  -- A message with a key runs no more, or will not. `over`: it is done with, else it is still to be discarded.
+  local function leave(id, over)
+    local scope = call('HGET', P .. 'claimants', id)
+    local c = scope and read_claim(scope)
+    if scope then call('HDEL', P .. 'claimants', id) end
+    local place = c and (c.head == id and 'head' or c.heir == id and 'heir' or c.tail == id and 'tail')
+    local followed = not place or c.follow[place]
+    if place == 'head' then
+      if c.follow.head and c.heir and over then
+        move_followers(id, c.heir)
+        c.follow.heir = true
+      end
+      promote_claim(scope, c)
+    elseif place then
+      c[place], c.follow[place] = nil, false
+      write_claim(scope, c)
+      call('ZREM', P .. 'blocked', id)
+    end
+    if over and followed then settle_followers(id) end
+  end
+
+  -- Messages of this call that got a claim; they are not stored yet.
+  local admitted = {}
+
+  -- Takes the message out of where it waits: a later one has its place.
+  local function displace(id, by)
+    local mate = admitted[id]
+    local record = mate and mate.record or call('HGET', P .. 'messages', id)
+    local priority, _, _, length = header(record)
+    move_followers(id, by)
+    call('HDEL', P .. 'claimants', id)
+    call('ZREM', P .. 'blocked', id)
+    call('ZREM', P .. 'delayed', id)
+    if not priority then return end
+    if not mate then
+      local tenant = tenant_name(record, length)
+      call('ZREM', P .. 'tenant:' .. tenant, id)
+      replace({tenant})
+    end
+    local d = is_keyed(record) and dedup_of(record)
+    if mate then mate.blocked, mate.following, mate.dropped = false, d.awaited, not d.awaited end
+    if d and d.awaited then
+      call('HSET', P .. 'following', id, '1')
+      call('RPUSH', P .. 'followers:' .. by, id)
+    else
+      call('HDEL', P .. 'messages', id)
+      call('HDEL', P .. 'deliveries', id)
+    end
+  end
+
+  -- The verdict on a message {id, tenant, section}: 'accept', 'block', 'follow', 'decline' or 'refuse' (too many
+  -- followers), who covers it or is ahead of it, and who gave up its place.
+  local function admit(message)
+    local id, d = message.id, message.section
+    local scope = scope_of(message.tenant, d.key)
+    local c = read_claim(scope)
+    while c and c.head and not admitted[c.head] and call('HEXISTS', P .. 'messages', c.head) == 0 do
+      -- Its message was removed behind our back.
+      call('HDEL', P .. 'claimants', c.head)
+      promote_claim(scope, c)
+    end
+    local verdict, ahead, place, replaced, covering
+    if not (c and c.head) then
+      c = {since = 0, number = 0, timeout = 0, head = id, follow = {}}
+      verdict, ahead, place = 'accept', id, 'head'
+    elseif c.number > 0 and not c.heir and d.continues == c.head and d.number == c.number then
+      verdict, ahead, place, c.heir = 'accept', c.head, 'heir', id
+    elseif c.number == 0 and not (d.replace and (c.heir or c.tail)) then
+      if d.replace then
+        verdict, ahead, place, replaced, c.head = 'accept', id, 'head', c.head, id
+      else
+        covering = 'head'
+      end
+    elseif c.tail then
+      if d.replace then
+        verdict, ahead, place, replaced, c.tail = 'block', c.head, 'tail', c.tail, id
+      else
+        covering = 'tail'
+      end
+    elseif c.heir and not d.replace then
+      covering = 'heir'
+    elseif not d.waiting then
+      covering = 'head'
+    else
+      verdict, ahead, place, c.tail = 'block', c.head, 'tail', id
+    end
+    if covering then
+      verdict, ahead = 'decline', c[covering]
+      if d.follow then
+        if call('LLEN', P .. 'followers:' .. ahead) >= MAX_FOLLOWERS then
+          verdict = 'refuse'
+        else
+          verdict = 'follow'
+          call('HSET', P .. 'following', id, '1')
+          call('RPUSH', P .. 'followers:' .. ahead, id)
+          if not c.follow[covering] then
+            c.follow[covering] = true
+            write_claim(scope, c)
+          end
+        end
+      end
+    else
+      admitted[id] = message
+      message.blocked = place ~= 'head'
+      call('HSET', P .. 'claimants', id, scope)
+      if replaced then displace(replaced, id) end
+      if replaced or message.returned then
+        c.follow[place] = call('EXISTS', P .. 'followers:' .. id) == 1
+      end
+      write_claim(scope, c)
+      if message.blocked then watch(scope, c) end
+    end
+    call('HINCRBY', P .. 'verdicts', verdict, 1)
+    if replaced then call('HINCRBY', P .. 'verdicts', 'replace', 1) end
+    return verdict, ahead, replaced
+  end
+
+  -- These messages {id, record} were claimed just now, under this number.
+  local function start_claims(messages, number)
+    for i = 1, #messages do
+      local id = messages[i].id
+      local scope = call('HGET', P .. 'claimants', id)
+      local c = scope and read_claim(scope)
+      if c and c.head == id then
+        c.since, c.number, c.timeout = now, number, dedup_of(messages[i].record).timeout
+        write_claim(scope, c)
+        watch(scope, c)
+      end
+    end
+  end
+
+  -- A claimed message goes back to where it waited. Returns 'wait', 'aside' (it must wait for another one) or 'gone':
+  -- it was evicted meanwhile, and another one covers it.
+  local function come_back(entry, record)
+    local scope = call('HGET', P .. 'claimants', entry.id)
+    local c = scope and read_claim(scope)
+    if c and c.head == entry.id then
+      if c.timeout > 0 and (c.heir or c.tail) then call('ZREM', P .. 'evictions', scope) end
+      c.since, c.number, c.timeout = 0, 0, 0
+      write_claim(scope, c)
+      return 'wait'
+    end
+    local d = dedup_of(record)
+    d.replace, d.waiting, d.follow, d.continues = false, true, d.awaited, ''
+    local message = {id = entry.id, tenant = entry.tenant, section = d, returned = true}
+    local verdict = admit(message)
+    if verdict == 'accept' then return 'wait' end
+    if verdict == 'block' then
+      call('ZADD', P .. 'blocked', entry.score, entry.id)
+      return 'aside'
+    end
+    return verdict == 'follow' and 'aside' or 'gone'
+  end
+
+  -- Takes the key from its head, whose token is void from now on.
+  local function evict(scope)
+    local c = read_claim(scope)
+    if not c then return nil end
+    local head = c.head
+    call('HDEL', P .. 'claimants', head)
+    promote_claim(scope, c)
+    call('HINCRBY', P .. 'verdicts', 'evict', 1)
+    return head
+  end
+
+  -- Evicts heads that have been running for too long while others wait, at most `limit`.
+  local function evict_overdue(limit)
+    local scopes = call('ZRANGEBYSCORE', P .. 'evictions', '-inf', now, 'LIMIT', 0, limit)
+    for i = 1, #scopes do
+      local c = read_claim(scopes[i])
+      if c and c.number > 0 and c.timeout > 0 and c.since + c.timeout <= now then
+        evict(scopes[i])
+      else
+        call('ZREM', P .. 'evictions', scopes[i])
+      end
+    end
+    state.evict = tonumber(call('ZRANGE', P .. 'evictions', 0, 0, 'WITHSCORES')[2] or 0)
+    return #scopes
+  end
+
+  return {admit = admit, come_back = come_back, evict = evict, evict_overdue = evict_overdue, leave = leave,
+    read_claim = read_claim, scope_of = scope_of, section_of = dedup_of, start = start_claims}
+end
+
+local made_dedup
+local function dedup()
+  made_dedup = made_dedup or make_dedup()
+  return made_dedup
+end

@@ -1,0 +1,304 @@
+"""Dedup where the broker cannot help: a worker asks for a task's key before the pool gets it.
+
+::
+
+    received ──▶ asked ──ACCEPT──▶ in the pool ──▶ over
+                  │  └───BLOCK───▶ parked ──────▶ in the pool
+                  └──────DECLINE─▶ parked until the covering run has a result, or dropped
+
+A parked task holds no slot of the pool. It is not acknowledged, so the broker delivers it anew should this
+worker die; the prefetch window grows by one as long as it is parked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from celery import states
+from celery.exceptions import Retry, TaskRevokedError
+from celery.worker import state
+
+from celery_dq.clock import Clock
+from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
+from celery_dq.dedup.keeper import Keeper
+from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.signals import verdict_given
+from celery_dq.worker.followers import Followers
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after its due time within which a retry must have come, or its key goes on.
+RETRY_GRACE = 30.0
+
+
+class Wish(NamedTuple):
+    """What a task asks for: the ``dq_claim`` header, read."""
+
+    key: str
+    policy: Any
+    waiting: int
+    timeout: float | None
+
+
+class Claims:
+    """Stands between Celery's consumer and its pool.
+
+    Arguments:
+        consumer: Celery's consumer; its ``on_task_request`` is replaced.
+        coordinator: gives the verdicts.
+        wish_of: what a request asks for, None when its task takes no part.
+        clock: monotonic time, for retries that do not come.
+    """
+
+    def __init__(
+        self, consumer: Any, coordinator: Coordinator, wish_of: Callable[[Any], Wish | None], clock: Clock
+    ) -> None:
+        self._consumer = consumer
+        self._coordinator = coordinator
+        self._wish_of = wish_of
+        self._clock = clock
+        self._run = consumer.on_task_request
+        self._followers = Followers(consumer)
+        self.keeper: Keeper | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[Holding, Any] = {}
+        self._covered: list[tuple[Any, str, str]] = []
+        self._retried: dict[Holding, float] = {}
+        consumer.on_task_request = self.ask
+
+    # -- before the pool -------------------------------------------------------
+
+    def ask(self, request: Any) -> Any:
+        """Ask for the key of a task, and run, park or drop it."""
+        wish = self._wish_of(request)
+        if wish is None:
+            return self._run(request)
+        call = f"{request.id}/{uuid.uuid4().hex}"
+        try:
+            grant = self._coordinator.enqueue(
+                wish.key,
+                call,
+                task=request.id,
+                policy=wish.policy,
+                waiting=wish.waiting,
+                timeout=wish.timeout,
+            )
+        except Exception:
+            # Without a verdict it must not run; the broker will deliver it again.
+            logger.exception(
+                "Task %s[%s] is requeued: its dedup key cannot be asked for.", request.name, request.id
+            )
+            state.task_ready(request)
+            request.reject(requeue=True)
+            return None
+        self._announce(request, wish, grant)
+        holding = Holding(wish.key, call, grant.token)
+        if grant.verdict is Verdict.DECLINE:
+            return self._decline(request, wish.key, grant.covering)
+        if grant.token:
+            return self._start(request, holding)
+        self._park(request)
+        with self._lock:
+            self._waiting[holding] = request
+        return self._hold(holding)
+
+    def _announce(self, request: Any, wish: Wish, grant: Grant) -> None:
+        covering = grant.covering.partition("/")[0]
+        replaced = (grant.replaced or "").partition("/")[0]
+        verdict_given.send(
+            sender=request.name,
+            verdict=grant.verdict,
+            key=wish.key,
+            task_id=request.id,
+            covering=covering,
+            replaced=replaced,
+        )
+
+    def _hold(self, holding: Holding) -> None:
+        if self.keeper is not None:
+            self.keeper.hold(holding)
+
+    def _drop(self, holding: Holding) -> None:
+        if self.keeper is not None:
+            self.keeper.drop(holding)
+
+    def _park(self, request: Any) -> None:
+        self._consumer.qos.increment_eventually()
+
+    def _unpark(self, request: Any) -> None:
+        self._consumer.qos.decrement_eventually()
+
+    # -- turned away -----------------------------------------------------------
+
+    def _decline(self, request: Any, key: str, covering: str) -> None:
+        logger.info("Task %s[%s] is declined: %s covers it.", request.name, request.id, covering)
+        _, _, embed = request._payload
+        if request.ignore_result and not any((embed or {}).values()):
+            state.task_ready(request)
+            request.acknowledge()
+            return
+        self._park(request)
+        self._covered.append((request, key, covering))
+        self._settle_covered()
+
+    def _settle_covered(self) -> None:
+        covered, self._covered = self._covered, []
+        for request, key, covering in covered:
+            # Asked first: a result is stored before its key is given back.
+            runs = self._runs(key, covering)
+            task_id = covering.partition("/")[0]
+            outcome = request.task.backend.get_task_meta(task_id, cache=False)
+            if runs and outcome["status"] not in states.READY_STATES:
+                self._covered.append((request, key, covering))
+                continue
+            self._unpark(request)
+            state.task_ready(request)
+            try:
+                self._followers.give(request, outcome, task_id)
+            finally:
+                request.acknowledge()
+        if self.keeper is not None:
+            self.keeper.watch(bool(self._covered))
+
+    def _runs(self, key: str, covering: str) -> bool:
+        """Whether this call, or a retry of it, still has the key."""
+        now = self._coordinator.inspect(key)
+        task_id = covering.partition("/")[0]
+        calls = [] if now is None else [each.call for each in (now.head, now.heir, now.tail) if each]
+        return any(call.partition("/")[0] == task_id for call in calls)
+
+    # -- running ---------------------------------------------------------------
+
+    def _start(self, request: Any, holding: Holding) -> Any:
+        self._hold(holding)
+        over = self._when_over(request, holding)
+        request.request_dict["dq_token"] = holding.token
+        execute = request.execute_using_pool
+
+        def execute_using_pool(pool: Any, **options: Any) -> Any:
+            try:
+                return execute(pool, **options)
+            except TaskRevokedError:
+                over(None)
+                raise
+
+        request.execute_using_pool = execute_using_pool
+        return self._run(request)
+
+    def _when_over(self, request: Any, holding: Holding) -> Callable[[BaseException | None], None]:
+        success, failure, timeout = request.on_success, request.on_failure, request.on_timeout
+
+        def over(exc: BaseException | None) -> None:
+            self._over(holding, exc)
+
+        def on_success(result: Any, **options: Any) -> Any:
+            try:
+                return success(result, **options)
+            finally:
+                failed = isinstance(result, tuple) and bool(result[0])
+                over(_raised(result[1]) if failed else None)
+
+        def on_failure(info: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return failure(info, *args, **options)
+            finally:
+                over(_raised(info))
+
+        def on_timeout(soft: bool, limit: float) -> Any:
+            try:
+                return timeout(soft, limit)
+            finally:
+                if not soft:
+                    over(None)
+
+        request.on_success, request.on_failure, request.on_timeout = on_success, on_failure, on_timeout
+        return over
+
+    def _over(self, holding: Holding, exc: BaseException | None) -> None:
+        self._drop(holding)
+        key, call, token = holding
+        if isinstance(exc, Retry):
+            # The retry finds its key as it left it, and nobody comes in between.
+            if self._coordinator.release(key, call, token):
+                waits = Holding(key, call, 0)
+                self._retried[waits] = self._clock.monotonic() + _delay(exc) + RETRY_GRACE
+                self._hold(waits)
+                now = self._coordinator.inspect(key)
+                if now is not None and now.heir is not None:
+                    # It has come already, as the heir of the run.
+                    self._forget_retried(waits)
+        elif not self._coordinator.finish(key, call, token):
+            logger.warning("%s ended after its dedup claim had been taken away: %s.", call, key)
+        if self.look_soon is not None:
+            self.look_soon()
+
+    # -- whose turn it is ------------------------------------------------------
+
+    #: Called from any thread when :meth:`look` is to be called in the consumer's own.
+    look_soon: Callable[[], None] | None = None
+
+    def look(self) -> None:
+        """Start what may start. In the consumer's own thread."""
+        for holding, request in list(self._waiting.items()):
+            revoked = request.id in state.revoked
+            if revoked:
+                self._coordinator.withdraw(holding.key, holding.call)
+            token = None if revoked else self._coordinator.start(holding.key, holding.call)
+            if token == 0:
+                continue
+            with self._lock:
+                if self._waiting.pop(holding, None) is None:
+                    continue
+            self._drop(holding)
+            self._unpark(request)
+            if revoked:
+                # Celery's own bookkeeping of a revoked task, on its way to the pool.
+                self._run(request)
+            elif token is None:
+                self._displaced(request, holding)
+            else:
+                self._start(request, Holding(holding.key, holding.call, token))
+        now = self._clock.monotonic()
+        for holding, until in list(self._retried.items()):
+            if until < now:
+                self._forget_retried(holding)
+        self._settle_covered()
+
+    def _forget_retried(self, holding: Holding) -> None:
+        if self._retried.pop(holding, None) is not None:
+            self._drop(holding)
+            self._coordinator.withdraw(holding.key, holding.call)
+
+    def lost(self, holding: Holding) -> None:
+        """A claim is ours no more: replaced, evicted, or not renewed in time; or a retry has its place."""
+        self._retried.pop(holding, None)
+        if holding.token:
+            logger.warning("The dedup claim %s was taken from %s.", holding.key, holding.call)
+
+    def _displaced(self, request: Any, holding: Holding) -> None:
+        """It waited, and another one has its place: that one covers it. Without one it may ask again."""
+        now = self._coordinator.inspect(holding.key)
+        later = None if now is None else now.tail or now.heir or now.head
+        if later is None:
+            self.ask(request)
+        else:
+            self._decline(request, holding.key, later.call)
+
+
+def _raised(info: Any) -> BaseException | None:
+    """What a task raised; Celery wraps it to carry its traceback, and a Retry has an ``exc`` of its own."""
+    exc: Any = getattr(info, "exception", None)
+    return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
+
+
+def _delay(exc: Retry) -> float:
+    """Seconds until a retry is due."""
+    when: Any = exc.when
+    if isinstance(when, datetime):
+        return max((when - datetime.now(when.tzinfo)).total_seconds(), 0.0)
+    return float(when or 0.0)

@@ -1,0 +1,146 @@
+"""The boot step that gives verdicts in a worker whose broker gives none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from typing import Any
+
+import redis
+from celery import bootsteps
+
+from celery_dq.clock import SystemClock
+from celery_dq.dedup.coordinator import Coordinator
+from celery_dq.dedup.keeper import Keeper
+from celery_dq.dedup.key import Key
+from celery_dq.dedup.local import LocalCoordinator
+from celery_dq.dedup.redis import RedisCoordinator, load_scripts
+from celery_dq.dedup.rule import rule_of
+from celery_dq.errors import ConfigurationError
+from celery_dq.hooks import CLAIM_HEADER, WIRES, Wires
+from celery_dq.keys import ClaimKeys
+from celery_dq.options.sections import Options
+from celery_dq.worker.claims import Claims, Wish
+
+#: Seconds that a Redis may take to answer.
+SOCKET_TIMEOUT = 15.0
+
+
+class ClaimsStep(bootsteps.StartStopStep):
+    """Asks for the key of every task that takes part in dedup.
+
+    Does nothing on a tenant broker, and in an app whose tasks say nothing of dedup.
+
+    Raises:
+        ConfigurationError: There is no Redis to keep claims in: set ``dq_dedup_url``.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._claims: Claims | None = None
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        app = consumer.app
+        wires = consumer.conninfo.transport_options.get(WIRES)
+        if not isinstance(wires, Wires) or str(consumer.conninfo.transport_cls).startswith("dq-"):
+            return
+        if not any(rule_of(task) is not None for task in app.tasks.values()):
+            return
+        coordinator = _coordinator(app, wires.options, consumer.hostname)
+        claims = self._claims = Claims(consumer, coordinator, Wishes(app).of, SystemClock())
+        subscriber = coordinator.new_client if isinstance(coordinator, _OwnRedis) else None
+        claims.keeper = Keeper(coordinator, wires.options.lease_us / 1e6, self._ring, claims.lost, subscriber)
+        claims.look_soon = self._ring
+
+    def start(self, consumer: Any) -> None:
+        """The event loop may be a new one after a reconnect."""
+        if self._claims is not None and consumer.hub is not None:
+            if self._bell is None:
+                self._bell = socket.socketpair()
+                for end in self._bell:
+                    end.setblocking(False)
+            consumer.hub.add_reader(self._bell[0], self._heard)
+        self._consumer = consumer
+
+    def shutdown(self, consumer: Any) -> None:
+        """Leases run out by themselves; what was parked goes back to the broker with its connection."""
+        if self._claims is not None and self._claims.keeper is not None:
+            self._claims.keeper.stop()
+        if self._bell is not None:
+            if consumer.hub is not None:
+                consumer.hub.remove_reader(self._bell[0])
+            for end in self._bell:
+                end.close()
+
+    def _ring(self) -> None:
+        """From any thread: look at what is parked, in the consumer's own thread."""
+        if self._bell is not None:
+            with contextlib.suppress(OSError):
+                self._bell[1].send(b"1")
+        elif self._claims is not None and hasattr(self, "_consumer"):
+            self._consumer.call_soon(self._claims.look)
+
+    def _heard(self) -> None:
+        assert self._bell is not None
+        assert self._claims is not None
+        with contextlib.suppress(BlockingIOError):
+            self._bell[0].recv(4096)
+        self._claims.look()
+
+
+class Wishes:
+    """What requests ask for: as their message says, else as their task does."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._keys: dict[str, Key] = {}
+
+    def of(self, request: Any) -> Wish | None:
+        """Return the wish of a request, its key in the scope of its queue and tenant."""
+        said = request.request_dict.get(CLAIM_HEADER)
+        if said is None:
+            rule = rule_of(request.task)
+            if rule is None:
+                return None
+            key = self._keys.get(request.name)
+            if key is None:
+                key = self._keys[request.name] = Key(rule.name or request.name, request.task.run, rule.key)
+            args, kwargs, _ = request._payload
+            said = {
+                "key": key(args or (), kwargs or {}),
+                "timeout": rule.seconds,
+                "policy": "replace" if rule.on_duplicate == "replace" else "decline",
+                "waiting": rule.waiting,
+            }
+        queue = (request.delivery_info or {}).get("routing_key") or ""
+        return Wish(f"{queue}|{said['key']}", said["policy"], said["waiting"], said["timeout"])
+
+
+class _OwnRedis(RedisCoordinator):
+    """A coordinator with a client of its own."""
+
+    def __init__(self, url: str, options: Options, owner: str) -> None:
+        self._url = url
+        keys = ClaimKeys(options.environment, options.key_prefix)
+        super().__init__(self.new_client(), keys, load_scripts(), owner=owner, lease=options.lease_us / 1e6)
+
+    def new_client(self) -> Any:
+        """Make another client of the same server."""
+        return redis.Redis.from_url(self._url, socket_timeout=SOCKET_TIMEOUT, socket_keepalive=True)
+
+
+def _coordinator(app: Any, options: Options, hostname: str) -> Coordinator:
+    broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
+    for url in (options.dedup_url, broker, str(app.conf.result_backend or "")):
+        if url.startswith(("redis://", "rediss://", "unix://")):
+            return _OwnRedis(url, options, f"{hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    if broker.startswith("memory://"):
+        # One process has all the workers that there are.
+        return LocalCoordinator()
+    raise ConfigurationError(
+        f"tasks of this app take part in dedup, and neither the broker ({broker.partition('://')[0]}) nor "
+        "the result backend is a Redis: set dq_dedup_url to the Redis that is to keep the claims"
+    )

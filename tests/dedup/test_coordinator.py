@@ -1,0 +1,247 @@
+"""One suite for every coordinator: what the machine says is what they do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from celery_dq.dedup.coordinator import Coordinator, Holding
+from celery_dq.dedup.machine import Machine, Verdict
+from celery_dq.testing.waiting import wait_until
+
+KEY = 'shop.refresh(sku="ä*{}")'
+
+
+def test_accept_block_decline(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue(KEY, "a")
+    assert head.verdict is Verdict.ACCEPT
+    assert head.token > 0
+    assert coordinator.enqueue(KEY, "b")[:3] == (Verdict.BLOCK, "a", 0)
+    assert coordinator.enqueue(KEY, "c")[:3] == (Verdict.DECLINE, "b", 0)
+    assert coordinator.start(KEY, "b") == 0
+    assert coordinator.start(KEY, "c") is None
+    assert coordinator.finish(KEY, "a", head.token)
+    token = coordinator.start(KEY, "b")
+    assert token is not None
+    assert token > head.token
+    assert coordinator.finish(KEY, "b", token)
+    assert coordinator.inspect(KEY) is None
+    assert coordinator.keys() == []
+
+
+def test_keys_are_independent(coordinator: Coordinator) -> None:
+    assert coordinator.enqueue("k1", "a").token
+    assert coordinator.enqueue("k2", "b").token
+    assert sorted(coordinator.keys()) == ["k1", "k2"]
+
+
+def test_asking_twice_is_asking_once(coordinator: Coordinator) -> None:
+    first = coordinator.enqueue(KEY, "a")
+    assert coordinator.enqueue(KEY, "a") == first
+    second = coordinator.enqueue(KEY, "b")
+    assert coordinator.enqueue(KEY, "b") == second
+
+
+def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue(KEY, "t/1", task="t")
+    coordinator.enqueue(KEY, "u/1", task="u")
+    assert coordinator.enqueue(KEY, "t/2", task="t")[:3] == (Verdict.ACCEPT, "t/2", 0)
+    assert coordinator.start(KEY, "t/2") == 0
+    assert coordinator.finish(KEY, "t/1", head.token)
+    assert coordinator.start(KEY, "u/1") == 0
+    token = coordinator.start(KEY, "t/2")
+    assert token
+    assert coordinator.finish(KEY, "t/2", token)
+    assert coordinator.start(KEY, "u/1")
+
+
+def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
+    coordinator.enqueue(KEY, "a")
+    coordinator.enqueue(KEY, "b", policy="replace")
+    assert coordinator.enqueue(KEY, "c", policy="replace") == (Verdict.BLOCK, "a", 0, "b")
+    assert coordinator.start(KEY, "b") is None
+    assert coordinator.renew([Holding(KEY, "b", 0), Holding(KEY, "c", 0)]) == [False, True]
+
+
+def test_nobody_waits_when_nobody_is_to_wait(coordinator: Coordinator) -> None:
+    coordinator.enqueue(KEY, "a", waiting=0)
+    assert coordinator.enqueue(KEY, "b", waiting=0)[:2] == (Verdict.DECLINE, "a")
+
+
+def test_an_evicted_run_is_fenced(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue(KEY, "a", timeout=0.02)
+    coordinator.enqueue(KEY, "b", timeout=60)
+    token = wait_until(lambda: coordinator.start(KEY, "b"))
+    assert token > head.token
+    assert not coordinator.finish(KEY, "a", head.token)
+    assert not coordinator.release(KEY, "a", head.token)
+    assert coordinator.renew([Holding(KEY, "a", head.token), Holding(KEY, "b", token)]) == [False, True]
+    assert coordinator.finish(KEY, "b", token)
+
+
+def test_tokens_rise_over_an_idle_key(coordinator: Coordinator) -> None:
+    tokens = []
+    for each in "abc":
+        tokens.append(coordinator.enqueue(KEY, each).token)
+        coordinator.finish(KEY, each, tokens[-1])
+    assert tokens == sorted(set(tokens))
+
+
+def test_freed_by_an_operator(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue(KEY, "a")
+    coordinator.enqueue(KEY, "b")
+    was = coordinator.free(KEY)
+    assert was is not None
+    assert was.head is not None
+    assert was.tail is not None
+    assert (was.head.call, was.head.token, was.tail.call) == ("a", head.token, "b")
+    assert coordinator.start(KEY, "b") is None
+    assert not coordinator.finish(KEY, "a", head.token)
+    assert coordinator.enqueue(KEY, "c").token > head.token
+    assert coordinator.free("nothing") is None
+
+
+def test_a_look(coordinator: Coordinator) -> None:
+    coordinator.enqueue(KEY, "t/1", task="t")
+    coordinator.enqueue(KEY, "u/1", task="u")
+    coordinator.enqueue(KEY, "t/2", task="t")
+    seen = coordinator.inspect(KEY)
+    assert seen is not None
+    assert seen.head is not None
+    assert (seen.key, seen.head.call, seen.heir and seen.heir.call) == (KEY, "t/1", "t/2")
+    assert seen.tail is not None
+    assert seen.tail.call == "u/1"
+    assert 0 <= seen.head.age < 10
+    assert seen.head.lease > 0
+    assert coordinator.inspect("nothing") is None
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["call", "replace", "call0", "retry", "start", "finish", "release", "withdraw", "stale"]
+        ),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(moves=moves)
+def test_it_does_what_the_machine_says(make: Callable[[], Coordinator], moves: list[tuple[str, int]]) -> None:
+    coordinator, machine = make(), Machine()
+    calls = 0
+    runs: list[tuple[str, int]] = []  # all that ever ran
+
+    def started(call: str, token: int) -> None:
+        assert machine.start(call, token, 0.0)
+        runs.append((call, token))
+
+    for move, which in moves:
+        head = machine.head
+        waits = [each for each in (machine.head, machine.heir, machine.tail) if each and not each.started]
+        if move in ("call", "replace", "call0", "retry"):
+            calls += 1
+            of_head = move == "retry" and head is not None
+            task = head.id.partition("/")[0] if of_head and head is not None else f"t{calls}"
+            policy: Any = "replace" if move == "replace" else "decline"
+            call, waiting = f"{task}/{calls}", 0 if move == "call0" else 1
+            continues = (head.id, head.token) if of_head and head is not None else None
+            before = head is None
+            told = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues)
+            got = coordinator.enqueue(KEY, call, task=task, policy=policy, waiting=waiting)
+            assert (got.verdict, got.covering, got.replaced) == (told.verdict, told.covering, told.replaced)
+            is_head = told.verdict is Verdict.ACCEPT and machine.head is not None and machine.head.id == call
+            assert bool(got.token) == is_head
+            assert is_head or not before
+            if got.token:
+                started(call, got.token)
+        elif move == "start" and waits:
+            call = waits[which % len(waits)].id
+            token = coordinator.start(KEY, call)
+            assert token is not None
+            assert bool(token) == (machine.head is not None and machine.head.id == call)
+            if token:
+                started(call, token)
+        elif move in ("finish", "release") and head is not None and head.started:
+            act, mirror = (
+                (coordinator.finish, machine.dequeue)
+                if move == "finish"
+                else (coordinator.release, machine.release)
+            )
+            assert act(KEY, head.id, head.token)
+            assert mirror(head.id, head.token)
+        elif move == "withdraw" and waits:
+            call = waits[which % len(waits)].id
+            assert coordinator.withdraw(KEY, call)
+            assert machine.dequeue(call)
+        elif move == "stale" and runs:
+            call, token = runs[which % len(runs)]
+            if head is None or (head.id, head.token) != (call, token):
+                assert not coordinator.finish(KEY, call, token)
+                assert not coordinator.release(KEY, call, token)
+        seen = coordinator.inspect(KEY)
+        if machine.head is None:
+            assert seen is None
+        else:
+            assert seen is not None
+            for theirs, mine in zip(seen[1:], (machine.head, machine.heir, machine.tail), strict=True):
+                assert (theirs and (theirs.call, theirs.token)) == (mine and (mine.id, mine.token))
+
+
+def test_threads_on_few_keys(coordinator: Coordinator) -> None:
+    """Never two running, never two waiting, and a declined call is covered by a run that began after it."""
+    runs: dict[str, list[str]] = {f"k{n}": [] for n in range(2)}
+    together = threading.Barrier(8, timeout=20)
+    wrong: list[str] = []
+    order = threading.Lock()
+    begun: dict[str, int] = {}
+    asked: list[tuple[str, int]] = []
+    tick = iter(range(10**9))
+
+    def work(thread: int) -> None:
+        for turn in range(40):
+            key, call = f"k{(thread + turn) % 2}", f"{thread}.{turn}"
+            together.wait()
+            with order:
+                at = next(tick)
+            grant = coordinator.enqueue(key, call)
+            token: int | None = grant.token
+            if grant.verdict is Verdict.DECLINE:
+                asked.append((grant.covering, at))
+                continue
+            while not token:
+                token = coordinator.start(key, call)
+                if token is None:
+                    wrong.append(f"{call} was lost")
+                    break
+            if token is None:
+                continue
+            with order:
+                begun[call] = next(tick)
+            runs[key].append(call)
+            if len(runs[key]) != 1:
+                wrong.append(f"{key}: {runs[key]} run together")
+            time.sleep(0.0005)  # it takes a while, so that others come meanwhile
+            runs[key].remove(call)
+            if not coordinator.finish(key, call, token):
+                wrong.append(f"{call} could not finish")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert coordinator.keys() == []
+    assert asked
+    assert all(begun[covering] > at for covering, at in asked)

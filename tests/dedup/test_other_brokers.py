@@ -1,0 +1,192 @@
+"""Dedup on brokers that give no verdicts: the worker asks a coordinator."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import chain, group
+
+from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.signals import verdict_given
+from celery_dq.errors import ConfigurationError
+from celery_dq.testing.waiting import wait_until
+from celery_dq.worker.claims_step import ClaimsStep
+from tests.dedup.conftest import redis_coordinator
+from tests.dedup.worker import Shop
+
+
+@pytest.fixture
+def shop(redis_url: str) -> Iterator[Shop]:
+    shop = Shop(redis_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1)
+    yield shop
+    shop.app.pool.force_close_all()
+    shop.app.close()
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(lambda: client.keys("*claim:*") == [], what=lambda: str(client.keys("*claim*")))
+    assert shop.overlaps == []
+
+
+@pytest.fixture
+def verdicts() -> Iterator[list[Verdict]]:
+    heard: list[Verdict] = []
+
+    def hear(verdict: Verdict, **_: Any) -> None:
+        heard.append(verdict)
+
+    verdict_given.connect(hear)
+    yield heard
+    verdict_given.disconnect(hear)
+
+
+def running(shop: Shop, count: int) -> None:
+    wait_until(lambda: len(shop.runs) == count, what=lambda: f"ran {shop.runs}")
+
+
+def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdict]) -> None:
+    refresh = shop.task("refresh")
+    with shop.working(concurrency=2):
+        first = refresh.delay(1, version=1)
+        running(shop, 1)
+        second = refresh.delay(1, version=2)
+        wait_until(lambda: len(verdicts) == 2)
+        third = refresh.delay(1, version=3)
+        wait_until(lambda: len(verdicts) == 3)
+        assert verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.DECLINE]
+        # Nobody who waits has a slot of the pool: another key runs at once.
+        other = refresh.delay(2, version=9)
+        running(shop, 2)
+        shop.open(2)
+        assert other.get(timeout=10) == [2, 9]
+        shop.open(1, 2)
+        assert first.get(timeout=10) == [1, 1]
+        assert second.get(timeout=10) == third.get(timeout=10) == [1, 2]
+        assert shop.ran() == [1, 9, 2]
+        assert shop.tokens[2] > shop.tokens[0] > 0
+
+
+def test_two_workers_share_the_keys(shop: Shop, redis_url: str) -> None:
+    other = Shop(redis_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1)
+    other.doors, other.runs, other.now, other.overlaps = shop.doors, shop.runs, shop.now, shop.overlaps
+    with shop.working(concurrency=2), other.working(concurrency=2, hostname=f"second.{uuid.uuid4().hex}"):
+        results = [shop.task("refresh").delay(1, version=version) for version in range(6)]
+        running(shop, 1)
+        shop.open(1, 6)
+        assert all(result.get(timeout=15) for result in results)
+        assert len(shop.runs) < 6
+
+
+def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdict]) -> None:
+    latest = shop.task("latest")
+    with shop.working():
+        latest.delay(1, version=1)
+        running(shop, 1)
+        results = []
+        for version in (2, 3):
+            results.append(latest.delay(1, version=version))
+            wait_until(lambda count=version: len(verdicts) == count)
+        shop.open(1, 2)
+        assert [each.get(timeout=10) for each in results] == [[1, 3], [1, 3]]
+        assert shop.ran() == [1, 3]
+
+
+def test_chains_and_groups_of_duplicates(shop: Shop) -> None:
+    refresh, note = shop.task("refresh"), shop.task("note")
+    with shop.working():
+        blocker = refresh.delay(1, version=0)
+        running(shop, 1)
+        chains = [chain(refresh.s(1, version), note.s()).apply_async() for version in (1, 2)]
+        together = group(refresh.s(1, version) for version in (3, 4)).apply_async()
+        shop.open(1, 6)
+        assert blocker.get(timeout=10) == [1, 0]
+        values = [each.get(timeout=10) for each in chains]
+        assert together.get(timeout=10)
+        assert all(value[0] == 1 for value in values)
+
+
+@pytest.mark.parametrize("countdown", [0.0, 0.3])
+def test_retries_keep_the_key(shop: Shop, verdicts: list[Verdict], countdown: float) -> None:
+    failing = shop.task("failing")
+    with shop.working():
+        first = failing.delay(1, countdown=countdown)
+        running(shop, 1)
+        tail = failing.apply_async((1,), task_id=uuid.uuid4().hex)
+        wait_until(lambda: len(verdicts) == 2)
+        shop.open(1, 6)
+        assert first.get(timeout=15) == tail.get(timeout=15) == "done"
+        assert [each for each, _ in shop.runs] == [first.id] * 3 + [tail.id] * 3
+
+
+def test_a_revoked_task_that_waits_leaves_its_place(
+    shop: Shop, verdicts: list[Verdict], redis_url: str
+) -> None:
+    refresh = shop.task("refresh")
+    coordinator = redis_coordinator(redis.Redis.from_url(redis_url))
+
+    def nobody_waits() -> bool:
+        now = coordinator.inspect("cache|refresh(sku=1)")
+        return now is not None and now.tail is None
+
+    with shop.working():
+        refresh.delay(1, version=1)
+        running(shop, 1)
+        tail = refresh.delay(1, version=2)
+        wait_until(lambda: len(verdicts) == 2)
+        shop.app.control.revoke(tail.id)
+        wait_until(nobody_waits)
+        wait_until(lambda: tail.state == "REVOKED")
+        third = refresh.delay(1, version=3)
+        wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
+        shop.open(1, 2)
+        assert third.get(timeout=10) == [1, 3]
+
+
+def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
+        running(shop, 1)
+        tail = refresh.delay(1, version=2)
+        running(shop, 2)
+        assert shop.overlaps == [1]
+        assert shop.tokens[1] > shop.tokens[0]
+        shop.overlaps.clear()
+        shop.open(1, 2)
+        assert tail.get(timeout=10)[0] == 1
+
+
+def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.apply_async((1,), ignore_result=True)
+        running(shop, 1)
+        for count in (2, 3, 4):
+            refresh.apply_async((1,), ignore_result=True)
+            wait_until(lambda count=count: len(verdicts) == count)
+        assert verdicts[2:] == [Verdict.DECLINE] * 2
+        shop.open(1, 2)
+        running(shop, 2)
+
+
+def test_in_one_process_without_redis(verdicts: list[Verdict]) -> None:
+    shop = Shop("memory://", "cache+memory://", dq_lease=1)
+    with shop.working():
+        shop.task("refresh").delay(1, version=1)
+        running(shop, 1)
+        for version in (2, 3):
+            shop.task("refresh").apply_async((1,), {"version": version}, ignore_result=True)
+        wait_until(lambda: len(verdicts) == 3)
+        shop.open(1, 2)
+        running(shop, 2)
+    assert shop.overlaps == []
+
+
+def test_a_broker_without_a_place_for_claims_is_an_error() -> None:
+    shop = Shop("amqp://nowhere", "rpc://")
+    consumer: Any = type("Consumer", (), {})()
+    consumer.app, consumer.hostname, consumer.conninfo = shop.app, "h", shop.app.connection_for_read()
+    with pytest.raises(ConfigurationError, match="set dq_dedup_url"):
+        ClaimsStep(consumer)

@@ -1,0 +1,132 @@
+"""A worker in this process, on a real broker, whose tasks are opened one by one."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+import celery_dq
+from celery_dq.dedup import dedup
+
+
+class Shop:
+    """An app with tasks that wait for their door, and a record of who ran."""
+
+    def __init__(self, broker_url: str, backend_url: str, **conf: Any) -> None:
+        self.app: Any = Celery("shop", broker=broker_url, backend=backend_url, set_as_current=False)
+        self.app.conf.update(
+            task_default_queue="cache",
+            worker_hijack_root_logger=False,
+            broker_connection_retry_on_startup=True,
+        )
+        self.app.conf.update(conf)
+        celery_dq.setup(self.app)
+        self.doors: dict[Any, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(0))
+        self.runs: list[tuple[str, Any]] = []  # (task id, argument) in order of their starts
+        self.now: list[Any] = []
+        self.overlaps: list[Any] = []
+        self.tokens: list[int] = []
+        self.attempts = 0
+        shop = self
+
+        @self.app.task(shared=False, name="refresh", bind=True)
+        @dedup(key="{sku}")
+        def refresh(task: Any, sku: Any, version: int = 0) -> Any:
+            return shop.work(task, sku, version)
+
+        @self.app.task(shared=False, name="latest", bind=True)
+        @dedup(key="{sku}", on_duplicate="replace")
+        def latest(task: Any, sku: Any, version: int = 0) -> Any:
+            return shop.work(task, sku, version)
+
+        @self.app.task(
+            shared=False, name="strict", bind=True, dedup={"key": "{sku}", "on_duplicate": "raise"}
+        )
+        def strict(task: Any, sku: Any) -> Any:
+            return shop.work(task, sku, 0)
+
+        @self.app.task(shared=False, name="failing", bind=True, max_retries=2)
+        @dedup(key="{sku}")
+        def failing(task: Any, sku: Any, countdown: float = 0.0) -> Any:
+            shop.work(task, sku, task.request.retries)
+            if task.request.retries < 2:
+                raise task.retry(countdown=countdown)
+            return "done"
+
+        @self.app.task(
+            shared=False,
+            name="auto",
+            bind=True,
+            autoretry_for=(KeyError,),
+            retry_backoff=False,
+            default_retry_delay=0,
+        )
+        @dedup(key="{sku}")
+        def auto(task: Any, sku: Any) -> Any:
+            shop.work(task, sku, task.request.retries)
+            if task.request.retries < 1:
+                raise KeyError(sku)
+            return "done"
+
+        @self.app.task(shared=False, name="replaced", bind=True)
+        @dedup(key="{sku}", name="shared")
+        def replaced(task: Any, sku: Any) -> Any:
+            shop.work(task, sku, 0)
+            raise task.replace(shop.app.tasks["successor"].s(sku))
+
+        @self.app.task(shared=False, name="successor", bind=True)
+        @dedup(key="{sku}", name="shared")
+        def successor(task: Any, sku: Any) -> Any:
+            return shop.work(task, sku, 1)
+
+        @self.app.task(shared=False, name="note")
+        def note(value: Any, extra: Any = None) -> Any:
+            shop.runs.append(("note", value))
+            return value
+
+        @self.app.task(shared=False, name="broken")
+        @dedup(key="{sku}")
+        def broken(sku: Any) -> None:
+            shop.doors[sku].acquire(timeout=20)
+            raise ValueError(sku)
+
+    def work(self, task: Any, sku: Any, version: int) -> Any:
+        if sku in self.now:
+            self.overlaps.append(sku)
+        self.now.append(sku)
+        self.runs.append((task.request.id, version))
+        self.tokens.append(task.request.get("dq_token") or 0)
+        try:
+            if not self.doors[sku].acquire(timeout=20):
+                raise TimeoutError(sku)
+        finally:
+            self.now.remove(sku)
+        return [sku, version]
+
+    def task(self, name: str) -> Any:
+        return self.app.tasks[name]
+
+    def open(self, sku: Any, times: int = 1) -> None:
+        self.doors[sku].release(times)
+
+    def ran(self) -> list[Any]:
+        return [version for _, version in self.runs]
+
+    @contextmanager
+    def working(self, concurrency: int = 4, **options: Any) -> Iterator[Any]:
+        with start_worker(
+            self.app,
+            pool="threads",
+            concurrency=concurrency,
+            perform_ping_check=False,
+            shutdown_timeout=20,
+            loglevel="WARNING",
+            **options,
+        ) as worker:
+            yield worker

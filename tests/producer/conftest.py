@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+import celery_dq
+from celery_dq.keys import PartitionKeys
+from celery_dq.transport import envelope
+from celery_dq.transport.redis.record import Record
+
+MakeApp = Callable[..., Celery]
+
+
+class Stored:
+    """What lies in a queue of the broker."""
+
+    def __init__(self, url: str) -> None:
+        self.client = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=5)
+
+    def ids(self, queue: str) -> list[str]:
+        """Message ids of all tenants, in the order in which they are served."""
+        keys = PartitionKeys("online", queue)
+        waiting: list[tuple[float, str]] = []
+        for key in self.client.scan_iter(match=self._literal(keys.prefix) + "tenant:*", count=1000):
+            entries = self.client.zrange(key, 0, -1, withscores=True)
+            waiting += [(score, entry.decode()) for entry, score in entries]
+        return [entry for _, entry in sorted(waiting)]
+
+    @staticmethod
+    def _literal(prefix: str) -> str:
+        return prefix.replace("[", "\\[").replace("*", "\\*")
+
+    def count(self, queue: str) -> int:
+        return int(self.client.hlen(PartitionKeys("online", queue).messages))
+
+    def record(self, queue: str, task_id: str) -> Record:
+        raw = self.client.hget(PartitionKeys("online", queue).messages, task_id)
+        assert raw is not None, f"{task_id} is not in {queue}: {self.ids(queue)}"
+        return Record.unpack(raw)
+
+    def message(self, queue: str, task_id: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """Headers, properties and parsed body."""
+        record = self.record(queue, task_id)
+        headers, properties, _, _ = envelope.unpack(record.envelope)
+        return headers, properties, json.loads(record.body)
+
+
+@pytest.fixture
+def dq_url(redis_url: str) -> str:
+    return redis_url.replace("redis://", "dq-redis://")
+
+
+@pytest.fixture
+def stored(dq_url: str) -> Iterator[Stored]:
+    found = Stored(dq_url)
+    yield found
+    found.client.close()
+
+
+@pytest.fixture
+def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
+    """Apps with a buffer in a folder of the test; closed at its end."""
+    made: list[Any] = []
+
+    def make(broker: str = dq_url, **conf: Any) -> Celery:
+        app = Celery("shop", broker=broker, set_as_current=False)
+        app.conf.update({"dq_buffer": True, "dq_buffer_folder": str(tmp_path / "spill"), **conf})
+        celery_dq.setup(app)
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.dq.buffer.close(timeout=0.2)
+        app.close()

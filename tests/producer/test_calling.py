@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chain, group, signals
+from celery.exceptions import TimeoutError as CeleryTimeout
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidTenant
+from celery_dq.producer.errors import BufferFull
+from celery_dq.producer.flusher import Undelivered
+from celery_dq.producer.sender import Addressed
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.producer.conftest import MakeApp, Stored
+
+DEAD = "dq-redis://127.0.0.1:1/0"
+
+
+def tasks(app: Any) -> Any:
+    @app.task(queue="push", tenant="{merchant}", shared=False)
+    def notify(merchant: Any, order: Any = None) -> None: ...
+
+    return notify
+
+
+def nothing() -> None: ...
+
+
+def test_a_call_is_in_the_broker_after_a_flush_as_if_it_had_been_published(
+    make_app: MakeApp, stored: Stored
+) -> None:
+    notify = tasks(make_app(task_send_sent_event=False))
+    buffered = notify.apply_async((42, "A-1"), priority=3, countdown=None)
+    direct = notify.apply_async((42, "A-1"), priority=3, buffered=False)
+    assert notify.app.dq.buffer.flush(10) == 0
+    assert sorted(stored.ids("push")) == sorted([direct.id, buffered.id])
+    one, other = stored.record("push", buffered.id), stored.record("push", direct.id)
+    assert (one.tenant, one.task, one.priority, one.body) == ("42", notify.name, 3, other.body)
+    headers, properties, body = stored.message("push", buffered.id)
+    headers2, properties2, _ = stored.message("push", direct.id)
+    for each in (headers, headers2):
+        del each["id"], each["root_id"]
+    for each in (properties, properties2):
+        del each["correlation_id"]
+    assert headers == headers2
+    assert properties == properties2
+    assert body == [[42, "A-1"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+
+
+def test_calls_keep_their_order(make_app: MakeApp, stored: Stored) -> None:
+    notify = tasks(make_app(dq_buffer_batch_size=7))
+    ids = [notify.delay(number % 3).id for number in range(100)]
+    assert notify.app.dq.buffer.flush(10) == 0
+    assert stored.ids("push") == ids
+
+
+def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
+    make_app: MakeApp, tmp_path: Path
+) -> None:
+    with RedisServer(appendonly=True) as server:
+        app = make_app(server.url(scheme="dq-redis"), result_backend=server.url())
+        notify = tasks(app)
+        first = notify.delay(1)
+        assert app.dq.buffer.flush(10) == 0
+        server.kill()
+        ids = [first.id] + [notify.delay(1).id for _ in range(20)]
+        assert app.dq.buffer.flush(0.3) == 20
+        seen = app.dq.buffer.inspect()
+        assert (seen.pending, seen.in_memory) == (20, 20)
+        assert seen.age_s > 0.2
+        assert "ConnectionError" in seen.last_error
+        assert seen.spill_bytes > 20 * 200
+        server.restart()
+        assert app.dq.buffer.flush(20) == 0
+        found = Stored(server.url())
+        assert found.ids("push") == ids
+        found.client.close()
+        assert app.dq.buffer.inspect().last_error == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "task", "block", "call", "expected"),
+    [
+        (False, None, None, None, False),
+        (True, None, None, None, True),
+        (True, False, None, None, False),
+        (False, True, None, None, True),
+        (True, None, False, None, False),
+        (False, False, True, None, True),
+        (True, True, None, False, False),
+        (False, False, False, True, True),
+    ],
+)
+def test_who_says_whether_a_call_is_buffered(
+    make_app: MakeApp,
+    setting: bool,
+    task: bool | None,
+    block: bool | None,
+    call: bool | None,
+    expected: bool,
+) -> None:
+    app = make_app(dq_buffer=setting)
+    options = {} if task is None else {"buffered": task}
+    job: Any = app.task(name="job", shared=False, **options)(nothing)
+    chosen = {} if call is None else {"buffered": call}
+    if block is None:
+        job.apply_async(**chosen)
+    else:
+        with app.dq.buffer.buffered(block):
+            job.apply_async(**chosen)
+    assert app.dq.buffer.inspect().counters.get("accepted", 0) == int(expected)
+
+
+def test_send_task_and_signatures_are_buffered_and_producers_of_the_caller_are_not(
+    make_app: MakeApp, stored: Stored
+) -> None:
+    app = make_app()
+    notify = tasks(app)
+    app.send_task("elsewhere.task", (1,), queue="push", tenant="7")
+    chain(notify.si(1), notify.si(2)).apply_async()
+    assert app.dq.buffer.inspect().counters["accepted"] == 2
+    with app.producer_or_acquire() as producer:
+        notify.apply_async((1,), producer=producer)
+    with app.connection_for_write() as connection:
+        notify.apply_async((1,), connection=connection)
+    notify.apply_async((1,), retry=False)
+    group(notify.si(1), notify.si(2)).apply_async()
+    assert app.dq.buffer.inspect().counters["accepted"] == 2
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("push") == 7
+
+
+def test_signals_fire_in_the_caller_and_may_change_the_message(make_app: MakeApp, stored: Stored) -> None:
+    notify = tasks(make_app())
+    seen: list[str] = []
+
+    def before(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        seen.append("before")
+        headers["trace"] = "00-ab"
+
+    def after(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        seen.append(f"after {headers['trace']}")
+
+    signals.before_task_publish.connect(before, sender=notify.name)
+    signals.after_task_publish.connect(after, sender=notify.name)
+    try:
+        result = notify.delay(1)
+        assert seen == ["before", "after 00-ab"]
+    finally:
+        signals.before_task_publish.disconnect(before, sender=notify.name)
+        signals.after_task_publish.disconnect(after, sender=notify.name)
+    assert notify.app.dq.buffer.flush(10) == 0
+    assert stored.message("push", result.id)[0]["trace"] == "00-ab"
+
+
+def test_errors_of_a_call_are_raised_in_it(make_app: MakeApp) -> None:
+    notify = tasks(make_app())
+    with pytest.raises(TypeError):
+        notify.delay()
+    with pytest.raises(InvalidTenant):
+        notify.delay("a\nb")
+    with pytest.raises(InvalidMessage):
+        notify.apply_async((1,), task_id="x" * 300)
+    assert notify.app.dq.buffer.inspect().pending == 0
+
+
+def test_without_a_folder_nothing_is_buffered_and_the_remedy_is_told(make_app: MakeApp) -> None:
+    notify = tasks(make_app(dq_buffer=False, dq_buffer_folder=None))
+    with pytest.raises(ConfigurationError, match="dq_buffer_folder"):
+        notify.apply_async((1,), buffered=True)
+    assert notify.app.dq.buffer.inspect().owners == ()
+
+
+def test_a_full_buffer_raises_an_operational_error_in_time(make_app: MakeApp) -> None:
+    app = make_app(DEAD, dq_buffer_folder="", dq_buffer_max_messages=5, dq_buffer_max_block="50ms")
+    notify = tasks(app)
+    for _ in range(5):
+        notify.delay(1)
+    with pytest.raises(OperationalError, match="memory of the buffer are full") as caught:
+        notify.delay(1)
+    assert isinstance(caught.value, BufferFull)
+
+    async def call() -> None:
+        notify.delay(1)
+
+    with pytest.raises(BufferFull):
+        asyncio.run(call())
+    seen = app.dq.buffer.inspect()
+    assert (seen.pending, seen.counters["full"]) == (5, 2)
+
+
+def test_a_message_in_memory_only_is_reported_when_the_buffer_is_closed(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(DEAD, dq_buffer_folder="")
+    notify = tasks(app)
+    told: list[tuple[str, str]] = []
+
+    @app.dq.buffer.on_error
+    def lost(error: BaseException, message: Undelivered, state: str) -> None:
+        told.append((message.task_id, state))
+        raise ValueError("a hook may fail")
+
+    result = notify.delay(1)
+    with caplog.at_level(logging.ERROR):
+        assert app.dq.buffer.close(timeout=0.05) == 1
+    assert told[0][0] == result.id
+
+
+def test_delivery_is_told_to_a_hook(make_app: MakeApp) -> None:
+    app = make_app()
+    notify = tasks(app)
+    told: list[str] = []
+    app.dq.buffer.on_delivered(told.extend)
+    ids = [notify.delay(1).id for _ in range(5)]
+    assert app.dq.buffer.flush(10) == 0
+    wait_until(lambda: told == ids)
+
+
+def test_aflush_waits_in_a_coroutine(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app()
+    notify = tasks(app)
+
+    async def call() -> int:
+        notify.delay(1)
+        return await app.dq.buffer.aflush(10)
+
+    assert asyncio.run(call()) == 0
+    assert stored.count("push") == 1
+
+
+def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Stored, redis_url: str) -> None:
+    app = make_app(dq_buffer_linger="60s", result_backend=redis_url)
+    result = tasks(app).delay(1)
+    with pytest.raises(CeleryTimeout):
+        result.get(timeout=0.5)
+    assert stored.count("push") == 1
+    # While its server is there: a result unsubscribes when it is gone.
+    app.backend.remove_pending_result(result)
+
+
+def test_a_refused_message_does_not_hold_up_the_others(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app()
+    notify = tasks(app)
+    told: list[tuple[str, str]] = []
+    app.dq.buffer.on_error(lambda error, message, state: told.append((message.task_id, state)))
+    first = notify.delay(1)
+    app.dq.buffer.producer.put(Addressed("p0/push", b"bad", b"no record"))
+    last = notify.delay(1)
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.ids("push") == [first.id, last.id]
+    assert told == [("bad", "rejected")]
+    assert len(app.dq.buffer.inspect().quarantined) == 1
+
+
+def test_a_topic_exchange_and_a_transient_queue_take_kombus_way(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app()
+    app.conf.task_queues = [
+        Queue("by.topic", Exchange("topics", type="topic"), routing_key="order.#"),
+        Queue("passing", auto_delete=True, durable=False),
+    ]
+    job: Any = app.task(name="job", shared=False)(nothing)
+    with app.connection_for_write() as connection:
+        for queue in app.amqp.queues.values():
+            queue(connection).declare()
+        result = job.apply_async(queue="by.topic", routing_key="order.paid")
+        job.apply_async(queue="passing")
+        assert app.dq.buffer.flush(10) == 0
+        assert stored.ids("by.topic") == [result.id]
+
+
+def test_on_the_stock_transport_messages_are_as_celery_writes_them(make_app: MakeApp, redis_url: str) -> None:
+    app = make_app(redis_url)
+    notify = tasks(app)
+    ids = [notify.apply_async((1, "x"), expires=3600, headers={"a": 1}).id for _ in range(3)]
+    assert app.dq.buffer.flush(10) == 0
+    with app.connection_for_read() as connection:
+        queue = app.amqp.queues["push"](connection)
+        for expected in ids:
+            message = queue.get()
+            assert message is not None
+            assert message.headers["id"] == expected
+            assert message.headers["a"] == 1
+            assert 0 < int(message.properties["expiration"]) <= 3_600_000
+            assert message.payload[0] == [1, "x"]
+            message.ack()
+
+
+def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, tmp_path: Path) -> None:
+    with RedisServer(appendonly=True) as server:
+        url = server.url(scheme="dq-redis")
+        app = make_app(url)
+        notify = tasks(app)
+        notify.delay(0)
+        assert app.dq.buffer.flush(10) == 0
+        server.kill()
+        ids = [notify.delay(number).id for number in range(3)]
+        assert app.dq.buffer.close(timeout=0.1) == 3
+        server.restart()
+        later = make_app(url)
+        # To the log this is the process that just closed; give it another name, as another process has.
+        log = later.dq.buffer.producer._begin().outbox.journal.log
+        log.process = "another"
+        wait_until(lambda: Stored(url).count("push") == 4)
+        assert Stored(url).ids("push")[1:] == ids
+
+
+def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app(dq_buffer_linger="60s")
+    notify = tasks(app)
+    mine = notify.delay(1).id
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            theirs = notify.delay(2)
+            code = 0 if app.dq.buffer.flush(10) == 0 and stored.ids("push") == [theirs.id] else 2
+            app.dq.buffer.close(5)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert app.dq.buffer.inspect().pending == 1
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("push") == 2
+    assert stored.ids("push")[1] == mine
+
+
+def test_json_of_a_snapshot_is_no_surprise(make_app: MakeApp) -> None:
+    app = make_app()
+    tasks(app).delay(1)
+    app.dq.buffer.flush(10)
+    counters = app.dq.buffer.inspect().counters
+    assert json.loads(json.dumps(counters))["delivered"] == 1

@@ -1,0 +1,318 @@
+"""What the quick way makes of a call is, byte for byte, what Celery's own way makes of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.app.task import Task
+from celery.utils.saferepr import saferepr
+from hypothesis import example, given, settings, strategies as st
+from kombu import Exchange, Queue
+from kombu.exceptions import EncodeError
+
+import celery_dq
+from celery_dq.app.calling import BufferedCalls
+from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.quick_apply import QuickApply
+from celery_dq.producer.sender import Addressed
+from celery_dq.producer.stand_in import StandIn
+from celery_dq.producer.template import Ids, plain_args, plain_kwargs
+from tests.producer.conftest import MakeApp, Stored
+
+Call = tuple[Any, Any, dict[str, Any]]
+
+
+class Colour(IntEnum):
+    RED = 1
+
+
+texts = st.text(max_size=30) | st.sampled_from(["it's", '"', "%s", "@dq-id@", "a\\b", "x" * 600, "é☃\udc80"])
+plain = st.none() | st.booleans() | st.integers() | st.floats() | texts
+values = st.recursive(
+    plain | st.just(Colour.RED) | st.dates() | st.uuids() | st.decimals(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(plain, max_size=40), st.dictionaries(texts, plain, max_size=40))
+@example([1], {})
+@example(["it's"], {"it's": "it's"})
+@settings(deadline=None, max_examples=300)
+def test_representations_are_celerys(args: list[Any], kwargs: dict[str, Any]) -> None:
+    for made, wanted in (
+        (plain_args(tuple(args)), saferepr(tuple(args), 1024)),
+        (plain_args(args), saferepr(args or (), 1024)),
+        (plain_kwargs(kwargs), saferepr(kwargs, 1024)),
+    ):
+        assert made is None or made == wanted
+
+
+@given(st.lists(values, max_size=4), st.dictionaries(texts, values, max_size=4))
+@settings(deadline=None, max_examples=200)
+def test_other_representations_are_left_to_celery(args: list[Any], kwargs: dict[str, Any]) -> None:
+    made = plain_args(tuple(args))
+    assert made is None or made == saferepr(tuple(args), 1024)
+    made = plain_kwargs(kwargs)
+    assert made is None or made == saferepr(kwargs, 1024)
+
+
+def test_ids_are_uuids_of_version_4() -> None:
+    source = Ids()
+    ids = {source.new() for _ in range(1000)}
+    assert len(ids) == 1000
+    for each in ids:
+        parsed = uuid.UUID(each)
+        assert (str(parsed), parsed.version, parsed.variant) == (each, 4, uuid.RFC_4122)
+
+
+class Bench:
+    """One app, and both ways of a call."""
+
+    def __init__(self) -> None:
+        app = Celery("shop", broker="dq-redis://127.0.0.1:1/0", set_as_current=False)
+        app.conf.update(
+            dq_buffer=True,
+            dq_buffer_folder="",
+            dq_buffer_max_block=0,
+            task_routes={"routed": {"queue": "élan", "priority": 4}, "slow.*": {"queue": "slow"}},
+            task_queues=[
+                Queue("celery"),
+                Queue("push", Exchange("push"), routing_key="push"),
+                Queue("élan", Exchange("other", delivery_mode=1), routing_key="x"),
+                Queue("slow"),
+                Queue("topic", Exchange("topic", type="topic"), routing_key="#"),
+            ],
+        )
+        celery_dq.setup(app)
+        names = ("plain", "routed", "slow.one", "topical", "tenanted", "limited")
+        extra: dict[str, dict[str, Any]] = {
+            "topical": {"queue": "topic"},
+            "tenanted": {"queue": "push", "tenant": "{a}-x"},
+            "limited": {"time_limit": 5, "soft_time_limit": 3, "ignore_result": True, "priority": 2},
+        }
+        for name in names:
+            app.task(name=name, shared=False, **extra.get(name, {}))(work)
+        app.finalize()
+        self.app: Any = app
+        self.names = names
+        calls = app.send_task
+        assert isinstance(calls, BufferedCalls)
+        self.calls = calls
+        self.fast: FastCalls = calls._begin()
+
+    def celerys(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed:
+        """What Celery's way puts into the buffer; learns the kind on the way."""
+        made: list[Addressed] = []
+
+        def accept(message: dict[str, Any], exchange: str, key: str, declare: Any) -> None:
+            assert self.calls._sender is not None
+            made.append(self.calls._sender.address(message, exchange, key, declare))
+            kind = self.fast.kind_of(name, options)
+            if kind is not None and not self.fast.knows(kind):
+                self.fast.learn(kind, made[0].lane, message, exchange, key)
+
+        self.calls._prepare()
+        self.calls._send_task(name, args, kwargs, **{**options, "producer": StandIn(accept)})
+        return made[0]
+
+    def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:
+        kind = self.fast.kind_of(name, options)
+        filled = None if kind is None else self.fast.fill(kind, args, kwargs, options)
+        return None if filled is None else filled[1]
+
+
+def work(a: Any = 0, *args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.app.dq.buffer.close(0)
+    made.app.close()
+
+
+some_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "queue": st.sampled_from(["push", "élan", "topic", None]),
+        "priority": st.integers(0, 9) | st.none(),
+        "tenant": st.sampled_from(["42", 7, "é"]),
+        "ignore_result": st.booleans(),
+        "time_limit": st.integers(1, 5),
+        "soft_time_limit": st.just(2),
+        "countdown": st.integers(0, 10),
+        "expires": st.integers(1, 100),
+        "headers": st.just({"x": 1}),
+        "shadow": st.just("other"),
+        "serializer": st.sampled_from(["json", "pickle", None]),
+        "delivery_mode": st.sampled_from([1, 2, None]),
+        "compression": st.sampled_from([None, "zlib"]),
+        "group_id": st.just("g"),
+        "routing_key": st.just("r"),
+        "retry": st.just(True),
+    },
+)
+
+
+def test_a_filled_template_is_celerys_message(bench: Bench) -> None:
+    quick = [0]
+    ids = Ids()
+
+    @given(
+        st.sampled_from(bench.names),
+        st.lists(values, max_size=3).map(tuple) | st.none() | st.lists(plain, max_size=2),
+        st.dictionaries(st.sampled_from(["b", "c", "it's", "%"]), values, max_size=3) | st.none(),
+        st.just({}) | some_options,
+    )
+    @settings(deadline=None, max_examples=1000)
+    def compare(name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+        options = {**options, "task_id": ids.new()}
+        try:
+            wanted = bench.celerys(name, args, kwargs, dict(options))
+        except Exception:
+            return  # what Celery refuses is not learnt, and so refused every time
+        made = bench.quick(name, args, kwargs, options)
+        if made is not None:
+            quick[0] += 1
+            assert made == wanted
+
+    compare()
+    # Enough of them went that way for the comparison to mean something.
+    assert quick[0] > 100
+
+
+def test_an_error_is_celerys_error(bench: Bench) -> None:
+    task = bench.app.tasks["plain"]
+    for _ in range(2):
+        task.delay(1)
+        with pytest.raises(EncodeError):
+            task.delay(object())
+        with pytest.raises(TypeError):
+            bench.app.send_task("plain", 3)
+
+
+def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app()
+    task: Any = app.task(name="plain", shared=False)(work)
+    calls: Any = app.send_task
+    for _ in range(3):
+        task.delay(1)
+    assert calls.fast.allowed
+
+    def receiver(**_: Any) -> None: ...
+
+    signals.before_task_publish.connect(receiver)
+    try:
+        assert not calls.fast.allowed
+    finally:
+        signals.before_task_publish.disconnect(receiver)
+    assert calls.fast.allowed
+    app.conf.task_routes = {"plain": {"queue": "elsewhere"}}
+    app.amqp._handle_conf_update(task_routes=app.conf.task_routes)
+    task.delay(1)
+    assert app.dq.buffer.flush(10) == 0
+    assert (stored.count("celery"), stored.count("elsewhere")) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"task_protocol": 1},
+        {"task_serializer": "pickle"},
+        {"task_compression": "zlib"},
+        {"task_send_sent_event": True},
+        {"task_routes": [lambda name, args, kwargs, options, task=None, **_: {"queue": f"q{args[0]}"}]},
+    ],
+)
+def test_an_app_with_ways_of_its_own_goes_them(
+    make_app: MakeApp, stored: Stored, conf: dict[str, Any]
+) -> None:
+    app = make_app(**conf)
+    task: Any = app.task(name="plain", shared=False)(work)
+    for number in range(3):
+        task.apply_async((number,))
+    calls: Any = app.send_task
+    assert not calls.fast.allowed
+    assert app.dq.buffer.flush(10) == 0
+    if "task_routes" in conf:
+        assert [stored.count(f"q{number}") for number in range(3)] == [1, 1, 1]
+
+
+def test_the_result_of_a_quick_call_is_an_ordinary_one(make_app: MakeApp, redis_url: str) -> None:
+    app = make_app(result_backend=redis_url)
+    task: Any = app.task(name="plain", shared=False)(work)
+    slow, quick = task.delay(1), task.delay(1)
+    for result in (slow, quick):
+        assert isinstance(result, app.AsyncResult)
+        assert (result.state, result.parent, result.ignored) == ("PENDING", None, False)
+        assert result == app.AsyncResult(result.id)
+        assert result.as_tuple() == ((result.id, None), None)
+    seen: list[Any] = []
+    quick.then(seen.append)
+    app.backend.store_result(quick.id, 5, "SUCCESS")
+    assert quick.get(timeout=10) == 5
+    assert seen == [quick]
+    assert {*vars(slow)} - {*vars(task.delay(1))} == {"app", "backend", "on_ready"}  # the class has them
+
+
+def test_a_tool_that_wraps_apply_async_later_sees_every_call(
+    make_app: MakeApp, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app()
+    task: Any = app.task(name="plain", shared=False)(work)
+    for _ in range(4):
+        task.delay(1)
+    assert isinstance(task.apply_async, QuickApply)
+    seen: list[Any] = []
+    original = Task.apply_async
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "apply_async", wrapper)
+        task.delay(2)
+        assert len(seen) == 1
+    task.delay(3)
+    assert len(seen) == 1
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("celery") == 6
+
+
+def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
+    make_app: MakeApp, stored: Stored
+) -> None:
+    app = make_app()
+    ran: list[int] = []
+
+    def job(a: int) -> int:
+        ran.append(a)
+        return a
+
+    task: Any = app.task(name="job", shared=False)(job)
+    for _ in range(4):
+        task.delay(1)
+    assert isinstance(task.apply_async, QuickApply)
+    with pytest.raises(TypeError):
+        task.delay(1, 2)
+    with app.dq.buffer.buffered(False):
+        task.delay(1)
+    assert stored.count("celery") >= 1
+    task.apply_async((1,), buffered=False, priority=3)
+    task.apply_async((1,), countdown=60)
+    assert task.apply_async((1,), task_id="mine").id == "mine"
+    app.conf.task_always_eager = True
+    assert task.delay(7).get() == 7
+    app.conf.task_always_eager = False
+    assert ran == [7]
+    assert app.dq.buffer.flush(10) == 0
+    assert stored.count("celery") == 8
+    assert stored.record("celery", "mine").task == "job"

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from celery_dq.errors import CorruptSegment
+from celery_dq.producer.segment import (
+    HEAD_SIZE,
+    MAX_LANE,
+    Header,
+    Record,
+    pack_header,
+    pack_record,
+    read_header,
+    scan,
+)
+
+PRODUCER = bytes(range(16))
+
+
+def build(records: list[Record], lane: str = '["p","push",0]', number: int = 3) -> bytes:
+    head, seed = pack_header(Header(PRODUCER, number, lane))
+    return head + b"".join(
+        pack_record(record.sequence, record.flags, record.payload, seed) for record in records
+    )
+
+
+def recovered(data: bytes) -> list[Record]:
+    try:
+        _, start, seed = read_header(data)
+    except CorruptSegment:
+        return []
+    return scan(data, start, seed).records
+
+
+def some_records(count: int, seed: int = 7) -> list[Record]:
+    chance = random.Random(seed)
+    sequences = sorted(chance.sample(range(1, 1 << 40), count))
+    return [Record(each, chance.randrange(256), chance.randbytes(chance.randrange(60))) for each in sequences]
+
+
+@given(
+    st.text(max_size=40),
+    st.integers(0, 2**64 - 1),
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=20),
+)
+@settings(deadline=None)
+def test_what_was_written_is_read(lane: str, number: int, parts: list[tuple[int, bytes]]) -> None:
+    records = [Record(sequence, flags, payload) for sequence, (flags, payload) in enumerate(parts)]
+    data = build(records, lane, number)
+    header, start, seed = read_header(data)
+    assert header == Header(PRODUCER, number, lane)
+    assert scan(data, start, seed) == (records, len(data), "")
+
+
+def test_a_cut_at_every_byte_leaves_the_whole_records_before_it() -> None:
+    records = some_records(25)
+    data = build(records)
+    ends = []
+    _, at, _ = read_header(data)
+    for record in records:
+        at += HEAD_SIZE + len(record.payload)
+        ends.append(at)
+    for cut in range(len(data)):
+        assert recovered(data[:cut]) == records[: sum(end <= cut for end in ends)]
+
+
+def test_no_flipped_bit_ever_makes_a_wrong_record() -> None:
+    """10⁵ random flips, one to three at a time: what is read is a prefix of what was written."""
+    chance = random.Random(20)
+    flips = 0
+    while flips < 100_000:
+        records = some_records(chance.randrange(1, 6), seed=flips)
+        data = bytearray(build(records))
+        for _ in range(40):
+            places = [chance.randrange(len(data) * 8) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+            for place in places:
+                data[place // 8] ^= 1 << place % 8
+            read = recovered(bytes(data))
+            assert read == records[: len(read)]
+            if len(set(places)) == len(places):
+                assert len(read) < len(records)
+            for place in places:
+                data[place // 8] ^= 1 << place % 8
+            flips += len(places)
+
+
+def test_a_block_of_another_segment_is_not_believed() -> None:
+    records = some_records(6)
+    mine, other = build(records, number=3), build(records, number=4)
+    assert len(mine) == len(other)
+    _, start, _ = read_header(mine)
+    assert recovered(mine[:start] + other[start:]) == []
+
+
+def test_zeros_behind_the_records_are_no_records() -> None:
+    records = some_records(3)
+    data = build(records)
+    _, start, seed = read_header(data)
+    found = scan(data + bytes(4096), start, seed)
+    assert found.records == records
+    assert found.end == len(data)
+    assert found.problem
+
+
+def test_sequences_ascend_or_the_rest_is_not_believed() -> None:
+    records = [Record(1, 0, b"a"), Record(3, 0, b"b"), Record(2, 0, b"c")]
+    data = build(records)
+    _, start, seed = read_header(data)
+    assert scan(data, start, seed).records == records[:2]
+    assert scan(data, start, seed, after=1).records == []
+
+
+def test_another_version_says_so() -> None:
+    data = bytearray(build([]))
+    data[4] = 9
+    with pytest.raises(CorruptSegment, match="checksum"):
+        read_header(bytes(data))
+
+
+def test_a_lane_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 4096 fit"):
+        pack_header(Header(PRODUCER, 0, "x" * (MAX_LANE + 1)))

@@ -1,0 +1,138 @@
+"""Buffered calls, run by real workers; calls of Django after a commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chain, chord
+
+from tests.producer.conftest import MakeApp, Stored
+
+ROOT = Path(__file__).parents[2]
+
+
+def add(a: int, b: int) -> int: ...
+
+
+def total(numbers: list[int]) -> int: ...
+
+
+@contextmanager
+def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[None]:
+    environment = {**os.environ, "SHOP_CONF": json.dumps(conf), "PYTHONPATH": str(ROOT)}
+    if stock:
+        environment["SHOP_IS_STOCK"] = "1"
+    command = ["-m", "celery", "-A", "tests.producer.shop", "worker", "-P", "solo", "-l", "WARNING"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--without-gossip", "--without-mingle"],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_worker_runs_what_was_buffered(
+    make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path, stock: bool
+) -> None:
+    url = redis_url if stock else dq_url
+    app = make_app(url, result_backend=redis_url)
+    task: Any = app.task(name="add", shared=False)(add)
+    with worker(tmp_path / "log", {"broker_url": url, "result_backend": redis_url}, stock=stock):
+        results = [task.delay(number, 1) for number in range(5)]
+        assert [result.get(timeout=30) for result in results] == [1, 2, 3, 4, 5]
+        assert chain(task.s(1, 2), task.s(3)).apply_async().get(timeout=30) == 6
+        assert task.apply_async((1, 2), link=task.s(10)).get(timeout=30) == 3
+    assert app.dq.buffer.inspect().counters["delivered"] == 7
+
+
+def test_what_a_task_publishes_is_not_buffered_unless_asked_for(
+    make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    app = make_app(result_backend=redis_url)
+    conf = {
+        "broker_url": dq_url,
+        "result_backend": redis_url,
+        "dq_buffer": True,
+        "dq_buffer_folder": str(tmp_path / "of-worker"),
+    }
+    for expected in (0, 2):
+        with worker(tmp_path / "log", {**conf, "dq_buffer_in_workers": bool(expected)}):
+            assert app.send_task("publish").get(timeout=30) == {"buffered": expected}
+
+
+def test_a_chord_is_whole(make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path) -> None:
+    app = make_app(result_backend=redis_url)
+    task: Any = app.task(name="add", shared=False)(add)
+    with worker(tmp_path / "log", {"broker_url": dq_url, "result_backend": redis_url}):
+        result = chord([task.s(1, 1), task.s(2, 2)])(app.signature("celery.accumulate", app=app))
+        assert sorted(result.get(timeout=30)[0]) == [2, 4]
+
+
+def test_in_django_a_call_after_the_commit_is_buffered(dq_url: str, tmp_path: Path, stored: Stored) -> None:
+    program = f"""
+        import django
+        from django.conf import settings
+        settings.configure(
+            DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+            INSTALLED_APPS=[],
+            CELERY_BROKER_URL={dq_url!r},
+            CELERY_DQ_BUFFER=True,
+            CELERY_DQ_BUFFER_FOLDER={str(tmp_path / "spill")!r},
+        )
+        django.setup()
+        from django.db import transaction
+        from celery import Celery
+        import celery_dq
+        app = Celery("shop")
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        celery_dq.setup(app)
+
+        @app.task(name="job")
+        def job(number): ...
+
+        from celery.contrib.django.task import DjangoTask
+        late = app.task(name="late", base=DjangoTask)(job.run)
+        accepted = lambda: app.dq.buffer.inspect().counters.get("accepted", 0)
+        with transaction.atomic():
+            transaction.on_commit(lambda: job.delay(1))
+            late.delay_on_commit(2)
+            print(accepted())
+        print(accepted())
+        try:
+            with transaction.atomic():
+                late.delay_on_commit(3)
+                raise KeyError
+        except KeyError:
+            print(accepted())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "shop", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["0", "2", "2"], done.stderr
+    assert stored.count("celery") == 2
