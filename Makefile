@@ -3,6 +3,8 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
+# Test files at a time. More than there are processors only makes waiting tests wait longer.
+JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
@@ -35,9 +37,9 @@ example: $(VENV)/stamp-example ## run the example project; needs no server insta
 
 test: lint types tests ## lint, types and the whole test suite
 
-tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" chooses
+tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" chooses, JOBS=4 runs four files at a time
 	$(PY) tests/provision.py
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/stamp-develop ## style, formatting, and who may import whom
 	$(PY) -m ruff check .

@@ -23,6 +23,7 @@ from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import fairness, quotas
 from benchmarks.singleton import singleton
+from benchmarks.storm import storm
 from benchmarks.tasks import tasks
 
 OUT = Path(__file__).resolve().parent / "out"
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "outage": outage,
     "committing": committing,
     "sharing": sharing,
+    "storm": storm,
 }
 
 

@@ -211,7 +211,7 @@ class PartitionKeys:
 
     @property
     def following(self) -> str:
-        """HASH: message id -> 1, of every follower."""
+        """HASH: message id of a follower -> the message whose result it gets."""
         return self.prefix + "following"
 
     def followers(self, message: str) -> str:

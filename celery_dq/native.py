@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-__all__ = ["unpatched"]
+__all__ = ["leave_green_hub", "unpatched"]
 
 
 def unpatched(module: str, name: str) -> Any:
@@ -16,3 +16,14 @@ def unpatched(module: str, name: str) -> Any:
     if "eventlet.patcher" in sys.modules:
         return getattr(sys.modules["eventlet.patcher"].original(module), name)
     return getattr(importlib.import_module(module), name)
+
+
+def leave_green_hub() -> None:
+    """Called at the end of a native thread: close the loop that gevent or eventlet made for its sockets."""
+    if "gevent.monkey" in sys.modules and "gevent.hub" in sys.modules:
+        sys.modules["gevent.hub"].get_hub().destroy(destroy_loop=True)
+    elif "eventlet.hubs" in sys.modules:
+        # It has no word for that, and a dead thread's greenlets are never collected.
+        poller = getattr(sys.modules["eventlet.hubs"].get_hub(), "poll", None)
+        if poller is not None and hasattr(poller, "close"):
+            poller.close()

@@ -238,10 +238,18 @@ class CoveredCalls:
             self._stop_waiting(result)
             covering = type(result)(ticket.covering, **self._of_same_kind(result))
             covering.ignored = result.ignored
+            self._correct_trail(result, covering)
             result = covering
         result.verdict = ticket.verdict
         result.covering = ticket.covering
         return result
+
+    def _correct_trail(self, declined: Any, covering: Any) -> None:
+        """The task that makes this call has noted it among its children."""
+        parent = self._app.current_worker_task
+        children = parent.request.children if parent is not None else None
+        if children and children[-1] is declined:
+            children[-1] = covering
 
     def _of_same_kind(self, result: Any) -> dict[str, Any]:
         return {"app": self._app, "backend": getattr(result, "backend", None)}

@@ -27,8 +27,9 @@ _PASSING: tuple[type[BaseException], ...] = (
     redis.TimeoutError,
     OSError,
     *PASSING_ERRORS,
-    redis.exceptions.OutOfMemoryError,
 )
+#: How Redis says that its memory is full; not every redis-py has a class for it.
+_FULL = "command not allowed when used memory"
 
 
 def partition_lane(queue: str, priority: int) -> str:
@@ -96,6 +97,8 @@ class AppSender:
         except redis.ResponseError as error:
             if str(error).startswith("DQINVALID"):
                 raise Refused(str(error)) from error
+            if _FULL in str(error):
+                raise Unreachable(str(error)) from error
             raise
         except InvalidMessage as error:
             raise Refused(str(error)) from error

@@ -10,6 +10,7 @@ from celery_dq.inspector.claims import claim_of
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.reading import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, tenant_snapshot
+from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
 
 
@@ -136,7 +137,8 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         )
         return "dedup", f"waits for the end of {head}", None
     if message.state == "following":
-        return "dedup", "will not run: it gets the result of the call that covers it", None
+        covering = task_id_of(text(client.hget(keys.following, message.id) or b"another call"))
+        return "dedup", f"will not run: it gets the result of {covering}, which covers it", None
     if message.state == "claimed":
         return "running", f"is with worker {message.consumer}: it runs, or starts next", None
     if message.state == "settled":

@@ -137,7 +137,7 @@ class BufferedProducer:
         self._close_timeout_s = close_timeout_s
         self._clock: Clock = clock or SystemClock()
         self._own: _Own | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._pid = os.getpid()
 
     # -- putting
@@ -193,7 +193,7 @@ class BufferedProducer:
     def _begin(self) -> _Own:
         if self._pid != os.getpid():
             # The lock may be held by a thread that does not exist here.
-            self._starting = threading.Lock()
+            self._starting = threading.RLock()
             self._pid = os.getpid()
         with self._starting:
             old = self._own
@@ -202,6 +202,8 @@ class BufferedProducer:
                     return old
                 old.outbox.abandon()
             own = _Own(self.limits, self.persistence, self._sender(), self.hooks, self._clock)
+            if self._own is not None and self._own.pid == own.pid:
+                return self._own  # a destructor that ran meanwhile has put as well, and was here first
             self._own = own
             try:
                 own.flusher.start()

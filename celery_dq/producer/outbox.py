@@ -78,16 +78,26 @@ class Outbox:
         lock = self.lock
         if lock._is_owned():
             self._stash.append((key, message_id, payload))
+            # Whoever holds the lock may not look again; the flusher does.
+            self.ring()
             return True
         with lock:
             placed = self._place(key, message_id, payload)
-            while self._stash:
-                if not self._place(*self._stash[0], force=True):
-                    break
-                self._stash.popleft()
+        # After the lock was let go: up to then something may have been stashed.
+        if self._stash:
+            self._unstash()
         if self.asleep:
             self.ring()
         return placed
+
+    def _unstash(self) -> None:
+        while self._stash:
+            with self.lock:
+                # It was accepted, whatever the limits say; where even that fails, the flusher tries again.
+                if self._stash and self._place(*self._stash[0], force=True):
+                    self._stash.popleft()
+                else:
+                    return
 
     def _place(self, key: str, message_id: bytes, payload: bytes, *, force: bool = False) -> bool:
         lane = self._lanes.get(key)
@@ -143,6 +153,8 @@ class Outbox:
     def take(self, *, hurry: bool) -> Lane | None:
         """Put the next batch in flight, loading it first if it is on disk only."""
         buffer = self.buffer
+        if self._stash:
+            self._unstash()
         while buffer.stored:
             with self.lock:
                 lane = buffer.wants_loading()

@@ -249,8 +249,7 @@ class SpillLog:
             there = os.stat(self._folder / LOCK, follow_symlinks=False)
         except OSError:
             return False
-        held = os.fstat(self._lock)
-        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+        return os.path.samestat(there, os.fstat(self._lock))
 
     def forsake(self) -> None:
         """Begin a new folder with the next segment; the old one, if it is still there, is an orphan."""
@@ -308,6 +307,10 @@ class SpillLog:
                         folders.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
         for _, folder in sorted(folders):
             with contextlib.suppress(OSError):
+                if not any(folder.iterdir()):
+                    # Its process died while it made it; one that is making it now makes another.
+                    folder.rmdir()
+                    continue
                 lock = _lock(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
                 if lock is not None:
                     yield Orphan(folder, lock, self)
@@ -370,13 +373,10 @@ def _lock(path: Path, *, create: bool) -> int | None:
         fd = os.open(path, os.O_RDWR | _OPEN | (os.O_CREAT if create else 0), 0o600)
     except OSError:
         return None
-    try:
+    with contextlib.suppress(OSError):
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held, there = os.fstat(fd), os.stat(path, follow_symlinks=False)
-        if (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino):
+        if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
             return fd
-    except OSError:
-        pass
     os.close(fd)
     return None
 

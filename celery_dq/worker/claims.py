@@ -28,12 +28,16 @@ from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import verdict_given
+from celery_dq.errors import InvalidKey
 from celery_dq.worker.followers import Followers
 
 logger = logging.getLogger(__name__)
 
 #: Seconds after its due time within which a retry must have come, or its key goes on.
 RETRY_GRACE = 30.0
+
+#: Seconds until a key is asked for again when the coordinator did not answer.
+ASK_AGAIN = 1.0
 
 
 class Wish(NamedTuple):
@@ -75,7 +79,10 @@ class Claims:
 
     def ask(self, request: Any) -> Any:
         """Ask for the key of a task, and run, park or drop it."""
-        wish = self._wish_of(request)
+        try:
+            wish = self._wish_of(request)
+        except InvalidKey as exc:
+            return self._refuse(request, exc)
         if wish is None:
             return self._run(request)
         call = f"{request.id}/{uuid.uuid4().hex}"
@@ -89,13 +96,11 @@ class Claims:
                 timeout=wish.timeout,
             )
         except Exception:
-            # Without a verdict it must not run; the broker will deliver it again.
+            # Without a verdict it must not run.
             logger.exception(
-                "Task %s[%s] is requeued: its dedup key cannot be asked for.", request.name, request.id
+                "Task %s[%s] waits: its dedup key cannot be asked for.", request.name, request.id
             )
-            state.task_ready(request)
-            request.reject(requeue=True)
-            return None
+            return self._consumer.timer.call_after(ASK_AGAIN, self.ask, (request,))
         self._announce(request, wish, grant)
         holding = Holding(wish.key, call, grant.token)
         if grant.verdict is Verdict.DECLINE:
@@ -106,6 +111,13 @@ class Claims:
         with self._lock:
             self._waiting[holding] = request
         return self._hold(holding)
+
+    def _refuse(self, request: Any, exc: InvalidKey) -> None:
+        """Its arguments make no key: it fails, as it would have at a caller that knew its task."""
+        logger.error("Task %s[%s] fails: %s", request.name, request.id, exc)
+        state.task_ready(request)
+        self._followers.give(request, {"status": states.FAILURE, "result": exc}, request.id)
+        request.acknowledge()
 
     def _announce(self, request: Any, wish: Wish, grant: Grant) -> None:
         covering = grant.covering.partition("/")[0]
@@ -273,6 +285,18 @@ class Claims:
         if self._retried.pop(holding, None) is not None:
             self._drop(holding)
             self._coordinator.withdraw(holding.key, holding.call)
+
+    def forget_parked(self) -> None:
+        """The connection is gone, and with it what was not acknowledged: the broker delivers it anew."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        self._covered = []
+        for holding in waiting:
+            self._drop(holding)
+            try:
+                self._coordinator.withdraw(holding.key, holding.call)
+            except Exception:
+                logger.warning("%s could not be withdrawn; its lease runs out.", holding, exc_info=True)
 
     def lost(self, holding: Holding) -> None:
         """A claim is ours no more: replaced, evicted, or not renewed in time; or a retry has its place."""

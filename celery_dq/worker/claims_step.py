@@ -65,6 +65,11 @@ class ClaimsStep(bootsteps.StartStopStep):
             consumer.hub.add_reader(self._bell[0], self._heard)
         self._consumer = consumer
 
+    def stop(self, consumer: Any) -> None:
+        """Before a reconnect, and at the end."""
+        if self._claims is not None:
+            self._claims.forget_parked()
+
     def shutdown(self, consumer: Any) -> None:
         """Leases run out by themselves; what was parked goes back to the broker with its connection."""
         if self._claims is not None and self._claims.keeper is not None:

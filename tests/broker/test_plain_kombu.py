@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import threading
 import time
 from typing import Any
@@ -391,12 +392,12 @@ def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(co
         counter.drain_until(connection, lambda: fetcher._waits_since is not None)
         # As if all this had been sent before a callback that took minutes: the answers lie there.
         counter.publish(1)
-        wait_until(fetcher.tokens.readable)
+        wait_until(lambda: select.select([fetcher.tokens.fd], [], [], 0)[0])
         fetcher._waits_since -= 120
         counter.drain(connection, got, 1)
         fetcher.wake()
         connection.default_channel.tick()
-        wait_until(fetcher.teller.wire.readable)
+        wait_until(lambda: select.select([fetcher.teller.wire.fd], [], [], 0)[0])
         fetcher.teller._sent[0].sent_at -= 120
         counter.publish(2)
         counter.drain(connection, got, 2)

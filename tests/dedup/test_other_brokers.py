@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import redis
-from celery import chain, group
+from celery import Celery, chain, group
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import verdict_given
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidKey
+from celery_dq.keys import ClaimKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.claims_step import ClaimsStep
 from tests.dedup.conftest import redis_coordinator
@@ -66,17 +67,6 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         assert second.get(timeout=10) == third.get(timeout=10) == [1, 2]
         assert shop.ran() == [1, 9, 2]
         assert shop.tokens[2] > shop.tokens[0] > 0
-
-
-def test_two_workers_share_the_keys(shop: Shop, redis_url: str) -> None:
-    other = Shop(redis_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1)
-    other.doors, other.runs, other.now, other.overlaps = shop.doors, shop.runs, shop.now, shop.overlaps
-    with shop.working(concurrency=2), other.working(concurrency=2, hostname=f"second.{uuid.uuid4().hex}"):
-        results = [shop.task("refresh").delay(1, version=version) for version in range(6)]
-        running(shop, 1)
-        shop.open(1, 6)
-        assert all(result.get(timeout=15) for result in results)
-        assert len(shop.runs) < 6
 
 
 def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdict]) -> None:
@@ -169,6 +159,26 @@ def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdic
         assert verdicts[2:] == [Verdict.DECLINE] * 2
         shop.open(1, 2)
         running(shop, 2)
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_again(shop: Shop, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client, shop.working():
+        claim = ClaimKeys("online").claim("cache|refresh(sku=1)")
+        client.set(claim, "not a claim")
+        first = shop.task("refresh").delay(1, version=1)
+        wait_until(lambda: client.llen("cache") == 0)
+        assert shop.runs == []
+        client.delete(claim)
+        shop.open(1)
+        assert first.get(timeout=10) == [1, 1]
+
+
+def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
+    # A caller that does not know the task sends no key.
+    with shop.working(), Celery("other", broker=shop.app.conf.broker_url, set_as_current=False) as other:
+        other.send_task("refresh", (), task_id="wrong", queue="cache")
+        with pytest.raises(InvalidKey, match="missing a required argument"):
+            shop.app.AsyncResult("wrong").get(timeout=10)
 
 
 def test_in_one_process_without_redis(verdicts: list[Verdict]) -> None:

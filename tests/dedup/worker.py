@@ -90,6 +90,10 @@ class Shop:
             shop.runs.append(("note", value))
             return value
 
+        @self.app.task(shared=False, name="caller")
+        def caller(sku: Any) -> None:
+            shop.app.tasks["refresh"].delay(sku)
+
         @self.app.task(shared=False, name="broken")
         @dedup(key="{sku}")
         def broken(sku: Any) -> None:

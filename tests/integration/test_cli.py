@@ -115,3 +115,20 @@ def test_a_hostile_name_does_not_reach_the_terminal(run: Run, shop: Any) -> None
     output = run("peek", "push").output
     assert "\x1b" not in output
     assert len(output.splitlines()) == 2
+
+
+def test_claims(run: Run, shop: Any) -> None:
+    call = shop.tasks["notify"].apply_async(("a",), dedup={"key": "{merchant}"})
+    (row,) = data(run("claims", "list", "push", "--json"))
+    assert (row["tenant"], row["key"], row["head"]) == ("a", 'notify(merchant="a")', call.id)
+    assert call.id in run("claims", "list", "push").output
+    assert "high: 1 of 1" in _twice(run, shop)
+    assert "no claim any more" in run("claims", "release", "push", row["key"], "--tenant", "a").output
+    assert "Nobody has" in run("claims", "release", "push", row["key"], "--tenant", "a").output
+    assert run("claims", "list", "push").output == "Nobody has a key in 'push'.\n"
+
+
+def _twice(run: Run, shop: Any) -> str:
+    for _ in range(2):
+        shop.tasks["notify"].delay("b")
+    return run("claims", "repetition", "push", "--consumers", "2").output

@@ -28,7 +28,7 @@ def app(broker_url: str, redis_url: str) -> Iterator[Any]:
         @app.task(shared=False, name="whose", bind=True, tenant="{merchant}", default_retry_delay=0)
         def whose(self: Any, merchant: Any, retries: int = 0) -> Any:
             if self.request.retries < retries:
-                raise self.retry(args=("another", retries), countdown=0)
+                raise self.retry(args=("another", retries), kwargs={}, countdown=0)
             return [self.request.properties.get("tenant"), child.delay().id]
 
         yield app

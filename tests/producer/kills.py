@@ -213,16 +213,14 @@ class Run:
             app.dq.buffer.replay()
             # Folders are looked for every few seconds; the messages of one are counted once it is read.
             wait_until(
-                lambda: len(app.dq.buffer.inspect().owners) <= 1 and len(app.dq.buffer) == 0,
+                lambda: not self._left(app) and len(app.dq.buffer) == 0,
                 60,
                 what=lambda: f"the spill log to be replayed: {app.dq.buffer.inspect()}",
                 interval_s=0.05,
             )
             snapshot = app.dq.buffer.inspect()
             self.verdict.quarantined = len(snapshot.quarantined)
-            self.verdict.left_folders = len(
-                [each for each in snapshot.owners if not each.startswith(f"{os.getpid()}.")]
-            )
+            self.verdict.left_folders = self._left(app)
             stored = Stored(self.url)
             ids = stored.ids(QUEUE)
             stored.client.close()
@@ -230,6 +228,12 @@ class Run:
         finally:
             app.dq.buffer.close(1)
             app.close()
+
+    @staticmethod
+    def _left(app: Any) -> int:
+        """How many folders of dead producers there are."""
+        owners = app.dq.buffer.inspect().owners
+        return len([each for each in owners if not each.startswith(f"{os.getpid()}.")])
 
 
 def main() -> int:

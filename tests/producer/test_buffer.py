@@ -193,5 +193,5 @@ class Traffic(RuleBasedStateMachine):
 
 def test_every_lane_keeps_its_order() -> None:
     run_state_machine_as_test(
-        Traffic, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        Traffic, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
     )

@@ -13,6 +13,7 @@ from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+import celery_dq
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidTenant
 from celery_dq.producer.errors import BufferFull
 from celery_dq.producer.flusher import Undelivered
@@ -339,3 +340,22 @@ def test_json_of_a_snapshot_is_no_surprise(make_app: MakeApp) -> None:
     app.dq.buffer.flush(10)
     counters = app.dq.buffer.inspect().counters
     assert json.loads(json.dumps(counters))["delivered"] == 1
+
+
+def test_a_call_with_a_dedup_key_waits_for_its_verdict(make_app: MakeApp, stored: Stored) -> None:
+    app = make_app()
+
+    def refresh(sku: str) -> None: ...
+
+    task: Any = app.task(name="refresh", queue="cache", dedup={"key": "{sku}"}, shared=False)(refresh)
+    first, second = task.delay("a"), task.delay("a")
+    assert second.id == first.id
+    assert app.dq.buffer.inspect().counters.get("accepted", 0) == 0
+    assert stored.count("cache") == 1
+
+
+def test_to_set_an_app_up_twice_is_to_set_it_up_once(make_app: MakeApp) -> None:
+    app = make_app()
+    before = app.send_task
+    celery_dq.setup(app)
+    assert app.send_task is before

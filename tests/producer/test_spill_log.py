@@ -356,3 +356,12 @@ def test_many_processes_share_a_folder_and_one_takes_over_from_all(tmp_path: Pat
     wait_until(lambda: len(SpillLog(tmp_path).owners()) == 4)
     assert len(left_behind(tmp_path)) == 200
     assert SpillLog(tmp_path).owners() == []
+
+
+def test_a_folder_whose_process_died_while_it_made_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "1.2.3-nothing").mkdir()
+    with_lock = tmp_path / "1.2.3-lock"
+    with_lock.mkdir()
+    (with_lock / "lock").touch()
+    assert left_behind(tmp_path) == []
+    assert SpillLog(tmp_path).owners() == []

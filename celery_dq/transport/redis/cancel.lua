@@ -74,7 +74,7 @@ for i = 1, n do
         found[#found + 1] = id
       elseif call('ZSCORE', P .. 'discards', id) then
         where = 'discarded'
-      elseif call('ZREM', P .. 'blocked', id) == 1 or call('HDEL', P .. 'following', id) == 1 then
+      elseif call('ZREM', P .. 'blocked', id) == 1 or dedup().unfollow(id) then
         where = 'waiting'
         found[#found + 1] = id
       end

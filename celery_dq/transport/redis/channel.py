@@ -224,11 +224,8 @@ class Channel(DrivenChannel):
     def _as_json(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return *message* as the JSON-able form that stock kombu sends: body in base64."""
         body, encoding = self.encode_body(message["body"], "base64")
-        properties = dict(
-            message["properties"], body_encoding=encoding, delivery_tag=self._next_delivery_tag()
-        )
-        properties.pop(STAMPS, None)
-        properties.pop(DEDUP, None)
+        sent = {key: each for key, each in message["properties"].items() if key not in (STAMPS, DEDUP)}
+        properties = dict(sent, body_encoding=encoding, delivery_tag=self._next_delivery_tag())
         return dict(message, body=body, properties=properties)
 
     # -- consuming -------------------------------------------------------------

@@ -175,7 +175,7 @@ class Fetcher:
             waits = want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None
             if waits:
                 self._send_wait(now)
-        elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.readable():
+        elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.arrived():
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
             )
@@ -183,7 +183,7 @@ class Fetcher:
             listener.tick(now)
         oldest = self.teller.oldest()
         # An answer that lies there unread says that it was us who was busy.
-        if oldest is not None and now - oldest > OVERDUE_SECONDS and not self.teller.wire.readable():
+        if oldest is not None and now - oldest > OVERDUE_SECONDS and not self.teller.wire.arrived():
             raise redis.ConnectionError(
                 f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
             )

@@ -23,6 +23,18 @@ PASSING_ERRORS: tuple[type[exceptions.RedisError], ...] = (
 OLDEST_REDIS = (6, 2)
 
 
+def recognised(error: exceptions.ResponseError) -> exceptions.RedisError:
+    """Return *error* as what it means, where redis-py does not see that the server is in a failover."""
+    text = str(error)
+    if text.startswith("UNBLOCKED"):
+        # A master became a replica: it answers who waits, and hangs up.
+        return exceptions.ConnectionError(text)
+    if not isinstance(error, PASSING_ERRORS) and "-READONLY " in text:
+        # Before Redis 7 an error inside a script is wrapped in another.
+        return exceptions.ReadOnlyError(text)
+    return error
+
+
 def check_server(client: Any, allow_eviction: bool) -> None:
     """Refuse a server that is too old or that may throw messages away.
 

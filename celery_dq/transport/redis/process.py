@@ -20,7 +20,7 @@ from typing import Any, cast
 import redis
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.native import unpatched
+from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
 from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
@@ -216,6 +216,7 @@ class Keeper:
                 wait = interval
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
         self._disconnect()
+        leave_green_hub()
 
     def _over(self) -> bool:
         with self._start_stop:

@@ -41,6 +41,7 @@
 --@include wake
 local limit = math.min(tonumber(ARGV[1]), 1000)
 local removed = {}
+local keyed = call('EXISTS', P .. 'claims', P .. 'following') > 0
 local function remove_from(key)
   local ids = call('ZRANGE', key, 0, limit - #removed - 1)
   if #ids == 0 then return end
@@ -68,12 +69,12 @@ if #removed < limit then remove_from(P .. 'discards') end
 if #removed < limit then remove_from(P .. 'blocked') end
 if #removed < limit and call('EXISTS', P .. 'following') == 1 then
   local ids = call('HRANDFIELD', P .. 'following', limit - #removed)
+  for i = 1, #ids do dedup().unfollow(ids[i]) end
   call('HDEL', P .. 'messages', unpack(ids))
   call('HDEL', P .. 'deliveries', unpack(ids))
-  call('HDEL', P .. 'following', unpack(ids))
   for i = 1, #ids do removed[#removed + 1] = ids[i] end
 end
-if call('EXISTS', P .. 'claims') == 1 then
+if keyed then
   for i = 1, #removed do
     dedup().leave(removed[i], false)
     call('UNLINK', P .. 'followers:' .. removed[i])

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisSentinelChannel
 from celery_dq.transport.redis.channel import Channel
@@ -28,6 +31,10 @@ class SentinelChannel(Channel, RedisSentinelChannel):
             )
         conninfo = self.connection.client
         alternatives = conninfo.alt
+        # The next Sentinel of the list is the retry; redis-py would ask a dead one for ten seconds.
+        ours = {"socket_timeout": self.socket_timeout, "socket_connect_timeout": self.socket_connect_timeout}
+        given = getattr(self, "sentinel_kwargs", None) or {}
+        self.sentinel_kwargs = {**ours, "retry": Retry(NoBackoff(), 0), **given}
         # Kombu looks for the scheme "sentinel" literally.
         conninfo.alt = [url.replace("dq-sentinel://", "sentinel://", 1) for url in alternatives]
         try:

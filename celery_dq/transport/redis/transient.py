@@ -152,7 +152,7 @@ class Listener:
             self.wire.open()
             self.wire.send(("BLPOP", self._key, BLPOP_SECONDS))
             self._since = now
-        elif now - self._since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.wire.readable():
+        elif now - self._since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.wire.arrived():
             raise redis.ConnectionError(
                 f"Redis has not answered a BLPOP for {now - self._since:.0f} s: the connection is dead"
             )

@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+from kombu.utils.eventio import ERR, READ, poll
+
+from celery_dq.transport.redis.fitness import recognised
 
 #: Seconds after which an unanswered BLPOP is sent anew: long enough to cost
 #: nothing, short enough to notice a dead connection.
@@ -69,11 +72,32 @@ class Wire:
         Raises:
             redis.RedisError: the answer is an error, or the connection broke.
         """
-        return self._connection.read_response()
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as exc:
+            raise recognised(exc) from None
 
     def readable(self) -> bool:
         """Return whether an answer, or a part of one, is there."""
         return bool(self._connection is not None and self._connection.can_read(timeout=0))
+
+    def arrived(self) -> bool:
+        """Return whether something lies at the socket, and leave it there for the poller to see.
+
+        :meth:`readable` may take it into the buffer (redis-py before 6), where no poller sees it.
+        """
+        fd = self.fd
+        if fd is None:
+            return False
+        pending = getattr(self._connection._sock, "pending", None)  # what TLS has decrypted
+        if pending is not None and pending():
+            return True
+        poller = poll()
+        try:
+            poller.register(fd, READ | ERR)
+            return bool(poller.poll(0))
+        finally:
+            poller.close()
 
     def close(self) -> None:
         """Close the connection; sent commands whose answers were not read are in doubt."""

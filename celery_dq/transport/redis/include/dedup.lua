@@ -96,9 +96,26 @@ local function make_dedup()
     if c.head then unblock(c.head) end
   end
 
+  local function follow(id, covering)
+    call('HSET', P .. 'following', id, covering)
+    call('RPUSH', P .. 'followers:' .. covering, id)
+  end
+
+  -- Nobody waits for this message's result any more. Returns whether somebody did.
+  local function unfollow(id)
+    local covering = call('HGET', P .. 'following', id)
+    if not covering then return false end
+    call('HDEL', P .. 'following', id)
+    call('LREM', P .. 'followers:' .. covering, 1, id)
+    return true
+  end
+
   local function move_followers(from, to)
-    local left = MAX_FOLLOWERS
-    while left > 0 and call('RPOPLPUSH', P .. 'followers:' .. from, P .. 'followers:' .. to) do left = left - 1 end
+    for _ = 1, MAX_FOLLOWERS do
+      local id = call('RPOPLPUSH', P .. 'followers:' .. from, P .. 'followers:' .. to)
+      if not id then return end
+      call('HSET', P .. 'following', id, to)
+    end
   end
 
   -- Those who waited for this message's result get theirs.
@@ -161,8 +178,7 @@ local function make_dedup()
     local d = is_keyed(record) and dedup_of(record)
     if mate then mate.blocked, mate.following, mate.dropped = false, d.awaited, not d.awaited end
     if d and d.awaited then
-      call('HSET', P .. 'following', id, '1')
-      call('RPUSH', P .. 'followers:' .. by, id)
+      follow(id, by)
     else
       call('HDEL', P .. 'messages', id)
       call('HDEL', P .. 'deliveries', id)
@@ -212,8 +228,7 @@ local function make_dedup()
           verdict = 'refuse'
         else
           verdict = 'follow'
-          call('HSET', P .. 'following', id, '1')
-          call('RPUSH', P .. 'followers:' .. ahead, id)
+          follow(id, ahead)
           if not c.follow[covering] then
             c.follow[covering] = true
             write_claim(scope, c)
@@ -300,7 +315,8 @@ local function make_dedup()
   end
 
   return {admit = admit, come_back = come_back, evict = evict, evict_overdue = evict_overdue, leave = leave,
-    read_claim = read_claim, scope_of = scope_of, section_of = dedup_of, start = start_claims}
+    read_claim = read_claim, scope_of = scope_of, section_of = dedup_of, start = start_claims,
+    unfollow = unfollow}
 end
 
 local made_dedup

@@ -1,0 +1,140 @@
+"""Nothing grows: file descriptors, threads, connections and memory, over many connections and reconnects."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from celery import Celery
+from kombu import Connection, Consumer, Producer, Queue
+
+from celery_dq.testing.servers import RedisServer, wait_until
+from tests.broker_variants.conftest import OpenWorkplace
+from tests.brokers import DQ
+from tests.conformance.mailroom import drain_until
+from tests.workers import make_app
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server of the test's own, so that its clients can be counted."""
+    with RedisServer() as server:
+        yield server
+
+
+def clients(server: RedisServer) -> int:
+    """How many connections the server has, this question's own not among them."""
+    return str(server.ask("CLIENT", "LIST")).count("id=") - 1
+
+
+def open_files() -> int:
+    gc.collect()
+    return psutil.Process().num_fds()
+
+
+def publish_once(url: str) -> None:
+    with Connection(url) as connection:
+        Producer(connection.channel()).publish("x", routing_key="resources", serializer="json")
+
+
+def consume_once(url: str) -> None:
+    got: list[object] = []
+    with Connection(url) as connection:
+        channel = connection.channel()
+        Producer(channel).publish("x", routing_key="resources", serializer="json")
+        queue = Queue("resources")
+        with Consumer(
+            channel, queues=[queue], on_message=lambda message: (got.append(message), message.ack())
+        ):
+            drain_until(connection, lambda: got)
+
+
+@pytest.mark.parametrize(("use", "times"), [(publish_once, 200), (consume_once, 60)])
+def test_connections_that_are_closed_leave_nothing(
+    server: RedisServer, use: Callable[[str], None], times: int
+) -> None:
+    url = server.url(scheme="dq-redis")
+    for _ in range(5):
+        use(url)
+    threads, files = threading.active_count(), open_files()
+    memory = psutil.Process().memory_info().rss
+    for _ in range(times):
+        use(url)
+    # The keeper of a process ends a moment after its last consumer, and each of ours has one.
+    wait_until(lambda: clients(server) <= 1, 30, what=lambda: f"{clients(server)} connections")
+    wait_until(lambda: open_files() <= files + 4, 30, what=lambda: f"{open_files()} files, had {files}")
+    assert threading.active_count() <= threads
+    assert psutil.Process().memory_info().rss - memory < 24 * MIB
+
+
+def test_channels_that_are_closed_leave_nothing(server: RedisServer) -> None:
+    with Connection(server.url(scheme="dq-redis")) as connection:
+        connection.default_channel.client.ping()
+        for _ in range(5):
+            connection.channel().close()
+        files, before = open_files(), clients(server)
+        for _ in range(100):
+            channel = connection.channel()
+            Producer(channel).publish("x", routing_key="resources", serializer="json")
+            channel.close()
+        assert open_files() <= files + 2
+        wait_until(lambda: clients(server) <= before + 2, what=lambda: f"{clients(server)} connections")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_worker_that_reconnects_twenty_times_does_not_grow(
+    server: RedisServer, open_workplace: OpenWorkplace, pool: str
+) -> None:
+    place = open_workplace(server.url(scheme="dq-redis"))
+    with place.worker(pool) as worker:
+
+        def reconnect(count: int) -> None:
+            server.ask("CLIENT", "KILL", "TYPE", "normal")
+            worker.wait_for_log("Connected to dq-redis", 20, occurrences=count)
+            assert place.send("add", 1, 1).get(timeout=20) == 2
+
+        process = psutil.Process(worker.pid)
+
+        def measure() -> tuple[int, int, int]:
+            return process.num_fds(), process.num_threads(), clients(server)
+
+        connects = worker.log.count("Connected to dq-redis")
+        for _ in range(4):
+            connects = worker.log.count("Connected to dq-redis")
+            reconnect(connects + 1)
+        before, memory = measure(), process.memory_info().rss
+        for _ in range(20):
+            connects = worker.log.count("Connected to dq-redis")
+            reconnect(connects + 1)
+        # A connection that was cut is noticed when it is used again.
+        wait_until(
+            lambda: all(now <= then + 4 for now, then in zip(measure(), before, strict=True)),
+            20,
+            what=lambda: f"files, threads, clients: {measure()}, had {before}",
+        )
+        assert process.memory_info().rss - memory < 24 * MIB
+        assert "Traceback" not in worker.log.rpartition("Connected to dq-redis")[2]
+
+
+def test_a_broker_that_stays_away_is_given_up() -> None:
+    # Given a consumer that holds a message whose server is gone for good
+    with RedisServer() as server:
+        conf = {"broker_url": server.url(scheme="dq-redis"), "dq_lease": 1, "task_default_queue": "resources"}
+        app: Celery = make_app("given-up", DQ, conf)
+        threads = psutil.Process().num_threads()
+        with app.connection_for_read() as connection:
+            got: list[object] = []
+            channel = connection.channel()
+            Producer(channel).publish("x", routing_key="resources", serializer="json")
+            with Consumer(channel, queues=[Queue("resources")], on_message=got.append):
+                drain_until(connection, lambda: got)
+                assert psutil.Process().num_threads() > threads
+                server.kill()
+        # Then the thread that asks for it ends.
+        wait_until(lambda: psutil.Process().num_threads() <= threads, 30)
+        app.close()

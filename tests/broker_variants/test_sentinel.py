@@ -1,0 +1,161 @@
+"""``dq-sentinel://``: the master changes, and the work goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.testing.servers import RedisServer, SentinelPair, wait_until
+from tests.broker_variants.conftest import OpenWorkplace, run_tasks
+from tests.conformance.workplace import Workplace
+
+pytestmark = pytest.mark.timeout(180)
+
+#: Seconds of publishing before a master's death that asynchronous replication may lose. On one machine it is
+#: far less; a message that was confirmed earlier than this and is gone was lost by us.
+REPLICATION_LAG_S = 1.0
+
+
+@pytest.fixture
+def pair() -> Iterator[SentinelPair]:
+    with SentinelPair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def place(pair: SentinelPair, open_workplace: OpenWorkplace) -> Workplace:
+    return open_workplace(
+        pair.url(scheme="dq-sentinel"),
+        broker_transport_options={"master_name": pair.name},
+        dq_lease=5,
+        task_publish_retry_policy={"max_retries": None, "interval_start": 0.1, "interval_step": 0.1},
+        task_acks_late=True,
+    )
+
+
+class Publisher(threading.Thread):
+    """Publishes numbered tasks until told to stop, and remembers when each was confirmed."""
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(daemon=True)
+        self._place = place
+        self._over = threading.Event()
+        self.confirmed: dict[int, float] = {}
+
+    def run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            self._place.send("tell", self._place.queue, number, ignore_result=True)
+            self.confirmed[number] = time.monotonic()
+            number += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(60)
+        assert not self.is_alive()
+
+
+def ran(place: Workplace) -> list[int]:
+    return [int(value) for value in place.witness.told(place.queue)]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_failover_under_load_loses_nothing_but_what_was_not_replicated(
+    pair: SentinelPair, place: Workplace, pool: str
+) -> None:
+    publisher = Publisher(place)
+    with place.worker(pool) as worker:
+        publisher.start()
+        wait_until(lambda: len(ran(place)) > 100, 30)
+        # When the master dies
+        died_at = time.monotonic()
+        pair.fail_over()
+        promoted = len(publisher.confirmed)
+        wait_until(
+            lambda: len(publisher.confirmed) > promoted + 100, 60, what="publishing after the failover"
+        )
+        publisher.stop()
+        # Then all that was confirmed runs, the last second before the death excepted.
+        owed = {
+            number
+            for number, at in publisher.confirmed.items()
+            if not died_at - REPLICATION_LAG_S < at < died_at + REPLICATION_LAG_S
+        }
+        wait_until(lambda: owed <= set(ran(place)), 60, what=lambda: f"missing: {owed - set(ran(place))}")
+        assert worker.alive
+        wait_until(lambda: place.waiting() == 0, 20)
+        # What the dead master did not pass on of the acknowledgements runs twice; that is not much.
+        repeated = len(ran(place)) - len(set(ran(place)))
+        assert repeated < len(publisher.confirmed) / 4
+
+
+def test_confirmed_by_a_replica_means_that_nothing_is_lost(
+    pair: SentinelPair, open_workplace: OpenWorkplace
+) -> None:
+    place = open_workplace(
+        pair.url(scheme="dq-sentinel"),
+        broker_transport_options={"master_name": pair.name},
+        dq_confirm_replicas=1,
+        dq_lease=5,
+        task_acks_late=True,
+    )
+    for number in range(200):
+        place.send("tell", place.queue, number, ignore_result=True)
+    with place.worker("prefork") as worker:
+        wait_until(lambda: len(ran(place)) > 20, 30)
+        pair.fail_over()
+        wait_until(lambda: set(ran(place)) == set(range(200)), 60)
+        assert worker.alive
+
+
+def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: Workplace) -> None:
+    with place.worker("prefork") as worker:
+        key = place.queue
+        place.send("hold_late", key)
+        place.witness.wait(f"started:{key}")
+        pair.fail_over()
+        worker.wait_for_log("Connected to dq-sentinel", 30, occurrences=2)
+        place.witness.release(key, 5)
+        place.witness.wait(f"finished:{key}", 20)
+        # Its acknowledgement found the way to the new master, so that it is not delivered again.
+        wait_until(lambda: place.waiting() == 0, 20)
+        assert place.send("add", 1, 1).get(timeout=30) == 2
+        assert place.witness.told(f"started:{key}") == []
+
+
+def test_the_sentinels_of_a_list_are_one_broker(pair: SentinelPair, open_workplace: OpenWorkplace) -> None:
+    # The first one is gone.
+    url = f"dq-sentinel://127.0.0.1:1;{pair.url(3, scheme='dq-sentinel')}"
+    run_tasks(open_workplace(url, broker_transport_options={"master_name": pair.name}), "prefork")
+
+
+def test_a_list_without_a_master_name_is_a_clear_error(
+    pair: SentinelPair, open_workplace: OpenWorkplace
+) -> None:
+    place = open_workplace(pair.url(scheme="dq-sentinel"))
+    with pytest.raises((ConfigurationError, OperationalError), match="master_name"):
+        place.send("add", 1, 1, retry=False)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_worker_survives_a_server_that_becomes_read_only(
+    open_workplace: OpenWorkplace, server_binary: str, pool: str
+) -> None:
+    # Given a worker whose server is made a replica, as a Sentinel does with a master that it has replaced
+    with RedisServer(binary=server_binary) as other, RedisServer(binary=server_binary) as server:
+        place = open_workplace(server.url(scheme="dq-redis"), dq_lease=5)
+        with place.worker(pool) as worker:
+            assert place.send("add", 1, 1).get(timeout=20) == 2
+            server.ask("REPLICAOF", "127.0.0.1", other.port)
+            with pytest.raises(OperationalError):
+                place.send("add", 1, 1, retry=False)
+            # When it is a master again
+            server.ask("REPLICAOF", "NO", "ONE")
+            # Then the same worker works.
+            assert place.send("add", 2, 2).get(timeout=40) == 4
+            assert worker.alive
