@@ -160,6 +160,12 @@ class Leaderships:
             term.fall("the broker does not know this term")
             self.changed()
 
+    def doubt(self, queue: str, token: int) -> None:
+        """A claim got no answer."""
+        term = self._term(queue)
+        if term is not None and term.token == token:
+            term.end("a claim got no answer from the broker")
+
     def attach(self, queue: str, consumption: Consumption) -> None:
         """From now on this one consumes the queue."""
         self._consumptions[queue] = consumption

@@ -128,7 +128,9 @@ class Attendant:
     def _of(task: Any) -> tuple[int, str]:
         request = getattr(task, "request", None)
         token = getattr(request, TOKEN, None)
-        return (int(token), str(getattr(request, QUEUE, ""))) if token else (0, "")
+        # A dedup key has a token, too, but no queue beside it.
+        queue = getattr(request, QUEUE, "")
+        return (int(token), str(queue)) if token and queue else (0, "")
 
 
 class BrokerFence:
