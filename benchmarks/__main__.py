@@ -22,6 +22,7 @@ from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import fairness, quotas
+from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.tasks import tasks
 
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "quotas": quotas,
     "fairness": fairness,
     "faults": faults,
+    "singleton": singleton,
     "dedup": dedup_cost,
     "buffering": buffering,
     "pacing": pacing,

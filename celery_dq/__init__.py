@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
+    from celery_dq.leadership.career import Career as Career
+    from celery_dq.leadership.runner import Runner as Runner
     from celery_dq.options import Quota as Quota
     from celery_dq.producer.errors import (
         BrokerUnavailable as BrokerUnavailable,
@@ -50,6 +52,8 @@ __version__ = "0.1.0"
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
+    ("Career", "celery_dq.leadership.career"),
+    ("Runner", "celery_dq.leadership.runner"),
     ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
     ("ClaimLost", "celery_dq.errors"),

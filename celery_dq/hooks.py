@@ -14,6 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+#: The message header that carries the fencing token of the leader; written anew at every delivery.
+TOKEN = "dq_token"  # noqa: S105 - the name of a header
+#: The message header that carries the name of the queue beside the token.
+QUEUE = "dq_queue"
 #: The key of the :class:`Wires` object in kombu's ``transport_options``.
 WIRES = "dq"
 
@@ -48,6 +52,10 @@ class WorkerGate(Protocol):
     blocking: bool
 
     @property
+    def in_turn(self) -> bool:
+        """The pool runs what it is given one after the other, and asks before each."""
+
+    @property
     def closing(self) -> bool:
         """The worker shuts down: nothing new may start."""
 
@@ -70,16 +78,61 @@ class WorkerGate(Protocol):
         """
 
 
+class Consumption(Protocol):
+    """What the transport tells of the led queues that it consumes; from any thread."""
+
+    def busy(self, queue: str, token: int) -> bool:
+        """Whether something of that term is held, or not told yet."""
+
+    def cut_off(self, queue: str, token: int) -> bool:
+        """Whether the broker has been silent for a whole lease: what was held may be with others."""
+
+
+class Terms(Protocol):
+    """Which queues have one leader, and whether it is this process.
+
+    The transport asks from the thread that fetches, often; nothing here blocks.
+    """
+
+    def governs(self, queue: str) -> bool:
+        """Whether the queue is consumed by its leader only."""
+
+    def term(self, queue: str) -> int:
+        """The fencing token of our term, once its messages may be executed; 0 when we do not lead."""
+
+    def firm(self, queue: str) -> bool:
+        """Whether the next message may start now."""
+
+    def stands(self, queue: str, token: int) -> bool:
+        """Whether the next message may start now, in the term with this token."""
+
+    def refused(self, queue: str, token: int) -> None:
+        """The broker knows a later leader than `token`."""
+
+    def doubt(self, queue: str, token: int) -> None:
+        """Nobody knows what the term with this token holds: it is to end in good order."""
+
+    def attach(self, queue: str, consumption: Consumption) -> None:
+        """From now on this one consumes the queue."""
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever an answer to the above has changed, from any thread."""
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Do not call it any more."""
+
+
 class _Forked:
     """The state of one process: recognises by its pid that it was inherited over a fork."""
 
-    __slots__ = ("gate", "lock", "pid", "process")
+    __slots__ = ("gate", "lock", "pid", "process", "terms")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         # A lock of its own: one that is inherited may be held by a thread that does not exist here.
         self.lock = threading.Lock()
         self.gate: WorkerGate | None = None
+        self.terms: Terms | None = None
         self.process: Any = None
 
 
@@ -133,6 +186,15 @@ class Wires(str):
     @gate.setter
     def gate(self, gate: WorkerGate | None) -> None:
         self._of_this_process().gate = gate
+
+    @property
+    def terms(self) -> Terms | None:
+        """The leaderships that the worker in this process volunteers for; None without any."""
+        return self._of_this_process().terms
+
+    @terms.setter
+    def terms(self, terms: Terms | None) -> None:
+        self._of_this_process().terms = terms
 
     @property
     def process(self) -> Any:

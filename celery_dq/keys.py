@@ -156,6 +156,21 @@ class PartitionKeys:
         return self.prefix + "wake"
 
     @property
+    def leader(self) -> str:
+        """HASH: token, who, since, until (µs), clean; the last term of a leadership without ZooKeeper."""
+        return self.prefix + "leader"
+
+    @property
+    def candidates(self) -> str:
+        """ZSET: who stands for the leadership -> when it looked last, in seconds."""
+        return self.prefix + "candidates"
+
+    @property
+    def vacant(self) -> str:
+        """LIST: at most one token, for whoever waits to be elected."""
+        return self.prefix + "vacant"
+
+    @property
     def tombstones(self) -> str:
         """ZSET: task id -> expiry, µs; cancelled before it came."""
         return self.prefix + "tombstones"
@@ -212,6 +227,11 @@ class PartitionKeys:
     def verdicts(self) -> str:
         """HASH: verdict -> how often it was given."""
         return self.prefix + "verdicts"
+
+
+def beat_state(environment: str, key_prefix: str = "") -> str:
+    """HASH: entry of the schedule -> JSON: when it ran last, how often; of elected beats."""
+    return f"{key_prefix}dq:{environment}:beat"
 
 
 def queue_registry(environment: str, key_prefix: str = "") -> str:

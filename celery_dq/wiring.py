@@ -18,6 +18,7 @@ __all__ = ["equip_every_app", "register_transports", "setup"]
 #: worker starts.
 WORKER_STEPS = (
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
+    ("consumer", "celery_dq.worker.singleton:SingletonStep"),
     ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
 )
 

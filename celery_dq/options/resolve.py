@@ -18,6 +18,7 @@ from celery_dq.options.publishing import publishing_options
 from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
 from celery_dq.options.schema import Setting, refuse_unknown
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
+from celery_dq.options.singleton import read_election, read_singletons
 
 __all__ = ["resolve"]
 
@@ -35,6 +36,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     given = _given(conf)
     known = {setting.name: setting for setting in SETTINGS}
     refuse_unknown(given, known, where="settings", what="setting")
+    singletons = tuple(read_singletons(given.pop("dq_singleton_queues", {})))
     values = {name: _checked(setting, given) for name, setting in known.items()}
     lease_us = values["dq_lease"]
     defaults = QueueOptions(
@@ -59,6 +61,11 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         publishing=publishing_options(values),
         defaults=defaults,
         queues=tuple(_queues(values["dq_queues"], defaults)),
+        singletons=singletons,
+        election=values["dq_election"],
+        beat_scheduler=values["dq_beat_scheduler"],
+        election_session_us=values["dq_election_session"],
+        election_options=read_election(values["dq_election"], values["dq_election_options"]),
     )
     _refuse_contradictions(options)
     return options

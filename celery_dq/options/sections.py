@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from celery_dq.duration import SECOND_US
 from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
 from celery_dq.options.publishing import PUBLISHING_SETTINGS, PublishingOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
+from celery_dq.options.singleton import ELECTION_SETTINGS, SingletonOptions
 
 __all__ = ["QUEUE_SETTINGS", "SETTINGS", "STRICT_HEAD_START_US", "Options", "QueueOptions"]
 
@@ -119,6 +121,7 @@ SETTINGS = (
         low=SECOND_US,
         high=30 * _DAY_US,
     ),
+    *ELECTION_SETTINGS,
     *BUFFER_SETTINGS,
     *PUBLISHING_SETTINGS,
 )
@@ -171,6 +174,11 @@ class Options:
     :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
         ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
     :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
+    :param singletons: ``dq_singleton_queues``, a section per queue with a leader; default none.
+    :param election: ``dq_election``, who holds the elections; "" (default) is the broker.
+    :param election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
+    :param beat_scheduler: ``dq_beat_scheduler``, what the elected beat wraps.
+    :param election_options: ``dq_election_options``, how to talk to ZooKeeper.
     """
 
     environment: str = "online"
@@ -188,6 +196,15 @@ class Options:
     publishing: PublishingOptions = field(default_factory=PublishingOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
+    singletons: tuple[SingletonOptions, ...] = ()
+    election: str = ""
+    election_session_us: int = 10 * SECOND_US
+    beat_scheduler: str = "celery.beat:Scheduler"
+    election_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
+
+    def singleton(self, name: str) -> SingletonOptions:
+        """What holds for queue `name` when it has a leader."""
+        return next((each for each in self.singletons if each.name == name), SingletonOptions(name))
 
     def queue(self, name: str) -> QueueOptions:
         """The section of queue `name`; for one that has none, the defaults."""

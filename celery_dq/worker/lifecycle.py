@@ -45,7 +45,7 @@ class Lifecycle:
         self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
-        self._asks_first = not pool.uses_semaphore
+        self.asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
@@ -58,7 +58,7 @@ class Lifecycle:
     @property
     def started(self) -> frozenset[str]:
         """Those of :attr:`in_pool` that cannot be stopped any more from starting."""
-        return frozenset(tuple(self._started)) if self._asks_first else self.in_pool
+        return frozenset(tuple(self._started)) if self.asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Run a task in the pool, as the pool's own method does.
@@ -161,14 +161,15 @@ class Lifecycle:
 
         pool.flush = guarded
 
-    def _veto(self, request: Any, message: Message) -> None:
+    def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
         channel = message.channel
-        held = channel.ledger.get(message.delivery_tag)
-        if held is not None and channel.ledger.trusted(held.partition):
+        if channel.intake.may_start(message) if starts else channel.intake.may_go(message):
             return
         logger.warning(
-            "Task %s[%s] is not started: the lease on its message is not fresh.", request.name, request.id
+            "Task %s[%s] is not started: the lease on its message is not fresh, or the term of its leader.",
+            request.name,
+            request.id,
         )
         self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
@@ -179,9 +180,9 @@ class Lifecycle:
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def accepted(pid: int, time_accepted: float) -> Any:
             tag: str = message.delivery_tag
-            if self._asks_first:
+            if self.asks_first:
                 # It may have waited in the pool's queue while the lease was lost.
-                self._veto(request, message)
+                self._veto(request, message, starts=True)
             self._in_pool[tag] = self._clock.monotonic()
             self._started[tag] = None
             message.started = True
@@ -195,6 +196,8 @@ class Lifecycle:
     def _on_over(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def over(result: Any, **options: Any) -> Any:
             failed = isinstance(result, tuple) and bool(result[0])
+            if failed:
+                _note_successor(message, getattr(result[1], "exception", None))
             if failed and self._dead_letter_failures:
                 self._bury_failure(message, getattr(result[1], "exception", None))
             try:
@@ -252,6 +255,15 @@ class Lifecycle:
             # Celery cancelled it and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
+
+
+def _note_successor(message: Message, exc: BaseException | None) -> None:
+    """A retry, or a replacement, has taken the place of the message: what was claimed after it must wait."""
+    held = message.channel.ledger.get(message.delivery_tag)
+    # What comes from a pool's child may be wrapped; what a retry carries in `exc` is its reason.
+    told = (exc, getattr(exc, "exc", None))
+    if held is not None and any(isinstance(each, (Retry, Ignore)) for each in told):
+        held.comes_back = True
 
 
 def _is_begun(job: Any) -> bool:

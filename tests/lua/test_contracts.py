@@ -71,6 +71,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
         (partition.renew("c", lease_ms=1), 4),
         (partition.resign("c"), 2),
+        (partition.fence(1), 3),
         (partition.nudge(), 0),
         (partition.set_quota("t", None), 2),
         (partition.place(["t"]), 1 + 1),

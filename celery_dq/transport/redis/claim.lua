@@ -19,6 +19,7 @@
 --   deliveries HASH
 --   leases ZSET
 --   wake LIST
+--   leader HASH
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
@@ -45,7 +46,8 @@
 --   (claim, id)*: the tags
 -- RETURNS
 --   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
---   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, else '0'; '1' when
+--   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when
+--   the consumer is fenced out, else '0'; '1' when
 --   the consumer had its lease until now, '0' when it had none or had lost it with all that it held; then
 --   three strings per message: message id, 'claim number|deliveries|reason', record. Deliveries is '' for a message
 --   that was never delivered before, '0' for one that came back without a crash. The reason is '' but for a
@@ -61,6 +63,7 @@
 --@include record
 --@include bury
 --@include held
+--@include office
 --@include promote
 --@include fair
 --@include wake
@@ -80,6 +83,14 @@ local claim = state.claim + 1
 local plain = string.format('%.0f||', claim)
 local alive = call('ZSCORE', P .. 'leases', consumer) and '1' or '0'
 local reply = {'0', '-1', tostring(stale), '0', alive}
+if is_fenced_out(consumer) or is_out_of_office() then
+  -- The token that woke this one up was the leader's.
+  wake()
+  save()
+  reply[4] = '2'
+  return reply
+end
+if state.epoch > 0 then state.leader = consumer end
 local got, held, reasons, unreadable, started, leaving = 0, {}, {}, {}, {}, {}
 
 local function deliver(id, score, flags, tenant, deliveries, reason, record)

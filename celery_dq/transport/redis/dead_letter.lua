@@ -49,7 +49,7 @@
 --@include held
 --@include wake
 local consumer, id = ARGV[1], ARGV[3]
-local entry = call('HGET', P .. 'held:' .. consumer, id)
+local entry = not is_fenced_out(consumer) and call('HGET', P .. 'held:' .. consumer, id)
 entry = entry and read_held(id, entry)
 if not entry or entry.claim ~= tonumber(ARGV[2]) then return 0 end
 local record = ARGV[6]

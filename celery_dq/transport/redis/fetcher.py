@@ -20,15 +20,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, tags
+from celery_dq.transport.redis.process import TELL_LIMIT, Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Claimed
+from celery_dq.transport.redis.reports import tags
+from celery_dq.transport.redis.source import Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
 from celery_dq.transport.redis.transient import Listener
 from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
@@ -45,29 +46,6 @@ REST_SECONDS = 0.02
 LARGE = 1 << 30
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01
-
-
-@dataclass(eq=False, slots=True)
-class Source:
-    """A queue that the channel consumes.
-
-    Attributes:
-        queue: what is consumed.
-        hungry: something may be eligible.
-        appointment: monotonic time at which to look again; None without one.
-        rest_until: monotonic time until which a claim would find nothing for this channel …
-        free: … unless more pool slots are free than at the last claim.
-    """
-
-    queue: Queue
-    hungry: bool = True
-    appointment: float | None = None
-    rest_until: float = 0.0
-    free: int = 0
-
-    def rests(self, now: float, free: int) -> bool:
-        """Return whether the last claim found nothing for us, and nothing has changed since."""
-        return now < self.rest_until and free <= self.free
 
 
 class Fetcher:
@@ -113,12 +91,19 @@ class Fetcher:
 
     # -- what to consume -------------------------------------------------------
 
-    def consume(self, queue: Queue) -> None:
-        """Start fetching from *queue*."""
-        if queue.name not in self._sources:
-            source = self._sources[queue.name] = Source(queue)
+    def consume(
+        self,
+        queue: Queue,
+        limit: Callable[[], int] | None = None,
+        claimed: Callable[[], None] | None = None,
+    ) -> Source:
+        """Start fetching from *queue*; see :class:`Source` for the others."""
+        source = self._sources.get(queue.name)
+        if source is None:
+            source = self._sources[queue.name] = Source(queue, limit=limit, claimed=claimed)
             self._turn.append(source)
         self._rearm()
+        return source
 
     def cancel(self, queue: str) -> Source | None:
         """Stop fetching from *queue*; a claim on its way is given back when answered."""
@@ -177,6 +162,8 @@ class Fetcher:
                 source.hungry = True
             if source.rest_until and source.rest_until <= now:
                 source.rest_until = 0.0
+            if source.look_at is not None and source.look_at <= now:
+                source.look_at = None
         want, free = self._room() if self._turn else (0, 0)
         if want > 0 and not self._claiming:
             hungry = self._next_hungry(now, free)
@@ -208,6 +195,8 @@ class Fetcher:
         for source in self._turn:
             if source.rest_until:
                 times.append(source.rest_until)
+            if source.look_at is not None:
+                times.append(source.look_at)
             box = self._process.ledger.outbox(source.queue.key)
             if box.finishes:
                 times.append(max(box.finishes_since + COMPANY_SECONDS, self.teller.rests_until))
@@ -244,9 +233,11 @@ class Fetcher:
 
     def _send_claim(self, source: Source, want: int, free: int, now: float) -> None:
         process, queue = self._process, source.queue
+        if source.limit is not None:
+            want = min(want, source.limit())
         settles, finishes = process.ledger.take(queue.key, TELL_LIMIT)
         call = queue.partition.claim(
-            process.consumer,
+            queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
             want=want,
             free=free,
@@ -266,6 +257,9 @@ class Fetcher:
         process, key = self._process, source.queue.key
         if claimed is None:
             source.rest_until, source.free = process.clock.monotonic() + REFUSED_SECONDS, LARGE
+            return
+        if claimed.fenced:
+            self._fenced(source)
             return
         if not claimed.alive:
             process.lease_was_lost(key)
@@ -287,6 +281,16 @@ class Fetcher:
             if claimed.suspect:
                 self._suspect = held.tag
             self._deliver(source, entry, held.tag)
+        if source.claimed is not None:
+            source.claimed()
+
+    def _fenced(self, source: Source) -> None:
+        """Somebody else leads this queue, or it has a leader and we do not know."""
+        source.hungry = False
+        if not source.queue.token:
+            # Waiting for its tokens would take them away from the leader.
+            self.cancel(source.queue.name)
+        self._process.fenced_out(source.queue)
 
     def _pass_on(self, now: float) -> None:
         """Without room, hand on what others could serve."""
@@ -306,13 +310,15 @@ class Fetcher:
             if source.appointment is not None:
                 source.appointment = None
                 call = source.queue.partition.claim(
-                    process.consumer, lease_ms=process.lease_ms, want=0, hold=None
+                    source.queue.consumer(process.consumer), lease_ms=process.lease_ms, want=0, hold=None
                 )
                 self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
         self._rearm()
 
     def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
-        if claimed is not None:
+        if claimed is not None and claimed.fenced:
+            self._fenced(source)
+        elif claimed is not None:
             if not claimed.alive:
                 self._process.lease_was_lost(source.queue.key)
             self._process.ledger.renewed(source.queue.key, sent_at)

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import WorkerGate
-from celery_dq.transport.redis.fetcher import Fetcher, Source
+from celery_dq.hooks import Terms, WorkerGate
+from celery_dq.transport.redis.fetcher import Fetcher
+from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
 from celery_dq.transport.redis.replies import ClaimedEntry
+from celery_dq.transport.redis.source import Source
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
@@ -61,6 +63,8 @@ class Intake:
         self._service_s: float | None = None
         self._suspected = False
         self._gate: WorkerGate | None = None
+        #: The queues that one leader consumes; None while there are none.
+        self.lanes: Lanes | None = None
 
     # -- consumers -------------------------------------------------------------
 
@@ -70,7 +74,10 @@ class Intake:
         self._gate = self._channel.gate
         first = queue.name not in self._consumers
         self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
-        if first:
+        terms = self._channel.session.terms
+        if first and terms is not None and terms.governs(queue.name):
+            self._lanes_of(terms).add(queue)
+        elif first:
             self._process.keeper.use(queue, self._channel.keeper_clients)
             if not self._fetching:
                 self._process.keeper.watch(self._check)
@@ -86,6 +93,12 @@ class Intake:
             self._consumers[queue_name] = kept
             return
         del self._consumers[queue_name]
+        if self.lanes is not None and queue_name in self.lanes:
+            self.lanes.remove(queue_name)
+            self._channel.hear_out()
+            self._give_back(queue_name)
+            self._channel.speak_out()
+            return
         source = self.fetcher.cancel(queue_name)
         self._channel.hear_out()
         self._give_back(queue_name)
@@ -94,6 +107,22 @@ class Intake:
             self._process.keeper.leave(source.queue)
         if not self._fetching:
             self._process.keeper.unwatch(self._check)
+
+    def _lanes_of(self, terms: Terms) -> Lanes:
+        if self.lanes is None:
+            self.lanes = Lanes(
+                self._process,
+                terms,
+                fetcher=lambda: self.fetcher,
+                clients=self._channel.keeper_clients,
+                deliver=self._put,
+                give_back=self._release,
+                claim_ahead_s=self._claim_ahead_s,
+                in_turn=lambda: self._gate is not None and self._gate.in_turn,
+            )
+            self._process.on_fenced = lambda queue: terms.refused(queue.name, queue.token)
+            terms.listen(self._channel.poller.wake)
+        return self.lanes
 
     @property
     def fetcher(self) -> Fetcher:
@@ -177,7 +206,7 @@ class Intake:
         process.doubts.claims(key)
         try:
             claimed = target.partition.claim(
-                process.consumer,
+                target.consumer(process.consumer),
                 lease_ms=process.lease_ms,
                 want=1,
                 hold=None,
@@ -206,7 +235,14 @@ class Intake:
         except CorruptRecord as exc:
             channel.bury_unreadable(source.queue, entry, tag, exc)
             return
-        channel.qos.append(message, tag)
+        if source.queue.token and self.lanes is not None:
+            message.lead(source.queue.token)
+            self.lanes.put(message)
+        else:
+            self._put(message)
+
+    def _put(self, message: Message) -> None:
+        self._channel.qos.append(message, message.delivery_tag)
         self._inbox.setdefault(message.queue, deque()).append(message)
 
     def __len__(self) -> int:
@@ -226,6 +262,9 @@ class Intake:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
         while len(self):
             self.deliver_one()
+            if self.lanes is not None and not len(self):
+                # The next one of a led queue need not wait for a round of the loop.
+                self._channel.follow_terms()
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""
@@ -246,8 +285,8 @@ class Intake:
         consumers = self._consumers.get(message.queue)
         gate = self._gate
         closing = gate is not None and gate.closing
-        if held is None or not consumers or closing or not channel.ledger.trusted(held.partition):
-            # Too late: the lease is not fresh, so somebody else may have it by now.
+        if held is None or not consumers or closing or not self.may_go(message):
+            # Too late: the lease or the term is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
             return False
@@ -264,6 +303,26 @@ class Intake:
             self.fetcher.step_back()
         callback(message)
         return True
+
+    def may_go(self, message: Message) -> bool:
+        """Return whether nobody else can have the message: its lease is fresh, and its term if it has one."""
+        channel = self._channel
+        held = channel.ledger.get(message.delivery_tag)
+        if held is None or not channel.ledger.trusted(held.partition):
+            return False
+        if not message.token:
+            return True
+        terms = channel.session.terms
+        return terms is not None and terms.stands(message.queue, message.token)
+
+    def may_start(self, message: Message) -> bool:
+        """Return whether :meth:`may_go`, and what goes before the message on a led queue is over."""
+        held = self._channel.ledger.get(message.delivery_tag)
+        if held is not None and held.after is not None:
+            if held.after.comes_back or not held.after.gone:
+                return False
+            held.after = None
+        return self.may_go(message)
 
     def _discard(self, message: Message) -> bool:
         gate = self._gate
@@ -295,9 +354,13 @@ class Intake:
 
     def _check(self, now: float) -> None:
         """Look, in the keeper's thread, whether this consumer still consumes."""
-        if len(self) and now - self._delivered_at > self._process.lease_s / 2:
-            self._give_back()
         fetcher = self._fetcher
+        since = max(self._delivered_at, fetcher.claimed_at if fetcher is not None else 0.0)
+        if len(self) and now - since > self._process.lease_s / 2:
+            for name in tuple(self._inbox):
+                # What comes from a led queue is nobody else's.
+                if self.lanes is None or name not in self.lanes:
+                    self._give_back(name)
         if fetcher is not None:
             fetcher.teller.disown_claims(now - self._process.lease_s / 4)
         if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:
@@ -320,6 +383,9 @@ class Intake:
 
     def close(self) -> None:
         """Give back what was not delivered, and stop."""
+        terms = self._channel.session.terms
+        if self.lanes is not None and terms is not None:
+            terms.unlisten(self._channel.poller.wake)
         self._give_back()
         for name in list(self._consumers):
             for tag, _, _ in list(self._consumers.get(name, ())):

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
+from celery_dq.transport.redis.fenced import Fenced, read_fenced
 from celery_dq.transport.redis.replies import (
     Cancellation,
     Claimed,
@@ -175,6 +176,13 @@ class Partition:
     def resign(self, consumer: str, *, limit: int = MAX_CHUNK) -> Call[int]:
         """Releases what is held as unstarted and ends the lease. Returns how many are left: call again."""
         return self._call("resign", (consumer, min(limit, MAX_CHUNK)), int)
+
+    def fence(self, token: int, *, limit: int = MAX_CHUNK, max_deliveries: int = 5) -> Call[Fenced]:
+        """Nobody but ``<consumer>@<token>`` consumes from now on; takes back what others hold.
+
+        To be called until ``remaining`` is 0; the same token may fence again.
+        """
+        return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), read_fenced)
 
     def nudge(self) -> Call[bool]:
         """Promotes what is due and wakes somebody if need be. Returns whether something may be served."""

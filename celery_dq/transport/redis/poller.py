@@ -113,6 +113,10 @@ class Poller:
         for channel in tuple(self._channels):
             channel.tick()
             self._watch_wires(channel)
+            if channel.has_inbox:
+                # Not in a tick: the pool may have had its own for this turn, and would write the
+                # task to its child only when something else ends the wait.
+                self._ring()
 
     def _set_timer(self) -> None:
         deadline = self._deadline()
@@ -174,6 +178,8 @@ class Poller:
         if any(channel.expects_answer for channel in self._channels):
             # The answer is on its way whatever the caller's patience: what it brings is held by us.
             longest = max(longest, 0.1)
+        if self._any_inbox():
+            longest = 0.0
         deadline = self._deadline()
         if deadline is not None:
             longest = min(longest, max(deadline - now, 0.0))
@@ -258,6 +264,11 @@ class Poller:
             return
         if self._pid != os.getpid():
             return  # asked last, for it is a system call
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._pipe is None:
+            return
         self._rung = True
         try:
             os.write(self._pipe[1], b"!")
@@ -276,6 +287,11 @@ class Poller:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
+        if self._loop is not None:
+            for channel in tuple(self._channels):
+                channel.follow_terms()
+                if channel.has_inbox:
+                    channel.intake.deliver_all()
         if self._loop is not None:
             self._set_timer()
 

@@ -15,7 +15,7 @@ import socket
 import struct
 import uuid
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -23,10 +23,11 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
-from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
-from celery_dq.transport.redis.partition import Call, ReleaseMode, load_scripts
+from celery_dq.transport.redis.ledger import TRUST, Burial, Ledger
+from celery_dq.transport.redis.partition import load_scripts
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Tag
+from celery_dq.transport.redis.reports import bury, release, tags
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +69,21 @@ class Process:
         self.scripts: ScriptSet = load_scripts()
         #: How often in a row the watchdog found that nothing is claimed beside a backlog.
         self.strikes = 0
+        #: Told of a queue that has another leader than this process.
+        self.on_fenced: Callable[[Queue], None] | None = None
+        self._fenced: set[str] = set()
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
 
-    def lease_was_lost(self, partition: str) -> None:
-        """A claim or renewal found no lease: let go of what was held under it and has not begun."""
-        if self.ledger.holds_of(partition):
-            lost = self.ledger.lose(partition, self.running_tags())
+    def lease_was_lost(self, partition: str, last_claim: int | None = None) -> None:
+        """A claim or renewal found no lease: let go of what was held under it and has not begun.
+
+        Arguments:
+            partition: name of the partition.
+            last_claim: number of the last claim before that was found; what was claimed meanwhile is ours.
+        """
+        if self.ledger.holds_of(partition, last_claim):
+            lost = self.ledger.lose(partition, self.running_tags(), last_claim)
             logger.warning(
                 "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
                 "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
@@ -82,6 +91,22 @@ class Process:
                 partition,
                 lost,
             )
+
+    def fenced_out(self, queue: Queue) -> None:
+        """The broker knows a later leader of *queue*: let go of what has not begun."""
+        lost = self.ledger.lose(queue.key, self.running_tags())
+        known = queue.key in self._fenced
+        self._fenced.add(queue.key)
+        logger.log(
+            logging.DEBUG if known else logging.WARNING,
+            "%s does not lead the queue %s any more, or does not know that it is led; %d messages that had "
+            "not begun are let go.",
+            self.consumer,
+            queue.name,
+            lost,
+        )
+        if self.on_fenced is not None:
+            self.on_fenced(queue)
 
 
 class Keeper:
@@ -232,7 +257,7 @@ class Keeper:
         for name, queue in list(self._queues.items()):
             sent_at = process.clock.monotonic()
             renewal = queue.partition.renew(
-                process.consumer,
+                queue.consumer(process.consumer),
                 lease_ms=process.lease_ms,
                 limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
                 max_deliveries=queue.max_deliveries,
@@ -241,22 +266,26 @@ class Keeper:
                 # The broker was away, or we were. Others may be on their way back as we are, so
                 # for one lease nobody is taken for dead by us.
                 self._judges_from[name] = sent_at + process.lease_s
-            if not renewal.alive:
-                process.lease_was_lost(name)
-            ledger.renewed(name, sent_at)
+            if renewal.fenced:
+                process.fenced_out(queue)
+            else:
+                if not renewal.alive:
+                    process.lease_was_lost(name, renewal.claim)
+                ledger.renewed(name, sent_at)
             if process.doubts.exists(name):
                 self._clear_doubts(queue, client)
             # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
             if not ledger.has_listener or name in self._late:
                 self.tell(queue, client)
             (self._late.add if ledger.outbox(name) else self._late.discard)(name)
-            if not self._users.get(name) and not self._owes(name):
+            if not self._users.get(name) and not self.owes(name):
                 self._resign(queue, client)
         now = process.clock.monotonic()
         for check in list(self._idle_checks):
             check(now)
 
-    def _owes(self, name: str) -> bool:
+    def owes(self, name: str) -> bool:
+        """Whether something of that partition is held, to be told, or on its way."""
         ledger = self._process.ledger
         return (
             bool(ledger.outbox(name)) or bool(ledger.holds_of(name)) or self._process.doubts.under_way(name)
@@ -264,12 +293,13 @@ class Keeper:
 
     def _clear_doubts(self, queue: Queue, client: redis.Redis) -> None:
         process, name = self._process, queue.key
-        fields = client.hscan_iter(queue.partition.keys.held(process.consumer), count=CHUNK)
+        fields = client.hscan_iter(queue.partition.keys.held(queue.consumer(process.consumer)), count=CHUNK)
         held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
         strangers = [Tag(*each) for each in process.doubts.compare(name, held, process.ledger.get)]
         for start in range(0, len(strangers), TELL_LIMIT):
             chunk = strangers[start : start + TELL_LIMIT]
-            queue.partition.release(process.consumer, chunk, mode="unstarted").run(client)
+            consumer = queue.consumer(process.consumer)
+            queue.partition.release(consumer, chunk, mode="unstarted").run(client)
         if strangers:
             logger.info("%d messages of %s whose claim got no answer were given back.", len(strangers), name)
 
@@ -280,7 +310,7 @@ class Keeper:
             redis.RedisError: no answer; what was not told stays in the ledger.
         """
         process, ledger = self._process, self._process.ledger
-        name, partition = queue.key, queue.partition
+        name, partition, consumer = queue.key, queue.partition, queue.consumer(process.consumer)
         while ledger.outbox(name):
             process.doubts.reports(name, +1)
             settles, finishes = ledger.take(name, TELL_LIMIT)
@@ -288,15 +318,16 @@ class Keeper:
             burials: list[Burial] = []
             try:
                 if settles:
-                    ledger.stale += partition.settle(process.consumer, tags(settles)).run(client)
+                    ledger.stale += partition.settle(consumer, tags(settles)).run(client)
                     settles = []
                 if finishes:
-                    ledger.stale += partition.finish(process.consumer, tags(finishes)).run(client)
+                    ledger.stale += partition.finish(consumer, tags(finishes)).run(client)
                     finishes = []
                 while releases:
                     mode = releases[0][0]
                     same = [held for how, held in releases if how == mode]
                     ledger.stale += release(process, queue, mode, same).run(client)
+                    ledger.returned(name, len(same))
                     releases = [(how, held) for how, held in releases if how != mode]
                 while (burial := ledger.take_burial(name)) is not None:
                     burials = [burial]
@@ -312,8 +343,9 @@ class Keeper:
         name = queue.key
         # Whoever begins to consume now waits for the end of this: else what he claims would be resigned.
         with self._start_stop:
-            if not (self._users.get(name) or self._owes(name)):
-                while queue.partition.resign(self._process.consumer, limit=CHUNK).run(client):
+            if not (self._users.get(name) or self.owes(name)):
+                consumer = queue.consumer(self._process.consumer)
+                while queue.partition.resign(consumer, limit=CHUNK).run(client):
                     pass
                 self._forget(name)
 
@@ -323,7 +355,7 @@ class Keeper:
         now, patience = process.clock.monotonic(), GIVE_UP_LEASES * process.lease_s
         for name in list(self._queues):
             with self._start_stop:
-                if self._users.get(name) or (self._owes(name) and ledger.silence(name, now) < patience):
+                if self._users.get(name) or (self.owes(name) and ledger.silence(name, now) < patience):
                     continue
                 dropped = ledger.abandon(name)
                 self._forget(name)
@@ -351,33 +383,3 @@ class Keeper:
                 client.connection_pool.disconnect()
             except (redis.RedisError, OSError) as exc:
                 logger.debug("Closing the keeper's connection failed: %s.", exc)
-
-
-def tags(helds: list[Held]) -> list[Tag]:
-    """Return what the scripts want to know of held messages."""
-    return [Tag(held.claim, held.id) for held in helds]
-
-
-def release(process: Process, queue: Queue, mode: str, helds: list[Held]) -> Call[int]:
-    """Return the call that gives *helds* back to their place."""
-    return queue.partition.release(
-        process.consumer,
-        tags(helds),
-        mode=cast(ReleaseMode, mode),
-        max_deliveries=queue.max_deliveries,
-        worker=process.consumer,
-    )
-
-
-def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
-    """Return the call that makes a dead letter of a held message."""
-    return cast(
-        "Call[str]",
-        queue.partition.dead_letter(
-            process.consumer,
-            Tag(burial.held.claim, burial.held.id),
-            reason=burial.reason,
-            worker=process.consumer,
-            record=burial.record,
-        ),
-    )

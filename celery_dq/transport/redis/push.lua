@@ -22,6 +22,7 @@
 --   tombstones ZSET
 --   dead HASH
 --   tenant:<tenant> ZSET
+--   held:<consumer> HASH
 --   producer:<producer> STRING
 --   claims HASH
 --   claimants HASH
@@ -46,11 +47,13 @@
 --   O(log n) per message; some 15 commands and one per tenant of the call
 -- GUARANTEE
 --   Everything is checked before anything is written. Sending a call again with the same producer and sequences
---   changes nothing. Messages of one call and one priority keep their order.
+--   changes nothing. Messages of one call and one priority keep their order. On a led queue, one that has the task
+--   id of a message which its leader holds takes the place of that.
 --@include state
 --@include record
 --@include unique
 --@include accept
+--@include continuation
 --@include dedup
 --@include wake
 local producer, count = ARGV[1], tonumber(ARGV[4])
@@ -105,10 +108,11 @@ if call('EXISTS', P .. 'tombstones') == 1 then
   for i = 1, #ids do bases[i] = plain_id(ids[i]) end
   stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
 end
-local unique = unique_ids(ids)
+local unique, places = unique_ids(ids), places_of(ids)
 for i = 1, #messages do
   local message = messages[i]
   message.id = unique[i]
+  message.score = places[i]
   if stones[i] and tonumber(stones[i]) > now then message.reason = 'cancelled' end
   replies[order[i]] = (message.reason and '2' or '1') .. message.id
 end

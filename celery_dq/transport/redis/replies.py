@@ -67,7 +67,8 @@ class Claimed(NamedTuple):
     ``more``: something may be served right now. ``appointment_s``: this consumer has to call again after so
     many seconds, because it was given the next due time to keep; None when it was not. ``stale``: tags that
     were too old. ``suspect``: the only entry has crashed a worker before and should run alone. ``alive``: the
-    consumer had its lease until now; if not, what it held before is with others.
+    consumer had its lease until now; if not, what it held before is with others. ``fenced``: the
+    queue has a leader, and the consumer is not it.
     """
 
     more: bool
@@ -76,18 +77,22 @@ class Claimed(NamedTuple):
     suspect: bool
     entries: list[ClaimedEntry]
     alive: bool = True
+    fenced: bool = False
 
 
 class Renewed(NamedTuple):
     """The answer to a heartbeat.
 
     ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
-    something was due that nobody had been woken for.
+    something was due that nobody had been woken for. ``fenced``: as in a claim; nothing was done. ``claim``:
+    the number of the last claim before this; what was claimed later is not lost.
     """
 
     alive: bool
     reaped: int
     overdue: bool
+    fenced: bool = False
+    claim: int = 0
 
 
 class Moved(NamedTuple):
@@ -137,7 +142,7 @@ def read_claimed(reply: Any) -> Claimed:
     """Return what a claim brought."""
     more, appointment, stale, suspect, alive = (int(each) for each in reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
-    return Claimed(more == 1, delay, stale, suspect == 1, read_entries(reply[5:]), alive == 1)
+    return Claimed(more == 1, delay, stale, suspect == 1, read_entries(reply[5:]), alive == 1, suspect == 2)
 
 
 def read_entries(reply: Any) -> list[ClaimedEntry]:
@@ -153,7 +158,8 @@ def read_entries(reply: Any) -> list[ClaimedEntry]:
 
 def read_renewed(reply: Any) -> Renewed:
     """Return what a heartbeat found."""
-    return Renewed(int(reply[0]) == 1, int(reply[1]), int(reply[2]) == 1)
+    alive = int(reply[0])
+    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0, int(reply[3]))
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from celery_dq.errors import ConfigurationError
-from celery_dq.hooks import WIRES, Wires, WorkerGate
+from celery_dq.hooks import WIRES, Terms, Wires, WorkerGate
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
@@ -51,6 +51,11 @@ class Session:
     def gate(self) -> WorkerGate | None:
         """The worker in this process, if there is one."""
         return self._wires.gate
+
+    @property
+    def terms(self) -> Terms | None:
+        """The leaderships of the worker in this process, if there are any."""
+        return self._wires.terms
 
     def _running_tags(self) -> frozenset[str]:
         gate = self.gate

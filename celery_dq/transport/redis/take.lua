@@ -52,7 +52,7 @@ for i = 1, n do
   named[id] = true
 end
 local reply = {}
-if #ids == 0 then return reply end
+if #ids == 0 or is_fenced_out(consumer) then return reply end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local claim = state.claim + 1

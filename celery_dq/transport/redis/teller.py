@@ -18,8 +18,9 @@ from redis.exceptions import NoScriptError
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.ledger import Burial, Held
 from celery_dq.transport.redis.partition import Call
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
+from celery_dq.transport.redis.process import TELL_LIMIT, Process
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.reports import bury, release, tags
 from celery_dq.transport.redis.wire import Wire
 
 logger = logging.getLogger(__name__)
@@ -55,12 +56,13 @@ class Sent:
 def untold(process: Process, queue: Queue, now: float) -> Iterator[Sent]:
     """Yield what the ledger has to tell *queue*'s partition, taking it out of the ledger."""
     ledger, name, partition = process.ledger, queue.key, queue.partition
+    consumer = queue.consumer(process.consumer)
     settles, finishes = ledger.take(name, TELL_LIMIT)
     if settles:
-        call: Call[Any] = partition.settle(process.consumer, tags(settles))
+        call: Call[Any] = partition.settle(consumer, tags(settles))
         yield Sent(call, queue, now, settles=settles)
     if finishes:
-        call = partition.finish(process.consumer, tags(finishes))
+        call = partition.finish(consumer, tags(finishes))
         yield Sent(call, queue, now, finishes=finishes)
     releases = ledger.take_releases(name, TELL_LIMIT)
     for mode in sorted({mode for mode, _ in releases}):
@@ -115,6 +117,10 @@ class Teller:
         self.wire.open()
         self.wire.send(sent.call.command())
 
+    def claims(self, queue: Queue) -> bool:
+        """Return whether a claim from *queue* is on its way."""
+        return any(sent.claim is not None and sent.queue.key == queue.key for sent in self._sent)
+
     def nudge(self, queue: Queue, now: float) -> None:
         """Let somebody else look at *queue*."""
         self.send(Sent(queue.partition.nudge(), queue, now))
@@ -151,7 +157,9 @@ class Teller:
         The loop is blocked or nobody turns it, and others may have time for what was claimed.
         """
         for sent in tuple(self._sent):
-            if sent.claim is not None and not sent.disowned and sent.sent_at < sent_before:
+            # A led queue is nobody else's, and what is claimed of it goes before what is claimed later.
+            waits = sent.claim is not None and not sent.queue.token
+            if waits and not sent.disowned and sent.sent_at < sent_before:
                 sent.disowned = True
                 self._process.doubts.unanswered(sent.queue.key)
 
@@ -200,6 +208,8 @@ class Teller:
         self._process.doubts.reports(sent.queue.key, -1)
         if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
+        if sent.releases:
+            self._process.ledger.returned(sent.queue.key, len(sent.releases))
 
     def _refused(self, sent: Sent, exc: redis.ResponseError) -> None:
         """The connection is sound, but the script failed: a full server, or a foreign key in our place.

@@ -1,7 +1,8 @@
 --@include state
 --@include place
--- Stores new messages {id, record, priority, due, tenant, reason}: the records first, then where they wait. With
+-- Stores new messages {id, record, priority, due, tenant, reason, score}: the records first, then where they wait. With
 -- a reason a message becomes a discard; `blocked` ones wait aside for another one, `following` ones for a result.
+-- With a score one takes that place, due or not.
 local function accept(messages)
   local records, delayed, discards, reasons, blocked = {}, {}, {}, {}, {}
   local tenants, waiting = {}, {}
@@ -17,7 +18,7 @@ local function accept(messages)
     elseif message.blocked then
       blocked[#blocked + 1] = next_seq() - message.priority * state.head
       blocked[#blocked + 1] = message.id
-    elseif not message.following and message.due > now then
+    elseif not message.following and message.due > now and not message.score then
       delayed[#delayed + 1] = message.due
       delayed[#delayed + 1] = message.id
     elseif not message.following then
@@ -27,7 +28,7 @@ local function accept(messages)
         waiting[message.tenant] = list
         tenants[#tenants + 1] = message.tenant
       end
-      list[#list + 1] = next_seq() - message.priority * state.head
+      list[#list + 1] = message.score or next_seq() - message.priority * state.head
       list[#list + 1] = message.id
     end
   end

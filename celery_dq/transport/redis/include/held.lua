@@ -1,5 +1,6 @@
 --@include state
 --@include place
+--@include epoch
 --@include dedup
 -- What consumers hold: message id -> claim number, score, claimed at, flags, tenant. The flag `SETTLED` means
 -- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot,
@@ -27,11 +28,12 @@ local function some_held(consumer, limit)
 end
 
 -- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the entries that are held under exactly
--- these tags, the number of stale ones, and the position behind.
+-- these tags, the number of stale ones, and the position behind. To who is fenced out all are stale.
 local function read_tags(consumer, position)
   local n = tonumber(ARGV[position])
   local behind = position + 1 + 2 * n
   if n == 0 then return {}, 0, behind end
+  if is_fenced_out(consumer) then return {}, n, behind end
   local ids = {}
   for i = 1, n do ids[i] = ARGV[position + 2 * i] end
   local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))

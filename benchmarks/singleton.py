@@ -1,0 +1,57 @@
+"""A led queue beside the same queue without a leader: what strict order costs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import redis
+
+from benchmarks.measure import Report, dump, interleave, ratio
+from benchmarks.shop import NAME, add_tasks
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import DQ
+from tests.workers import WorkerProcess, make_app
+
+#: One slot each: a led queue runs one message at a time anyway.
+POOLS = ("solo", "threads", "prefork")
+
+
+def singleton(quick: bool) -> Report:
+    """No-op tasks/s through one slot, with a leader and without."""
+    report = Report("singleton")
+    report.header = ["pool", "queue", "tasks/s", "vs plain"]
+    report.notes.append("one slot; backlog published first; the election is held by the broker")
+    amount = 1_000 if quick else 5_000
+    for pool in POOLS:
+        found = interleave(["plain", "led"], 1 if quick else 3, partial(_round, pool, amount), 90)
+        for kind in ("plain", "led"):
+            report.row(pool, kind, found[kind]["rate"], ratio(found[kind]["rate"], found["plain"]["rate"]))
+        report.data[pool] = dump(found)
+    return report
+
+
+def _round(pool: str, amount: int, kind: str) -> dict[str, float]:
+    with RedisServer() as server, RedisServer() as clock:
+        conf: dict[str, Any] = {
+            "broker_url": DQ.url(server.port),
+            "clock_port": clock.port,
+            "worker_prefetch_multiplier": 64,
+            "task_default_queue": "ledger",
+            "dq_singleton_queues": ["ledger"] if kind == "led" else [],
+        }
+        app = add_tasks(make_app(NAME, DQ, conf), clock.port)
+        with app.producer_pool.acquire(block=True) as producer:
+            app.tasks["mark"].apply_async(("begin",), producer=producer)
+            for _ in range(amount):
+                app.tasks["noop"].apply_async(producer=producer)
+            app.tasks["mark"].apply_async(("end",), producer=producer)
+        worker = WorkerProcess(
+            "benchmarks.shop", broker=DQ, conf=conf, pool=pool, concurrency=1, loglevel="WARNING"
+        )
+        with worker, redis.Redis(port=clock.port) as client:
+            begin, end = client.blpop(["begin"], timeout=60), client.blpop(["end"], timeout=120)
+        app.close()
+    if begin is None or end is None:
+        raise TimeoutError(f"{kind} did not run {amount} tasks in {pool}")
+    return {"rate": amount / (float(end[1]) - float(begin[1]))}

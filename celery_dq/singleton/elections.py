@@ -1,0 +1,73 @@
+"""From ``dq_election`` to candidates."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.election import Election
+from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.options.sections import Options
+from celery_dq.znodes import LeadershipNodes
+
+__all__ = ["Elections"]
+
+
+class Elections:
+    """Makes the candidates of one worker; they share a connection.
+
+    :param name: the worker, for people to read.
+    :param redis_client: makes a client of the broker's Redis; None when the broker is another one.
+    """
+
+    def __init__(self, options: Options, name: str, redis_client: Callable[[], Any] | None) -> None:
+        self._options = options
+        self._who = f"{name}:{socket.gethostname()}:{os.getpid()}"
+        self._session_s = options.election_session_us / 1e6
+        self._redis_client = redis_client
+        self._client: Any = None
+        self._session: Any = None
+        if not options.election and redis_client is None:
+            raise ConfigurationError(
+                "dq_singleton_queues needs somebody to hold elections, and the broker cannot: set "
+                "dq_election to zookeeper://host:2181 or redis://host/db"
+            )
+
+    def candidate(self, queue: str) -> Election:
+        """A candidate for the leadership of `queue`."""
+        options = self._options
+        if options.election.startswith("zookeeper://"):
+            # Only who names a ZooKeeper needs its client library.
+            from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+            from celery_dq.zookeeper.session import Session
+
+            if self._session is None:
+                hosts = options.election.removeprefix("zookeeper://")
+                extra: dict[str, Any] = dict(options.election_options)
+                self._session = Session(hosts, timeout_s=self._session_s, **extra)
+            return ZooKeeperElection(self._session, LeadershipNodes(options.environment, queue), self._who)
+        keys = PartitionKeys(options.environment, queue, 0, options.key_prefix)
+        return RedisElection(self._make_client(), keys, self._who, self._session_s)
+
+    def close(self) -> None:
+        """End the session: what is left of the candidacies goes with it."""
+        if self._session is not None:
+            self._session.close()
+
+    def _make_client(self) -> Any:
+        if self._client is None:
+            if self._options.election:
+                import redis
+
+                # A renewal must fail before the lease does.
+                timeout_s = self._session_s / 6
+                self._client = redis.Redis.from_url(
+                    self._options.election, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+                )
+            elif self._redis_client is not None:
+                self._client = self._redis_client()
+        return self._client

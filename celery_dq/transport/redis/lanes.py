@@ -1,0 +1,255 @@
+"""Queues that one leader consumes: fetched only in its term, and worked on one message after the other.
+
+::
+
+    closed ──term begins──▶ open ──term ends──▶ closing ──nothing held, all told──▶ closed
+
+A *lane* stands between the claims of such a queue and the inbox. Claims bring batches, as for every
+queue; the lane lets one message at a time go on, when the one before is over, and only while the term is
+*firm* (:class:`celery_dq.hooks.Terms`). What waits in the lane is held, and is given back
+
+* when the term ends;
+* when the message before it comes back, by a requeue, a crash or a retry: it goes first.
+
+A retry is claimed at once, in the place of the message that it repeats, and blocks the lane until it is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import redis
+
+from celery_dq.hooks import Terms
+from celery_dq.transport.redis.ledger import Held
+from celery_dq.transport.redis.process import Process
+from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.source import Source
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.fetcher import Fetcher
+    from celery_dq.transport.redis.message import Message
+
+#: Messages that a lane holds at most while one of them is worked on.
+MOST_WAITING = 64
+#: Messages that are given at most to a pool that runs them in turn.
+MOST_IN_TURN = 8
+
+
+class Lane:
+    """One led queue on one channel.
+
+    Attributes:
+        base: the queue as it is outside of a term.
+        queue: the queue of the present or ending term; None when closed.
+        waiting: claimed, not yet delivered.
+        under_way: delivered and not over, in order; more than one only where the pool runs them in turn.
+    """
+
+    def __init__(self, base: Queue) -> None:
+        self.base = base
+        self.queue: Queue | None = None
+        self.ending = False
+        self.source: Source | None = None
+        self.waiting: deque[Message] = deque()
+        self.under_way: deque[Held] = deque()
+        #: Something has come back: so will what is under way behind it, and nothing is delivered before that.
+        self.broken = False
+        #: What was begun before a reconnect may not be over yet.
+        self.inherits = True
+        self.since = 0.0
+        self.service_s: float | None = None
+        #: Claims are on their way that left before a message came back: what they bring is out of order.
+        self.spills = False
+
+
+class Lanes:
+    """The led queues that one channel consumes. Used by the thread that fetches.
+
+    Arguments:
+        process: consumer identity and ledger.
+        terms: says which queues are led, and when.
+        fetcher: returns the fetcher of the channel.
+        clients: what makes clients for the keeper.
+        deliver: takes a message whose turn it is.
+        give_back: takes a message that is not worked on after all.
+        claim_ahead_s: how much service time may be claimed ahead, in seconds.
+        in_turn: returns whether the pool runs what it is given one after the other, and asks before each.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        terms: Terms,
+        fetcher: Callable[[], Fetcher],
+        clients: Callable[[], Callable[[], redis.Redis]],
+        deliver: Callable[[Message], None],
+        give_back: Callable[[Message], None],
+        claim_ahead_s: float,
+        in_turn: Callable[[], bool],
+    ) -> None:
+        self._process = process
+        self._terms = terms
+        self._fetcher = fetcher
+        self._clients = clients
+        self._deliver = deliver
+        self._give_back = give_back
+        self._claim_ahead_s = claim_ahead_s
+        self._in_turn = in_turn
+        self._lanes: dict[str, Lane] = {}
+        # What runs is asked after when the channel is long gone.
+        self._bases: dict[str, Queue] = {}
+
+    def add(self, queue: Queue) -> None:
+        """Consume *queue* whenever this process leads it."""
+        self._lanes[queue.name] = Lane(queue)
+        self._bases[queue.name] = queue
+        self._terms.attach(queue.name, self)
+        self.follow()
+
+    def remove(self, name: str) -> None:
+        """Consume it no more."""
+        lane = self._lanes.get(name)
+        if lane is not None:
+            self._close(lane)
+            del self._lanes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lanes
+
+    def close(self) -> None:
+        """Give back what waits."""
+        for name in list(self._lanes):
+            self.remove(name)
+
+    def busy(self, name: str, token: int) -> bool:
+        """Whether something of that term is held, or not told yet. From any thread."""
+        process, key = self._process, replace(self._bases[name], token=token).key
+        ledger = process.ledger
+        if ledger.outbox(key) and not ledger.has_listener:
+            # No connection is left, and the next heartbeat is seconds away.
+            process.keeper.ring()
+        # What a claim without an answer has taken, the fence of the next term takes back.
+        return bool(ledger.outbox(key) or ledger.holds_of(key) or process.doubts.speaks(key))
+
+    def cut_off(self, name: str, token: int) -> bool:
+        """Whether the broker has been silent for a whole lease. From any thread."""
+        process, key = self._process, replace(self._bases[name], token=token).key
+        return process.ledger.silence(key, process.clock.monotonic()) > process.lease_s
+
+    # -- the loop calls these --------------------------------------------------
+
+    def follow(self) -> None:
+        """Open and close the lanes with their terms, and let the next messages go. Called often."""
+        for name, lane in self._lanes.items():
+            token = self._terms.term(name)
+            if lane.queue is not None and lane.queue.token != token:
+                self._close(lane)
+            queue = lane.queue
+            if queue is None and token:
+                queue = replace(lane.base, token=token)
+            if queue is not None and self._process.doubts.exists(queue.key):
+                # A claim got no answer. What it has taken goes before all that is claimed now, and only
+                # the fence of a new term brings it back at once.
+                self._terms.doubt(name, queue.token)
+                self._close(lane)
+            elif queue is not None:
+                if lane.queue is None:
+                    self._open(lane, queue)
+                self._advance(lane, queue)
+
+    def put(self, message: Message) -> None:
+        """Take a claimed message in."""
+        lane = self._lanes.get(message.queue)
+        if lane is None or lane.queue is None or lane.spills:
+            self._give_back(message)
+        else:
+            lane.waiting.append(message)
+
+    # -- inside ----------------------------------------------------------------
+
+    def _open(self, lane: Lane, queue: Queue) -> None:
+        lane.queue = queue
+        lane.under_way.clear()
+        lane.broken, lane.inherits = False, True
+        self._process.keeper.use(queue, self._clients)
+        lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
+
+    def _close(self, lane: Lane) -> None:
+        queue, lane.queue = lane.queue, None
+        if queue is not None:
+            self._spill(lane)
+            lane.spills = False
+            self._fetcher().cancel(queue.name)
+            self._process.keeper.leave(queue)
+
+    def _limit(self, lane: Lane) -> int:
+        """How many messages to claim: what fits the claim-ahead time, and at least the next one."""
+        if lane.queue is None or lane.spills or not self._terms.firm(lane.queue.name):
+            return 0
+        if self._process.ledger.returning(lane.queue.key):
+            return 0  # it goes before whatever a claim would bring now
+        ahead = 0 if not lane.service_s else int(self._claim_ahead_s / max(lane.service_s, 1e-6))
+        most = min(max(ahead, 1), MOST_WAITING)
+        # Half of it at a time, so that a call is worth it.
+        return most - len(lane.waiting) if len(lane.waiting) * 2 <= most else 0
+
+    def _claimed(self, lane: Lane) -> None:
+        """A claim was answered, and its messages were put."""
+        if lane.spills:
+            lane.spills = False
+            self._fetcher().teller.send_untold(self._process.clock.monotonic())
+
+    def _advance(self, lane: Lane, queue: Queue) -> None:
+        under_way = lane.under_way
+        while under_way and under_way[0].gone:
+            held = under_way.popleft()
+            now = self._process.clock.monotonic()
+            seen, lane.since = now - lane.since, now
+            lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
+            lane.broken = lane.broken or held.comes_back
+        if lane.broken:
+            if under_way:
+                return
+            # What came back goes before all that was claimed after it.
+            lane.broken = False
+            self._spill(lane)
+            lane.spills = self._fetcher().teller.claims(queue)
+            # On the wire before the next claim.
+            self._fetcher().teller.send_untold(self._process.clock.monotonic())
+        if lane.spills or not lane.waiting or len(under_way) >= (MOST_IN_TURN if self._in_turn() else 1):
+            return
+        if not self._terms.firm(queue.name):
+            return
+        if lane.inherits:
+            lane.inherits = self._process.ledger.holds_of(queue.key) > len(lane.waiting) + len(under_way)
+            if lane.inherits:
+                return
+        if self._waits(lane):
+            return
+        message = lane.waiting.popleft()
+        held_now = self._process.ledger.get(message.delivery_tag)
+        if held_now is not None:
+            if under_way:
+                held_now.after = under_way[-1]
+            else:
+                lane.since = self._process.clock.monotonic()
+            under_way.append(held_now)
+            self._deliver(message)
+
+    def _waits(self, lane: Lane) -> bool:
+        """Whether the next message is a retry that is not due yet: it keeps its place, all others wait."""
+        due_us = lane.waiting[0].record.due_us
+        if not due_us:
+            return False
+        left_s = due_us / 1e6 - self._process.clock.wall()
+        if left_s > 0 and lane.source is not None:
+            lane.source.look_at = self._process.clock.monotonic() + left_s
+        return left_s > 0
+
+    def _spill(self, lane: Lane) -> None:
+        while lane.waiting:
+            self._give_back(lane.waiting.popleft())

@@ -1,0 +1,197 @@
+"""The boot step that makes a worker volunteer for the queues that one worker consumes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from celery import bootsteps, signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.utils.imports import instantiate
+from celery.worker import state
+from kombu.exceptions import OperationalError
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.hooks import QUEUE, TOKEN, WIRES, Wires
+from celery_dq.options.sections import Options
+from celery_dq.options.singleton import SingletonOptions
+from celery_dq.singleton.elections import Elections
+from celery_dq.singleton.guard import Guard
+from celery_dq.singleton.leaderships import Leaderships
+from celery_dq.worker import commands
+from celery_dq.worker.broker import broker_client
+
+logger = logging.getLogger(__name__)
+
+#: Importing it has registered the command.
+COMMANDS = (commands.leaders, commands.resign)
+
+#: The queue argument that RabbitMQ knows, too.
+ARGUMENT = "x-single-active-consumer"
+#: Seconds that a stopping worker waits for its hand-overs.
+CLOSE_TIMEOUT_S = 10.0
+
+
+class SingletonStep(bootsteps.StartStopStep):
+    """Volunteers for every queue with a leader that the worker is told to consume.
+
+    ``start`` and ``stop`` run at every reconnect and do not touch what is led; ``shutdown`` runs when
+    the pool is drained, and hands over.
+    """
+
+    requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._leaderships: Leaderships | None = None
+        self._elections: Elections | None = None
+        wires = consumer.conninfo.transport_options.get(WIRES)
+        if not isinstance(wires, Wires):
+            return
+        sections = singleton_queues(consumer.app, wires.options)
+        if not sections:
+            return
+        if not str(consumer.conninfo.transport_cls).startswith("dq-"):
+            raise ConfigurationError(
+                f"the queues {', '.join(sorted(sections))} have a leader, which this broker cannot fence: "
+                "use dq-redis://"
+            )
+        kills = isinstance(consumer.pool, PreforkPool)
+        for section in sections.values():
+            if section.hand_over == "abort" and not kills:
+                raise ConfigurationError(
+                    f"dq_singleton_queues[{section.name!r}]['hand_over'] = 'abort' needs a pool that can "
+                    "kill what it runs: use the prefork pool, or 'finish'"
+                )
+        guard = Guard(list(sections))
+        attendant = Attendant(guard)
+        signals.task_prerun.connect(attendant.begin, weak=False)
+        signals.task_postrun.connect(attendant.end, weak=False)
+        session_s = wires.options.election_session_us / 1e6
+        self._elections = Elections(
+            wires.options, consumer.hostname, lambda: broker_client(consumer.app, session_s / 6)
+        )
+        self._leaderships = Leaderships(
+            sections,
+            self._elections.candidate,
+            BrokerFence(consumer.app, wires.options),
+            guard,
+            careers={
+                name: instantiate(section.career) for name, section in sections.items() if section.career
+            },
+            kills=kills,
+        )
+        wires.terms = self._leaderships
+        self._heed_control(consumer, self._leaderships)
+
+    def start(self, consumer: Any) -> None:
+        """Volunteer for the queues that the worker consumes."""
+        if self._leaderships is not None:
+            for name in consumer.app.amqp.queues.consume_from:
+                if self._leaderships.governs(name):
+                    self._leaderships.volunteer(name)
+
+    def _heed_control(self, consumer: Any, leaderships: Leaderships) -> None:
+        """Follow ``celery control add_consumer`` and ``cancel_consumer``."""
+        add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
+
+        def add_task_queue(queue: str, *args: Any, **options: Any) -> Any:
+            added = add(queue, *args, **options)
+            if leaderships.governs(queue):
+                leaderships.volunteer(queue)
+            return added
+
+        def cancel_task_queue(queue: str) -> Any:
+            leaderships.withdraw(queue)
+            return cancel(queue)
+
+        consumer.add_task_queue, consumer.cancel_task_queue = add_task_queue, cancel_task_queue
+
+    def stop(self, consumer: Any) -> None:
+        """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
+        if self._leaderships is not None and stops():
+            self._leaderships.close(0)
+
+    def shutdown(self, consumer: Any) -> None:
+        """Hand over: the pool is drained or killed."""
+        if self._leaderships is None or self._elections is None:
+            return
+        # To end the session lets a successor in: not while something may still run.
+        if self._leaderships.close(CLOSE_TIMEOUT_S):
+            self._elections.close()
+
+
+class Attendant:
+    """Tells the guard when a message of a led queue begins and ends, in the process that runs it."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def begin(self, task: Any = None, **_: Any) -> None:
+        """Celery's ``task_prerun``."""
+        token, queue = self._of(task)
+        if token:
+            self._guard.begin(queue, token)
+
+    def end(self, task: Any = None, **_: Any) -> None:
+        """Celery's ``task_postrun``."""
+        token, queue = self._of(task)
+        if token:
+            self._guard.end(queue)
+
+    @staticmethod
+    def _of(task: Any) -> tuple[int, str]:
+        request = getattr(task, "request", None)
+        token = getattr(request, TOKEN, None)
+        # A dedup key has a token, too, but no queue beside it.
+        queue = getattr(request, QUEUE, "")
+        return (int(token), str(queue)) if token and queue else (0, "")
+
+
+class BrokerFence:
+    """The fence of the tenant broker."""
+
+    def __init__(self, app: Any, options: Options) -> None:
+        self._app = app
+        self._options = options
+
+    def epoch(self, queue: str) -> int:
+        """The token that holds now."""
+        with self._channel() as channel:
+            return int(channel.client.hget(channel.partition(queue).keys.state, "epoch") or 0)
+
+    def raise_to(self, queue: str, token: int) -> int:
+        """Let `token` hold, and take back what older ones hold."""
+        most = self._options.queue(queue).max_deliveries
+        with self._channel() as channel:
+            while True:
+                fenced = channel.partition(queue).fence(token, max_deliveries=most).run(channel.client)
+                if not fenced.accepted or not fenced.remaining:
+                    return int(fenced.epoch)
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        try:
+            with self._app.connection_or_acquire() as connection:
+                connection.ensure_connection(max_retries=1)
+                yield connection.default_channel
+        except (OperationalError, redis.RedisError) as error:
+            raise ConnectionError(str(error)) from error
+
+
+def stops() -> bool:
+    """Whether the worker shuts down: a step is also stopped when the connection is lost."""
+    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
+    return any(flag is not None and flag is not False for flag in flags)
+
+
+def singleton_queues(app: Any, options: Options) -> dict[str, SingletonOptions]:
+    """Every queue with a leader: named in ``dq_singleton_queues``, or declared with the argument."""
+    sections = {section.name: section for section in options.singletons}
+    for name, queue in app.amqp.queues.items():
+        if (queue.queue_arguments or {}).get(ARGUMENT) and name not in sections:
+            sections[name] = SingletonOptions(name)
+    return sections

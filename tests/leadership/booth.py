@@ -1,0 +1,78 @@
+"""Candidates for one leadership, on real servers: by ZooKeeper or by Redis."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.election import Election
+from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.znodes import LeadershipNodes
+from celery_dq.zookeeper.session import Session
+from tests.chaos.proxy import Proxy
+
+SESSION_S = 1.2
+
+
+class Member(NamedTuple):
+    election: Election
+    silence: Callable[[], None]
+    close: Callable[[], None]
+
+
+class Booth:
+    """Candidates for one leadership, each as a process of its own would be."""
+
+    def __init__(self, make: Callable[[str], Member]) -> None:
+        self._make = make
+        self._members: list[Member] = []
+
+    def candidate(self) -> Election:
+        member = self._make(f"worker-{len(self._members)}")
+        self._members.append(member)
+        return member.election
+
+    def silence(self, election: Election) -> None:
+        """The candidate is cut off: nothing more is heard of it."""
+        next(member for member in self._members if member.election is election).silence()
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+
+
+def zookeeper_booth(request: pytest.FixtureRequest) -> Booth:
+    server = request.getfixturevalue("zookeeper")
+    _, _, chroot = request.getfixturevalue("hosts").partition("/")
+
+    def make(who: str) -> Member:
+        proxy = Proxy(server.port).start()
+        session = Session(f"127.0.0.1:{proxy.port}/{chroot}", timeout_s=SESSION_S)
+
+        def close() -> None:
+            proxy.restore()
+            session.close()
+            proxy.stop()
+
+        election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), who)
+        return Member(election, proxy.black_hole, close)
+
+    return Booth(make)
+
+
+def redis_booth(request: pytest.FixtureRequest) -> Booth:
+    url = request.getfixturevalue("redis_url")
+    queue = f"ledger-{uuid.uuid4().hex[:6]}"
+
+    def make(who: str) -> Member:
+        client: Any = redis.Redis.from_url(url, socket_timeout=5)
+        election = RedisElection(client, PartitionKeys("online", queue), who, SESSION_S)
+        return Member(election, client.close, client.close)
+
+    return Booth(make)

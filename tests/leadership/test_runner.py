@@ -1,0 +1,188 @@
+"""Careers outside of Celery, led by both kinds of election."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery_dq.leadership.career import TRUST, Career, Term
+from celery_dq.leadership.runner import Runner
+from celery_dq.testing.waiting import wait_until
+from tests.leadership.booth import SESSION_S, Booth
+
+Line = tuple[float, str, object]
+
+
+class Diary(Career[str]):
+    """Writes down what happens to it."""
+
+    def __init__(self, lines: list[Line], name: str) -> None:
+        self.lines, self.name, self.token = lines, name, 0
+        self.holding = threading.Event()
+        self.holding.set()
+
+    def note(self, what: str, more: object = "") -> None:
+        self.lines.append((time.monotonic(), f"{self.name} {what}", more))
+
+    def inaugurate(self, token: int) -> None:
+        self.token = token
+        self.note("inaugurates", token)
+
+    def execute(self, message: str) -> bool:
+        self.note("executes", message)
+        self.holding.wait(30)
+        self.note("has executed", message)
+        return message != "stop"
+
+    def hand_over(self) -> None:
+        self.note("hands over", self.token)
+
+
+class Hall:
+    """Runners that share an inbox and a diary."""
+
+    def __init__(self, booth: Booth) -> None:
+        self.booth = booth
+        self.lines: list[Line] = []
+        self.inbox: queue.Queue[str] = queue.Queue()
+        self.runners: list[Runner[str]] = []
+
+    def hire(self, name: str, **options: object) -> tuple[Diary, Runner[str]]:
+        diary = Diary(self.lines, name)
+        runner = Runner(
+            diary,
+            self.booth.candidate(),
+            source=lambda timeout_s: self.inbox.get(timeout=timeout_s),
+            **options,  # type: ignore[arg-type]
+        ).open()
+        self.runners.append(runner)
+        return diary, runner
+
+    def said(self) -> list[str]:
+        return [f"{what} {more}" for _, what, more in self.lines]
+
+    def when(self, what: str) -> float:
+        return wait_until(
+            lambda: next((at for at, said, _ in self.lines if said == what), 0.0), 10, what=what
+        )
+
+
+@pytest.fixture
+def hall(booth: Booth) -> Iterator[Hall]:
+    made = Hall(booth)
+    yield made
+    for runner in made.runners:
+        runner.close(5)
+
+
+def test_a_career_is_led_in_order(hall: Hall) -> None:
+    _, runner = hall.hire("ann")
+    hall.inbox.put("m1")
+    hall.inbox.put("m2")
+    wait_until(lambda: "ann has executed m2" in hall.said())
+    assert runner.close(5)
+    assert hall.said() == [
+        "ann inaugurates 1",
+        "ann executes m1",
+        "ann has executed m1",
+        "ann executes m2",
+        "ann has executed m2",
+        "ann hands over 1",
+    ]
+
+
+def test_execute_says_whether_to_go_on(hall: Hall) -> None:
+    hall.hire("ann")
+    hall.when("ann inaugurates")
+    hall.hire("bob")
+    hall.inbox.put("stop")
+    hall.when("bob inaugurates")
+    assert hall.said()[-2:] == ["ann hands over 1", "bob inaugurates 2"]
+
+
+def test_a_graceful_hand_over_takes_less_than_half_a_second(hall: Hall) -> None:
+    _, first = hall.hire("ann")
+    hall.when("ann inaugurates")
+    hall.hire("bob")
+    hall.hire("cid")
+    time.sleep(0.3)  # they stand in line
+    assert first.close(5)
+    handed_over = hall.when("ann hands over")
+    wait_until(lambda: len([line for line in hall.said() if "inaugurates" in line]) == 2)
+    assert hall.lines[-1][0] - handed_over < 0.5
+
+
+def test_what_runs_is_finished_before_the_successor_begins(hall: Hall) -> None:
+    ann, first = hall.hire("ann")
+    hall.when("ann inaugurates")
+    hall.hire("bob")
+    ann.holding.clear()
+    hall.inbox.put("m1")
+    hall.when("ann executes")
+    first.resign()
+    assert first.term is not None
+    first.term.wait(1)
+    time.sleep(SESSION_S)  # longer than a session: the leader goes on renewing
+    assert "bob inaugurates 2" not in hall.said()
+    ann.holding.set()
+    hall.when("bob inaugurates")
+    assert hall.said()[2:] == ["ann has executed m1", "ann hands over 1", "bob inaugurates 2"]
+
+
+def test_who_is_cut_off_falls_before_the_successor_begins(hall: Hall) -> None:
+    fallen: list[tuple[float, Term]] = []
+    ann, first = hall.hire("ann", on_fall=lambda term: fallen.append((time.monotonic(), term)))
+    hall.when("ann inaugurates")
+    hall.hire("bob")
+    ann.holding.clear()
+    hall.inbox.put("m1")
+    hall.when("ann executes")
+    cut_at = time.monotonic()
+    first.office.election.renew = cut_off  # type: ignore[method-assign]
+    hall.booth.silence(first.office.election)
+    wait_until(lambda: fallen)
+    # Renewals go six times a session, and the term falls when none was confirmed for long enough.
+    assert fallen[0][0] - cut_at < (TRUST + 0.2) * SESSION_S
+    ann.holding.set()
+    hall.inbox.put("m2")
+    begun = hall.when("bob inaugurates")
+    assert fallen[0][0] < begun
+    assert begun - cut_at < 2 * SESSION_S + 1
+    hall.when("bob executes")
+    assert "ann executes m2" not in hall.said()
+
+
+def cut_off() -> None:
+    raise ConnectionError("cut off")
+
+
+def test_grace_is_waited_for_only_where_nobody_handed_over(hall: Hall) -> None:
+    _, first = hall.hire("ann")
+    hall.when("ann inaugurates")
+    _, second = hall.hire("bob", grace_s=0.6)
+    began = time.monotonic()
+    first.close(5)
+    assert hall.when("bob inaugurates") - began < 0.5
+    hall.hire("cid", grace_s=0.6)
+    second.office.election.renew = cut_off  # type: ignore[method-assign]
+    hall.booth.silence(second.office.election)
+    cut_at = time.monotonic()
+    assert hall.when("cid inaugurates") - cut_at > 0.6
+
+
+def test_a_failed_inauguration_is_tried_again_with_a_new_token(hall: Hall) -> None:
+    diary, runner = hall.hire("ann")
+    hall.when("ann inaugurates")
+    plain = diary.inaugurate
+
+    def fail_once(token: int) -> None:
+        diary.inaugurate = plain  # type: ignore[method-assign]
+        raise RuntimeError("not today")
+
+    diary.inaugurate = fail_once  # type: ignore[method-assign]
+    runner.resign()
+    wait_until(lambda: "ann inaugurates 3" in hall.said(), 10)

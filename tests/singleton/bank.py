@@ -1,0 +1,161 @@
+"""The Celery app of the tests of led queues, and the book that judges them.
+
+The book lies in a Redis of its own, which no fault touches. It is what a user's database should be: an entry
+names its token, and one below the highest token so far is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from celery import Celery, Task
+from celery.exceptions import Reject
+from celery.signals import worker_process_init
+
+from tests.workers import ENVIRONMENT, app_from_environment
+
+NAME = "bank"
+QUEUE = "ledger"
+
+#: Checks the token and writes, at once.
+_ENTER = """
+local highest = tonumber(redis.call('GET', 'highest') or 0)
+local token = tonumber(ARGV[1])
+if token < highest then
+  redis.call('RPUSH', 'refused', ARGV[2])
+  return 0
+end
+redis.call('SET', 'highest', token)
+redis.call('RPUSH', 'book', ARGV[2])
+return 1
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the book: a message started or finished, or a leader began or ended."""
+
+    event: str
+    number: int
+    token: int
+    worker: str
+    pid: int
+    monotonic: float
+
+
+class Book:
+    """Append from any process, read from the test."""
+
+    def __init__(self, port: int) -> None:
+        self._client: Any = redis.Redis(port=port)
+
+    def enter(self, event: str, number: int, token: int, worker: str) -> bool:
+        """Write a line; False when its token is stale."""
+        line = json.dumps([event, number, token, worker, os.getpid(), time.monotonic()])
+        return bool(self._client.eval(_ENTER, 0, token, line))
+
+    def entries(self, event: str = "") -> list[Entry]:
+        """The accepted lines, in the order of their arrival."""
+        lines = [Entry(*json.loads(line)) for line in self._client.lrange("book", 0, -1)]
+        return [entry for entry in lines if not event or entry.event == event]
+
+    def numbers(self, event: str) -> list[int]:
+        return [entry.number for entry in self.entries(event)]
+
+    def refused(self) -> list[Entry]:
+        return [Entry(*json.loads(line)) for line in self._client.lrange("refused", 0, -1)]
+
+    def hold(self, key: str, limit: float = 60.0) -> None:
+        """Block until released."""
+        self._client.blpop([f"release:{key}"], timeout=limit)
+
+    def release(self, key: str, amount: int = 1) -> None:
+        self._client.rpush(f"release:{key}", *["go"] * amount)
+
+    def clear(self) -> None:
+        self._client.flushdb()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def add_tasks(app: Celery, port: int) -> Celery:
+    """Register the tasks on `app`; `port` is the book's."""
+    books: dict[int, Book] = {}
+
+    def book() -> Book:
+        return books.setdefault(os.getpid(), Book(port))
+
+    worker_process_init.connect(lambda **_: books.clear(), weak=False)
+
+    def task(**options: Any) -> Any:
+        return app.task(shared=False, **options)
+
+    def start(self: Task, number: int) -> None:
+        token = getattr(self.request, "dq_token", 0)
+        if not book().enter("start", number, token, self.request.hostname):
+            raise PermissionError(f"token {token} is stale")
+
+    def finish(self: Task, number: int) -> None:
+        token = getattr(self.request, "dq_token", 0)
+        if not book().enter("finish", number, token, self.request.hostname):
+            raise PermissionError(f"token {token} is stale")
+
+    @task(name="post", bind=True)
+    def post(self: Task, number: int, seconds: float = 0.0) -> int:
+        start(self, number)
+        time.sleep(seconds)
+        finish(self, number)
+        return number
+
+    @task(name="post_late", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def post_late(self: Task, number: int, seconds: float = 0.0) -> int:
+        start(self, number)
+        time.sleep(seconds)
+        finish(self, number)
+        return number
+
+    @task(name="reject_once", bind=True, acks_late=True)
+    def reject_once(self: Task, number: int, seconds: float = 0.0) -> None:
+        start(self, number)
+        if book().numbers("start").count(number) == 1:
+            raise Reject("not yet", requeue=True)
+        finish(self, number)
+
+    @task(name="hold", bind=True)
+    def hold(self: Task, number: int) -> None:
+        start(self, number)
+        book().hold(str(number))
+        finish(self, number)
+
+    @task(name="spin", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def spin(self: Task, number: int, seconds: float) -> None:
+        # As stubborn as a task can be.
+        start(self, number)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+        finish(self, number)
+
+    @task(name="retry", bind=True, max_retries=3)
+    def retry(self: Task, number: int, countdown: float = 0.0, times: int = 1) -> None:
+        start(self, number)
+        if self.request.retries < times:
+            raise self.retry(countdown=countdown)
+        finish(self, number)
+
+    @task(name="nothing", ignore_result=True)
+    def nothing() -> None:
+        pass
+
+    return app
+
+
+if ENVIRONMENT in os.environ:
+    app = app_from_environment(NAME)
+    add_tasks(app, int(app.conf["book_port"]))

@@ -1,0 +1,106 @@
+"""A broker, somebody who holds elections, a book, and workers that volunteer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu import pools
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.singleton.bank import NAME, QUEUE, Book, add_tasks
+from tests.workers import WorkerProcess, make_app
+
+SESSION_S = 2.0
+
+
+class Bank:
+    """The caller's side."""
+
+    def __init__(
+        self, server: RedisServer, book: RedisServer, db: int, election: str = "", **conf: Any
+    ) -> None:
+        self.broker = BROKERS["dq"]
+        self.conf: dict[str, Any] = {
+            "broker_url": self.broker.url(server.port, db),
+            "result_backend": f"redis://127.0.0.1:{book.port}/1",
+            "task_default_queue": QUEUE,
+            "book_port": book.port,
+            "dq_singleton_queues": [QUEUE],
+            "dq_election": election,
+            "dq_election_session": SESSION_S,
+            "dq_lease": 4,
+            **conf,
+        }
+        self.app: Celery = add_tasks(make_app(NAME, self.broker, self.conf), book.port)
+        self.book = Book(book.port)
+        self.book.clear()
+        self._hired = 0
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2, **options: Any) -> WorkerProcess:
+        """A worker that is not started yet; a context manager."""
+        self._hired += 1
+        options.setdefault("name", f"w{self._hired}")
+        options.setdefault("queues", [QUEUE])
+        conf = {**self.conf, **options.pop("conf", {})}
+        return WorkerProcess(
+            "tests.singleton.bank",
+            broker=self.broker,
+            conf=conf,
+            pool=pool,
+            concurrency=concurrency,
+            **options,
+        )
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.tasks[task].apply_async(args, **options)
+
+    def post(self, numbers: range, task: str = "post", seconds: float = 0.0) -> list[int]:
+        """Publish them in order."""
+        with self.app.connection_for_write() as connection:
+            for number in numbers:
+                self.send(task, number, seconds, connection=connection)
+        return list(numbers)
+
+    def finished(self, count: int, deadline: float = 20.0) -> list[int]:
+        """Wait for that many finished messages; their numbers in the order of the book."""
+        wait_until(
+            lambda: len(self.book.numbers("finish")) >= count,
+            deadline,
+            what=lambda: f"{count} finished; there are {self.book.numbers('finish')}",
+        )
+        return self.book.numbers("finish")
+
+    def wait_started(self, number: int, deadline: float = 20.0) -> None:
+        wait_until(lambda: number in self.book.numbers("start"), deadline, what=f"{number} to start")
+
+    def leader(self, deadline: float = 15.0) -> str:
+        """The worker that leads the queue, by its node name."""
+
+        def leading() -> str:
+            answers = self.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
+            for answer in answers:
+                for node, rows in answer.items():
+                    if any(row["leads"] and row["queue"] == QUEUE for row in rows):
+                        return str(node)
+            return ""
+
+        return wait_until(leading, deadline, what="a leader")
+
+    def overlaps(self) -> int:
+        """How often a message started while another one was running."""
+        found, running = 0, None
+        for entry in self.book.entries():
+            if entry.event == "start":
+                found += running is not None
+                running = entry.number
+            elif entry.event == "finish" and running == entry.number:
+                running = None
+        return found
+
+    def close(self) -> None:
+        self.app.close()
+        pools.reset()
+        self.book.close()

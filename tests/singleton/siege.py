@@ -1,0 +1,403 @@
+"""Workers on a led queue under load, an ensemble of three, and everything that can go wrong between them.
+
+Every worker reaches every server through proxies of its own, and every ZooKeeper reaches its peers through
+proxies, so that any two can be cut from each other. The book is the judge: it lies in a Redis that no fault
+touches, and it refuses stale tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import psutil
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import Member, ZooKeeperEnsemble, ZooKeeperServer
+from tests.chaos.proxy import Proxy
+from tests.singleton.bank import Entry
+from tests.singleton.office import Bank
+from tests.workers import WorkerProcess
+
+SESSION_S = 2.0
+#: Seconds between two messages, and that one takes.
+PACE_S, WORK_S = 0.05, 0.02
+#: Messages that must come through before and after every fault.
+STEADY = 8
+
+
+@dataclass
+class Verdict:
+    """What the book says when all is over."""
+
+    sent: int = 0
+    lost: list[int] = field(default_factory=list)
+    disordered: list[tuple[int, int]] = field(default_factory=list)
+    run_again: list[int] = field(default_factory=list)
+    #: Entries of an older term after a newer one had begun: an overlap of execution. The book refuses them.
+    stale: list[Entry] = field(default_factory=list)
+    #: Accepted although stale: never.
+    accepted_stale: int = 0
+    terms: int = 0
+    #: (fault, seconds without progress)
+    outages: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost or self.disordered or self.stale or self.accepted_stale)
+
+    def __str__(self) -> str:
+        outages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.outages)
+        return (
+            f"{self.sent} messages, {self.terms} terms: {len(self.lost)} lost, "
+            f"{len(self.disordered)} out of order, {len(self.run_again)} run again, "
+            f"{len(self.stale)} overlaps, {self.accepted_stale} stale effects accepted; "
+            f"longest silence: {outages}"
+        )
+
+
+@dataclass
+class Crew:
+    """One worker and the wires it hangs on."""
+
+    worker: WorkerProcess
+    zookeepers: list[Proxy]
+    broker: Proxy
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process(self.worker.pid), *self.worker.children()]
+
+
+class Siege:
+    """A context manager that brings everything up, and takes it down."""
+
+    def __init__(self, *, tick_ms: int = 500, session_s: float = SESSION_S, workers: int = 2) -> None:
+        self._links: dict[tuple[int, int], Proxy] = {}
+        self._session_s = session_s
+        self._hands = workers
+        self.ensemble = ZooKeeperEnsemble(tick_ms=tick_ms, route=self._route)
+        self.redis, self.book_server = RedisServer(), RedisServer()
+        self.crews: list[Crew] = []
+        self.verdict = Verdict()
+        self._stop = threading.Event()
+        self._load = threading.Thread(target=self._publish, name="siege-load", daemon=True)
+
+    def _route(self, number: int, member: Member) -> Member:
+        proxy = self._links[number, member.number] = Proxy(member.quorum).start()
+        return member._replace(quorum=proxy.port)
+
+    def __enter__(self) -> Siege:
+        self.redis.start()
+        self.book_server.start()
+        self.ensemble.start()
+        self.bank = Bank(self.redis, self.book_server, 1, election="zookeeper://set-per-worker")
+        for _ in range(self._hands):
+            self.hire()
+        self._load.start()
+        self.progress("the start", STEADY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._load.is_alive():
+            self._load.join(10)
+        for crew in self.crews:
+            self._dismiss(crew)
+        self.bank.close()
+        for proxy in self._links.values():
+            proxy.stop()
+        self.ensemble.stop()
+        self.redis.stop()
+        self.book_server.stop()
+
+    def hire(self) -> Crew:
+        """One more worker."""
+        zookeepers = [Proxy(server.port).start() for server in self.ensemble.servers]
+        broker = Proxy(self.redis.port).start()
+        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in zookeepers)
+        worker = self.bank.worker(
+            concurrency=1,
+            conf={
+                "broker_url": f"dq-redis://127.0.0.1:{broker.port}/1",
+                "dq_election": f"zookeeper://{hosts}/bank",
+                "dq_election_session": self._session_s,
+                "broker_transport_options": {"socket_timeout": 3},
+            },
+        )
+        worker.start().wait_ready()
+        crew = Crew(worker, zookeepers, broker)
+        self.crews.append(crew)
+        return crew
+
+    def _dismiss(self, crew: Crew) -> None:
+        crew.worker.discard()
+        for proxy in (*crew.zookeepers, crew.broker):
+            proxy.stop()
+
+    def _publish(self) -> None:
+        with self.bank.app.connection_for_write() as connection:
+            while not self._stop.wait(PACE_S):
+                self.bank.send(
+                    "post_late", self.verdict.sent, WORK_S, connection=connection, ignore_result=True
+                )
+                self.verdict.sent += 1
+
+    # -- looking
+
+    def last(self) -> Entry:
+        """The last line of the book."""
+        return self.bank.book.entries()[-1]
+
+    def leader(self) -> Crew:
+        """Who wrote it."""
+        worker = self.last().worker
+        return next(crew for crew in self.crews if crew.name == worker)
+
+    def progress(self, after: str, count: int = STEADY, deadline: float = 40.0) -> None:
+        """Wait until so many more messages are finished."""
+        before = len(self.bank.book.numbers("finish"))
+        wait_until(
+            lambda: len(self.bank.book.numbers("finish")) >= before + count,
+            deadline,
+            what=lambda: f"progress after {after}; last was {self.last()}\n" + self.logs(),
+            interval_s=0.05,
+        )
+
+    def replaced(self, token: int, after: str, deadline: float = 40.0) -> None:
+        """Wait until a later term has finished something."""
+        wait_until(
+            lambda: any(entry.token > token for entry in self.bank.book.entries("finish")),
+            deadline,
+            what=lambda: f"a term after {token} after {after}\n" + self.logs(),
+            interval_s=0.05,
+        )
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {crew.name}\n{crew.worker.log[-3000:]}" for crew in self.crews)
+
+    def server_of(self, crew: Crew) -> ZooKeeperServer:
+        """The ZooKeeper server that a worker is connected to."""
+        return self.ensemble.servers[self.wire_of(crew)]
+
+    def wire_of(self, crew: Crew) -> int:
+        """Which of its wires a worker uses."""
+        remote = {
+            connection.raddr.port
+            for connection in psutil.Process(crew.worker.pid).net_connections("tcp")
+            if connection.raddr and connection.status == psutil.CONN_ESTABLISHED
+        }
+        return next(number for number, proxy in enumerate(crew.zookeepers) if proxy.port in remote)
+
+    # -- faults: each returns how to heal it
+
+    def kill_leader(self) -> Callable[[], None]:
+        crew = self.leader()
+        crew.worker.process.kill()  # type: ignore[union-attr]
+        crew.worker.process.wait(10)  # type: ignore[union-attr]
+
+        def heal() -> None:
+            self.crews.remove(crew)
+            self._dismiss(crew)
+            self.hire()
+
+        return heal
+
+    def pause_leader(self) -> Callable[[], None]:
+        """All of its processes, for longer than the session."""
+        return self._pause(self.leader().processes())
+
+    def pause_leaders_head(self) -> Callable[[], None]:
+        """Its main process only: the pool's child goes on, until its alarm."""
+        return self._pause(self.leader().processes()[:1])
+
+    def _pause(self, processes: list[psutil.Process]) -> Callable[[], None]:
+        for process in processes:
+            process.suspend()
+
+        def heal() -> None:
+            for process in processes:
+                if process.is_running():
+                    process.resume()
+
+        return heal
+
+    def pause_its_zookeeper(self) -> Callable[[], None]:
+        server = self.server_of(self.leader())
+        server.pause()
+        return server.resume
+
+    def swallow_its_zookeeper(self) -> Callable[[], None]:
+        """The connection stays, and nothing passes."""
+        crew = self.leader()
+        proxy = crew.zookeepers[self.wire_of(crew)]
+        proxy.black_hole()
+        return proxy.restore
+
+    def cut_its_follower(self) -> Callable[[], None]:
+        """The server it talks to is cut from the ensemble, but not from the worker."""
+        leader = self.ensemble.leader().number
+        crew = self.leader()
+        number = self.wire_of(crew) + 1
+        if number == leader:
+            number = next(server.number for server in self.ensemble.servers if server.number != leader)
+        others = [proxy for at, proxy in enumerate(crew.zookeepers) if at != number - 1]
+        for proxy in others:
+            proxy.black_hole()
+            proxy.sever()
+        wait_until(lambda: self._on_wire(crew, number - 1), 15, what="the worker at the follower")
+        self.progress("moving to the follower", 2)
+        link = self._links[number, leader]
+        link.black_hole()
+
+        def heal() -> None:
+            link.restore()
+            link.sever()
+            for proxy in others:
+                proxy.restore()
+
+        return heal
+
+    def _on_wire(self, crew: Crew, wire: int) -> bool:
+        try:
+            return self.wire_of(crew) == wire
+        except StopIteration:
+            return False
+
+    def cut_from_zookeeper(self) -> Callable[[], None]:
+        return self._swallow(self.leader().zookeepers)
+
+    def cut_from_redis(self) -> Callable[[], None]:
+        return self._swallow([self.leader().broker])
+
+    def _swallow(self, proxies: list[Proxy]) -> Callable[[], None]:
+        for proxy in proxies:
+            proxy.black_hole()
+
+        def heal() -> None:
+            for proxy in proxies:
+                proxy.restore()
+                proxy.sever()
+
+        return heal
+
+    def kill_ensemble_leader(self) -> Callable[[], None]:
+        server = self.ensemble.leader()
+        server.kill()
+        return server.restart
+
+    def lose_quorum(self) -> Callable[[], None]:
+        servers = self.ensemble.servers[:2]
+        for server in servers:
+            server.kill()
+
+        def heal() -> None:
+            for server in servers:
+                server.launch()
+            for server in servers:
+                server.await_service()
+
+        return heal
+
+    def roll(self) -> Callable[[], None]:
+        """Restart every worker in good order, under load."""
+        for crew in list(self.crews):
+            self.hire()
+            crew.worker.stop()
+            self.crews.remove(crew)
+            self._dismiss(crew)
+        return lambda: None
+
+    # -- judging
+
+    def suffer(self, fault: str) -> None:
+        """One fault, from steady progress to steady progress."""
+        self.progress(f"before {fault}")
+        token, began = self.last().token, time.monotonic()
+        heal = getattr(self, fault)()
+        try:
+            if fault == "lose_quorum":
+                self._nothing_runs()
+            elif fault in MUST_REPLACE:
+                self.replaced(token, fault)
+            if fault in MUST_LAST:
+                time.sleep(2 * self._session_s)
+            if fault != "lose_quorum":
+                self.progress(fault)
+        finally:
+            heal()
+        self.progress(f"healing {fault}")
+        self.verdict.outages.append((fault, self._silence(began)))
+
+    def _nothing_runs(self) -> None:
+        """Without a quorum nobody leads, once the last term has run out."""
+        time.sleep(self._session_s + 1)
+        before = self.last()
+        time.sleep(1.0)
+        assert self.last() == before
+
+    def _silence(self, since: float) -> float:
+        """The longest time without a finished message."""
+        times = [
+            since,
+            *(entry.monotonic for entry in self.bank.book.entries("finish") if entry.monotonic > since),
+        ]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+    def judge(self) -> Verdict:
+        """Stop the load, let everything finish, and read the book."""
+        self._stop.set()
+        self._load.join(10)
+        verdict = self.verdict
+        wait_until(
+            lambda: set(range(verdict.sent)) <= set(self.bank.book.numbers("finish")),
+            60,
+            what=lambda: (
+                f"{sorted(set(range(verdict.sent)) - set(self.bank.book.numbers('finish')))[:20]} unfinished"
+                f"\n{self.logs()}"
+            ),
+        )
+        entries = self.bank.book.entries()
+        finished = [entry.number for entry in entries if entry.event == "finish"]
+        verdict.lost = sorted(set(range(verdict.sent)) - set(finished))
+        verdict.run_again = sorted({number for number in finished if finished.count(number) > 1})
+        position = token = -1
+        for entry in entries:
+            verdict.accepted_stale += entry.token < token
+            token = max(token, entry.token)
+            # A message starts when the one before it has started; one that was cut short may start again.
+            if entry.event == "start":
+                if entry.number not in (position, position + 1):
+                    verdict.disordered.append((position, entry.number))
+                position = entry.number
+        verdict.terms = len({entry.token for entry in entries})
+        verdict.stale = self.bank.book.refused()
+        return verdict
+
+
+#: After these somebody else must lead.
+MUST_REPLACE = (
+    "kill_leader",
+    "pause_leader",
+    "pause_leaders_head",
+    "cut_its_follower",
+    "cut_from_zookeeper",
+)
+#: These are borne by the session, or not: what counts is how long they last.
+MUST_LAST = ("pause_its_zookeeper", "swallow_its_zookeeper", "kill_ensemble_leader")
+FAULTS = (
+    *MUST_REPLACE,
+    "pause_its_zookeeper",
+    "swallow_its_zookeeper",
+    "cut_from_redis",
+    "kill_ensemble_leader",
+    "lose_quorum",
+    "roll",
+)

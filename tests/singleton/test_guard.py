@@ -1,0 +1,155 @@
+"""The guard, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from celery_dq.clock import SystemClock
+from celery_dq.singleton.guard import Guard
+from celery_dq.testing.waiting import wait_until
+
+CLOCK = SystemClock()
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run `work` in a child; returns its pid."""
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover - the child
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def fate(pid: int) -> int:
+    """How the child ended: 0, or minus the signal that killed it."""
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def toil(seconds: float) -> None:
+    """As stubborn as Python can be."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(10_000))
+
+
+def make(until_s: float, token: int = 1) -> Guard:
+    guard = Guard(["ledger", "mail"])
+    guard.trust("ledger", token, CLOCK.monotonic() + until_s)
+    return guard
+
+
+def test_who_is_not_confirmed_any_more_is_killed() -> None:
+    guard = make(0.3)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        toil(10)
+
+    began = time.monotonic()
+    assert fate(forked(work)) == -signal.SIGALRM
+    assert 0.2 < time.monotonic() - began < 2
+
+
+def test_who_is_confirmed_in_time_lives() -> None:
+    guard = make(1.5)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        toil(2.0)
+        guard.end("ledger")
+        toil(1.6)
+
+    pid = forked(work)
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        guard.trust("ledger", 1, CLOCK.monotonic() + 1.5)
+    assert fate(pid) == 0
+
+
+def test_the_end_of_a_message_is_the_end_of_its_alarm() -> None:
+    guard = make(0.3)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        guard.end("ledger")
+        toil(0.6)
+
+    assert fate(forked(work)) == 0
+    assert not guard.runs("ledger")
+
+
+def test_a_revoked_term_ends_at_once() -> None:
+    guard = make(30)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        toil(10)
+
+    pid = forked(work)
+    wait_until(lambda: guard.runs("ledger"))
+    guard.revoke("ledger", 2)  # not this one
+    time.sleep(0.2)
+    assert guard.runs("ledger")
+    began = time.monotonic()
+    guard.revoke("ledger", 1)
+    assert fate(pid) == -signal.SIGALRM
+    assert time.monotonic() - began < 1
+    assert not guard.runs("ledger")
+
+
+def test_a_later_term_does_not_lengthen_the_life_of_an_earlier_one() -> None:
+    guard = make(30)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        toil(10)
+
+    pid = forked(work)
+    wait_until(lambda: guard.runs("ledger"))
+    guard.trust("ledger", 2, CLOCK.monotonic() + 30)
+    assert fate(pid) == -signal.SIGALRM
+
+
+def test_a_message_of_an_old_term_does_not_begin() -> None:
+    guard = make(30, token=2)
+    assert fate(forked(lambda: guard.begin("ledger", 1))) == -signal.SIGKILL
+    late = make(0.0)
+    assert fate(forked(lambda: late.begin("ledger", 1))) == -signal.SIGKILL
+
+
+def test_a_stopped_process_dies_when_it_goes_on() -> None:
+    guard = make(0.4)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        toil(10)
+
+    pid = forked(work)
+    wait_until(lambda: guard.runs("ledger"))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.8)
+    os.kill(pid, signal.SIGCONT)
+    began = time.monotonic()
+    assert fate(pid) == -signal.SIGALRM
+    assert time.monotonic() - began < 0.2
+
+
+def test_two_queues_have_two_ends() -> None:
+    guard = make(30)
+    guard.trust("mail", 7, CLOCK.monotonic() + 0.3)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        guard.begin("mail", 7)
+        guard.end("mail")
+        toil(0.6)
+        guard.end("ledger")
+
+    assert fate(forked(work)) == 0

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.options import resolve
+from celery_dq.options.singleton import SingletonOptions
+
+
+@pytest.mark.parametrize("names", [["b", "a"], ("b", "a"), {"a", "b"}, {"a": {}, "b": None}])
+def test_queues_may_be_only_named(names: Any) -> None:
+    options = resolve({"dq_singleton_queues": names})
+    assert options.singletons == (SingletonOptions("a"), SingletonOptions("b"))
+
+
+def test_every_part_is_read() -> None:
+    options = resolve(
+        {
+            "dq_singleton_queues": {"a": {"hand_over": "abort", "grace": "2s", "career": "shop:Career"}},
+            "dq_election": "zookeeper://zoo1:2181,zoo2:2181/shop",
+            "dq_election_session": "6s",
+            "dq_election_options": {"auth": [("digest", "a:b")]},
+            "dq_beat_scheduler": "shop:Scheduler",
+        }
+    )
+    assert options.singleton("a") == SingletonOptions("a", "abort", 2_000_000, "shop:Career")
+    assert options.singleton("b") == SingletonOptions("b")
+    assert options.election_session_us == 6_000_000
+    assert dict(options.election_options) == {"auth": [("digest", "a:b")]}
+    assert options.beat_scheduler == "shop:Scheduler"
+    hash(options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"dq_singleton_queues": "ledger"}, "not a dict"),
+        ({"dq_singleton_queues": [7]}, "not the name of a queue"),
+        ({"dq_singleton_queues": {"a": 3}}, r"dq_singleton_queues\['a'\] = 3 is not a dict"),
+        ({"dq_singleton_queues": {"a": {"handover": "abort"}}}, "did you mean 'hand_over'"),
+        ({"dq_singleton_queues": {"a": {"hand_over": "abrot"}}}, "did you mean 'abort'"),
+        ({"dq_election": "etcd://x"}, "names no election"),
+        ({"dq_election_options": {"auth": []}}, "has no effect"),
+        (
+            {"dq_election": "zookeeper://x", "dq_election_options": {"certs": 1}},
+            "no option 'certs'",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        resolve(settings)

@@ -1,0 +1,225 @@
+"""Workers that volunteer for a led queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from tests.singleton.bank import QUEUE
+from tests.singleton.office import Bank
+
+#: A pool of one thread is given messages ahead; any other pool is not.
+POOLS = pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 1)])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_messages_run_one_after_the_other_with_the_token(bank: Bank, pool: str) -> None:
+    posted = bank.post(range(30))
+    with bank.worker(pool=pool, concurrency=4):
+        assert bank.finished(30) == posted
+    assert bank.overlaps() == 0
+    assert {entry.token for entry in bank.book.entries()} == {1}
+
+
+def test_who_stands_by_takes_over_when_the_leader_stops(bank: Bank) -> None:
+    first = bank.worker()
+    with first:
+        bank.post(range(3))
+        bank.finished(3)
+        second = bank.worker()
+        with second:
+            bank.send("hold", 3)
+            bank.wait_started(3)
+            bank.post(range(4, 10))
+            assert first.process is not None
+            first.process.terminate()
+            first.wait_for_log("Warm shutdown")
+            bank.book.release("3")
+            assert bank.finished(10) == list(range(10))
+            assert first.process.wait(20) == 0
+            handed_over = bank.book.entries("finish")[3].monotonic
+            taken_over = bank.book.entries("start")[4].monotonic
+    assert {entry.token for entry in bank.book.entries("finish")[:4]} == {1}
+    assert {entry.token for entry in bank.book.entries("finish")[4:]} == {2}
+    assert bank.overlaps() == 0
+    # Half a second for us; and half a second per process is what Celery takes to see that a task has ended
+    # once its event loop has stopped.
+    assert taken_over - handed_over < 0.5 + 2 * 0.5
+
+
+@pytest.mark.parametrize("task", ["post", "post_late"])
+def test_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(bank: Bank, task: str) -> None:
+    first = bank.worker()
+    with first:
+        bank.post(range(2))
+        bank.finished(2)
+        with bank.worker():
+            bank.post(range(2, 3), task=task, seconds=4)
+            bank.wait_started(2)
+            bank.post(range(3, 8))
+            children = first.children()
+            assert first.process is not None
+            first.process.kill()
+            first.process.wait(10)
+            if task == "post":
+                # Acknowledged when it began: it is not run again.
+                assert bank.finished(7, 30) == [0, 1, 3, 4, 5, 6, 7]
+            else:
+                assert bank.finished(8, 30) == list(range(8))
+                assert [each.token for each in bank.book.entries("start") if each.number == 2] == [1, 2]
+            for child in children:
+                child.wait(10)  # the guard's alarm has ended them
+    assert bank.overlaps() <= 1
+
+
+def test_a_paused_leader_takes_no_further_message_and_its_late_words_are_refused(bank: Bank) -> None:
+    first = bank.worker()
+    with first:
+        bank.post(range(2))
+        bank.finished(2)
+        with bank.worker():
+            bank.post(range(2, 3), task="post_late", seconds=1.0)
+            bank.wait_started(2)
+            bank.post(range(3, 6))
+            processes = [psutil.Process(first.pid), *first.children()]
+            for process in processes:
+                process.suspend()
+            assert bank.finished(6, 30) == list(range(6))
+            for process in processes:
+                process.resume()
+            bank.post(range(6, 9))
+            assert bank.finished(9, 30) == list(range(9))
+    tokens = [entry.token for entry in bank.book.entries("finish")]
+    assert tokens == [1, 1, *[2] * 7]
+    assert bank.book.numbers("start").count(2) == 2
+    assert bank.book.refused() == []
+
+
+def test_a_resignation_hands_over_within_half_a_second(bank: Bank) -> None:
+    with bank.worker(), bank.worker():
+        leader = bank.leader()
+        bank.post(range(200), seconds=0.02)
+        bank.wait_started(20)
+        bank.app.control.broadcast("resign", {"queue": QUEUE}, destination=[leader], reply=True, timeout=2.0)
+        assert bank.finished(200, 30) == list(range(200))
+    starts, finishes = bank.book.entries("start"), bank.book.entries("finish")
+    assert {entry.token for entry in starts} == {1, 2}
+    first = next(number for number, entry in enumerate(starts) if entry.token == 2)
+    assert starts[first].monotonic - finishes[first - 1].monotonic < 0.5
+    assert bank.overlaps() == 0
+
+
+@POOLS
+def test_a_requeued_message_goes_before_what_was_fetched_after_it(
+    till: Bank, pool: str, concurrency: int
+) -> None:
+    till.post(range(3))
+    till.post(range(3, 4), task="reject_once")
+    till.post(range(4, 30))
+    with till.worker(pool, concurrency):
+        assert till.finished(30) == list(range(30))
+
+
+def test_celery_inspect_tells_who_leads(till: Bank) -> None:
+    with till.worker(), till.worker():
+        leader = till.leader()
+        answers = {
+            node: rows[0]
+            for answer in till.app.control.broadcast("leaders", reply=True, timeout=2.0)
+            for node, rows in answer.items()
+        }
+        assert len(answers) == 2
+        assert answers[leader]["token"] == 1
+        assert answers[leader]["phase"] == "executing"
+        assert abs(answers[leader]["since"] - time.time()) < 60
+        other = next(row for node, row in answers.items() if node != leader)
+        assert (other["leads"], other["phase"]) == (False, "standing by")
+
+
+def test_other_queues_of_the_worker_are_consumed_by_all(till: Bank) -> None:
+    with till.worker(queues=[QUEUE, "mail"]), till.worker(queues=[QUEUE, "mail"]):
+        till.leader()
+        till.post(range(5))
+        for number in range(100, 108):
+            till.send("post", number, 0.2, queue="mail")
+        wait_until(lambda: len(till.book.numbers("finish")) + len(till.book.refused()) >= 13, 20)
+        assert [number for number in till.book.numbers("finish") if number < 100] == list(range(5))
+
+
+@POOLS
+def test_a_retry_keeps_its_place_and_blocks_until_it_is_due(till: Bank, pool: str, concurrency: int) -> None:
+    countdowns = [0.0, 1.0]
+    till.post(range(2))
+    for number, countdown in enumerate(countdowns, 2):
+        till.send("retry", number, countdown)
+    till.post(range(4, 20))
+    with till.worker(pool, concurrency):
+        assert till.finished(20) == list(range(20))
+    for number, countdown in enumerate(countdowns, 2):
+        first, second = (each for each in till.book.entries("start") if each.number == number)
+        assert second.monotonic - first.monotonic >= countdown
+    assert till.book.numbers("start") == [0, 1, 2, 2, 3, 3, *range(4, 20)]
+
+
+def test_a_retry_that_waits_is_handed_over_in_its_place(till: Bank) -> None:
+    with till.worker() as first:
+        till.leader()
+        with till.worker():
+            till.send("retry", 0, 3.0)
+            first.wait_for_log("Retry in")
+            till.post(range(1, 5))
+            assert first.process is not None
+            first.process.kill()
+            assert till.finished(5, 30) == list(range(5))
+    assert [each.token for each in till.book.entries("start")][:2] == [1, 2]
+
+
+def test_leadership_spreads_over_the_workers(open_bank: Callable[..., Bank], election: str) -> None:
+    queues = [f"ledger-{number}" for number in range(4)]
+    bank = open_bank(election=election, dq_singleton_queues=queues)
+
+    def leads() -> dict[str, int]:
+        answers = bank.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
+        return {
+            node: sum(row["leads"] for row in rows) for answer in answers for node, rows in answer.items()
+        }
+
+    with bank.worker(queues=queues):
+        wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
+        with bank.worker(queues=queues):
+            wait_until(lambda: sorted(leads().values()) == [2, 2], 30, what=lambda: str(leads()))
+        wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
+
+
+def test_who_is_told_to_consume_no_more_hands_over_and_may_volunteer_again(till: Bank) -> None:
+    with till.worker(), till.worker(queues=["mail"]):
+        leader = till.leader()
+        till.post(range(3))
+        till.finished(3)
+        till.app.control.cancel_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        wait_until(lambda: not leads(till), 10)
+        till.post(range(3, 6))
+        till.app.control.add_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        assert till.finished(6) == list(range(6))
+        assert till.leader() == "w2@proof"
+        till.app.control.add_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        till.app.control.cancel_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        till.post(range(6, 9))
+        assert till.finished(9) == list(range(9))
+    assert till.overlaps() == 0
+    assert sorted({entry.token for entry in till.book.entries()}) == [1, 2, 3]
+
+
+def leads(bank: Bank) -> list[str]:
+    """The workers that lead the queue."""
+    answers = bank.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
+    return [
+        node
+        for answer in answers
+        for node, rows in answer.items()
+        if any(row["leads"] and row["queue"] == QUEUE for row in rows)
+    ]
