@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from celery_dq.native import unpatched
+from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.producer.buffer import Lane, Message
 from celery_dq.producer.outbox import Outbox
 from celery_dq.producer.sender import Refused, Sender, State, Unreachable
@@ -136,8 +136,11 @@ class Flusher:
             while not self._stopping:
                 self._turn()
         finally:
-            self._sender.close()
-            self._ended.release()
+            try:
+                self._sender.close()
+                leave_green_hub()
+            finally:
+                self._ended.release()
 
     def _turn(self) -> None:
         try:
