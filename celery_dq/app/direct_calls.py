@@ -2,8 +2,8 @@
 
 Celery tries again after a lost connection, waits in between, and on some transports waits for an answer for
 ever. Here every step has a third of ``dq_publish_timeout``, no attempt begins in the last third, and when the
-broker has not answered some calls in a row the next ones fail at once. What a task publishes is only given
-the deadline: to fail at once would break chains that a moment later would go on.
+broker has not answered some calls in a row the next ones fail at once. What a task or beat publishes is only
+given the deadline: to fail at once would break chains, and skip due times, that a moment later would go well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import in_task
+from celery_dq.app.pool_producer import PoolProducer
 from celery_dq.clock import SystemClock
 from celery_dq.options.publishing import PublishingOptions
 from celery_dq.producer.circuit_breaker import CircuitBreaker
@@ -57,7 +58,7 @@ class DirectCalls:
         if isinstance(options.get("producer"), StandIn) or self._app.conf.task_always_eager:
             return self._send_task(name, args, kwargs, *more, **options)
         timeout_s = self._options.timeout_us / 1e6
-        breaker = None if self._app.loader.worker_initialized or in_task() else self.breaker
+        breaker = self.breaker if self._may_fail_at_once(options) else None
         if breaker is not None:
             wait = breaker.admit(timeout_s or 60.0)
             if wait:
@@ -79,6 +80,15 @@ class DirectCalls:
         if breaker is not None:
             breaker.succeeded()
         return sent
+
+    def _may_fail_at_once(self, options: dict[str, Any]) -> bool:
+        chosen = options.get("producer")
+        return (
+            # Beat brings one.
+            (chosen is None or type(chosen) is PoolProducer)
+            and not self._app.loader.worker_initialized
+            and not in_task()
+        )
 
     def _in_time(
         self,

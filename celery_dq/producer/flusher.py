@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from celery_dq.native import unpatched
+from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.producer.buffer import Lane, Message
 from celery_dq.producer.outbox import Outbox
-from celery_dq.producer.sender import Refused, Sender, State, Unreachable
+from celery_dq.producer.sender import NotNow, Refused, Sender, State, Unreachable
 
 __all__ = ["Flusher", "Hooks", "Undelivered"]
 
@@ -136,8 +136,11 @@ class Flusher:
             while not self._stopping:
                 self._turn()
         finally:
-            self._sender.close()
-            self._ended.release()
+            try:
+                self._sender.close()
+                leave_green_hub()
+            finally:
+                self._ended.release()
 
     def _turn(self) -> None:
         try:
@@ -183,22 +186,29 @@ class Flusher:
         except Refused as error:
             self._refused(lane, error)
         except Unreachable as error:
+            failures = lane.failures
             if error.sent:
                 self.hooks.delivered(self.outbox.done(lane, count=error.sent))
-            self._down(error)
-            self.outbox.failed(lane, 0.0)
+            if isinstance(error, NotNow):
+                self._later(lane, 0 if error.sent else failures, error)
+            else:
+                self._down(error)
+                self.outbox.failed(lane, 0.0)
         except Exception as error:
-            delay = _delay(lane.failures)
-            if not lane.failures:
-                logger.warning("Lane %s is tried again in %.1f s: %r.", lane.key, delay, error)
-            self.last_error = repr(error)
-            self.outbox.failed(lane, delay)
+            self._later(lane, lane.failures, error)
         else:
             if self.last_error:
                 logger.warning("The broker takes messages again; %d wait.", self.outbox.buffer.pending)
                 self.last_error = ""
             self._delay = FIRST_DELAY_S
             self.hooks.delivered(self.outbox.done(lane))
+
+    def _later(self, lane: Lane, failures: int, error: Exception) -> None:
+        delay = _delay(failures)
+        if not failures:
+            logger.warning("Lane %s is tried again in %.1f s: %r.", lane.key, delay, error)
+        self.last_error = repr(error)
+        self.outbox.failed(lane, delay)
 
     def _down(self, error: Unreachable) -> None:
         if not self.last_error:

@@ -17,8 +17,8 @@ from kombu.utils.json import dumps, loads
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
-from celery_dq.producer.confirms import Confirms
-from celery_dq.producer.sender import Addressed, Refused, Unreachable
+from celery_dq.producer.confirms import Confirms, Nacked
+from celery_dq.producer.sender import Addressed, NotNow, Refused, Unreachable
 
 __all__ = ["KombuSender"]
 
@@ -94,6 +94,8 @@ class KombuSender:
                     sent += 1
         except InvalidMessage as error:
             raise Refused(str(error)) from error
+        except Nacked as error:
+            raise NotNow(str(error), 0 if self._confirms is None else self._confirms.confirmed) from error
         except self._lost() as error:
             sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()

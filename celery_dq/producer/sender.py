@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from celery_dq.errors import DQError
 from celery_dq.producer.buffer import Message
 
-__all__ = ["Addressed", "Refused", "Sender", "State", "Unreachable"]
+__all__ = ["Addressed", "NotNow", "Refused", "Sender", "State", "Unreachable"]
 
 #: What is known of a message that was not confirmed.
 State: TypeAlias = Literal["not_sent", "possibly_sent", "rejected"]
@@ -35,6 +35,10 @@ class Unreachable(DQError):
         """How many messages, from the start of the batch, are delivered."""
         count: int = self.args[1]
         return count
+
+
+class NotNow(Unreachable):
+    """The broker answers, and does not take this lane's messages now. Only the lane waits."""
 
 
 class Refused(DQError):
@@ -72,6 +76,7 @@ class Sender(Protocol):
         :param producer: who numbers the messages; with the numbers it tells a resent one.
 
         Raises:
+            NotNow: Try again later, with this lane.
             Unreachable: Try again later, with all lanes.
             Refused: The whole batch is refused, and nothing of it stored.
             Exception: Try again later, with this lane.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +57,13 @@ def build(job: Any, kind: str, parts: list[Any]) -> Any:
     if kind == "group":
         return group(made)
     return chain(*made) if kind == "chain" else chord(made, job.si("body"))
+
+
+@pytest.fixture(autouse=True)
+def results_go_while_their_backend_is_there(redis_url: str) -> Iterator[None]:
+    """A group's results wait for each other in a circle, and unsubscribe when they are collected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -147,3 +147,33 @@ def test_a_broker_that_is_killed_between_publish_and_confirm_loses_nothing(
         found = drain(server.url(), queue)
     assert list(dict.fromkeys(found)) == shop.called
     assert len(found) - len(shop.called) <= 50
+
+
+def test_what_a_full_queue_refuses_waits_in_the_buffer(
+    rabbitmq_server: RabbitMQServer, shop: Shop, queue: str
+) -> None:
+    limited = {"x-max-length": 5, "x-overflow": "reject-publish"}
+    shop.app.conf.task_queues = [
+        Queue(queue, routing_key=queue, queue_arguments=limited),
+        Queue(f"{queue}-other", routing_key=f"{queue}-other"),
+    ]
+    shop.call(12)
+    wait_until(lambda: len(shop.delivered) >= 5, 20)
+    wait_until(lambda: "did not accept" in shop.app.dq.buffer.inspect().last_error, 20)
+    assert len(shop.app.dq.buffer) == 12 - len(shop.delivered)
+    other = shop.task.apply_async((0,), queue=f"{queue}-other").id
+    wait_until(lambda: other in shop.delivered, 20)  # its lane does not wait
+    found: list[str] = []
+    with Connection(rabbitmq_server.url()) as connection:
+        channel = connection.channel()
+
+        def all_there() -> bool:
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                found.append(message.headers["id"])
+            return set(found) == set(shop.called)
+
+        wait_until(all_there, 30)
+        channel.queue_delete(queue)
+    assert list(dict.fromkeys(found)) == shop.called
+    assert shop.app.dq.buffer.flush(10) == 0
+    assert drain(rabbitmq_server.url(), f"{queue}-other") == [other]
