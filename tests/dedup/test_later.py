@@ -37,12 +37,12 @@ def test_duplicates_in_the_buffer_end_with_the_result_that_covers_them(
         results = [later(shop, version) for version in range(4)]
     assert [getattr(result, "verdict", None) for result in results] == [None] * 4
     assert len({result.id for result in results}) == 4
+    assert shop.app.dq.buffer.flush(timeout=30) == 0
     with shop.working():
-        shop.app.dq.buffer.flush(timeout=10)
-        wait_until(lambda: shop.runs)
+        wait_until(lambda: shop.runs, 20)
         if not shop.app.conf.broker_url.startswith("dq"):
             # The worker gives the verdicts, when it receives them.
-            wait_until(lambda: caplog.text.count("is declined") == 2)
+            wait_until(lambda: caplog.text.count("is declined") == 2, 20, what=lambda: caplog.text)
         shop.open(1, 4)
         values = [result.get(timeout=15) for result in results]
     assert values[0] == [1, 0]
