@@ -32,6 +32,7 @@ class Crew:
         self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True)
 
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
+        """One that is started; whoever asks for it discards it."""
         return WorkerProcess("tests.dedup.crew", broker=None, conf=self.conf, pool=pool, name=name).start()
 
     def close(self) -> None:

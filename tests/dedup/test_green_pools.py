@@ -23,7 +23,8 @@ def crew(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServ
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(crew: Crew, pool: str) -> None:
-    with crew.worker(pool=pool).wait_ready() as worker:
+    worker = crew.worker(pool=pool).wait_ready()
+    try:
         results = [crew.send("early", 1)]
         crew.ran(1)
         results += [crew.send("early", version) for version in (2, 3, 4)]
@@ -37,3 +38,5 @@ def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(crew: Crew, poo
         assert crew.ran(3) == ["1", "9", "2"]
         assert crew.meetings() == 0
         assert "Traceback" not in worker.log
+    finally:
+        worker.discard()
