@@ -45,7 +45,7 @@ class Crew:
 
     def ran(self, count: int) -> list[str]:
         """What ran, once it is that many."""
-        wait_until(lambda: self.witness.llen("runs") >= count, 20, what=lambda: str(self.runs()))
+        wait_until(lambda: self.witness.llen("runs") >= count, 40, what=lambda: str(self.runs()))
         return [version for version, _, _ in self.runs()]
 
     def runs(self) -> list[list[str]]:

@@ -32,9 +32,9 @@ def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(crew: Crew, poo
         other = crew.app.tasks["early"].apply_async((2, 9))
         crew.ran(2)
         crew.witness.rpush("door:2", "go")
-        assert other.get(timeout=10) == [2, 9]
+        assert other.get(timeout=40) == [2, 9]
         crew.open(2)
-        assert [result.get(timeout=20) for result in results] == [[1, 1], [1, 2], [1, 2], [1, 2]]
+        assert [result.get(timeout=40) for result in results] == [[1, 1], [1, 2], [1, 2], [1, 2]]
         assert crew.ran(3) == ["1", "9", "2"]
         assert crew.meetings() == 0
         assert "Traceback" not in worker.log
