@@ -9,10 +9,10 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 .DEFAULT_GOAL = help
-.PHONY: help venv example test tests lint types bench chaos docs clean
+.PHONY: help venv example example-storm test tests lint types bench chaos docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Installed again only when the requirements have changed.
 $(VENV)/stamp-example: setup.cfg pyproject.toml
@@ -34,6 +34,9 @@ venv: $(VENV)/stamp-develop ## the virtual environment, with all that developmen
 
 example: $(VENV)/stamp-example ## run the example project; needs no server installed
 	$(PY) example_project/run.py
+
+example-storm: $(VENV)/stamp-example ## a cache-refresh storm with dedup and without; half a minute
+	$(PY) example_project/storm.py
 
 test: lint types tests ## lint, types and the whole test suite
 

@@ -108,6 +108,7 @@ class WorkerProcess:
 
     def start(self) -> WorkerProcess:
         """Start the process; returns at once."""
+        assert not self.alive, "it runs already, and would be left behind"
         self.process = subprocess.Popen(
             self._command,
             cwd=ROOT,

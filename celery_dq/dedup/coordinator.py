@@ -19,11 +19,14 @@ renews any more is dropped when the next one looks, so a crash delays a key by o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
 from celery_dq.dedup.machine import Policy, Verdict
 
-__all__ = ["ClaimSnapshot", "Coordinator", "Grant", "Holding", "Waiting"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ClaimSnapshot", "Coordinator", "Grant", "Holding", "Terms", "Waiting"]
 
 
 class Grant(NamedTuple):
@@ -40,6 +43,22 @@ class Grant(NamedTuple):
     covering: str
     token: int
     replaced: str | None = None
+
+
+class Terms(TypedDict, total=False):
+    """On which terms a call wants a key.
+
+    Attributes:
+        task: which task it is a delivery of; that of the head makes it the heir; default none.
+        policy: see :meth:`~celery_dq.dedup.machine.Machine.enqueue`; default ``"decline"``.
+        waiting: see there; default 1.
+        timeout: seconds after which its run may be evicted; default None, never.
+    """
+
+    task: str
+    policy: Policy
+    waiting: int
+    timeout: float | None
 
 
 class Holding(NamedTuple):
@@ -77,25 +96,13 @@ class Coordinator(Protocol):
     place of the head, not behind the tail.
     """
 
-    def enqueue(
-        self,
-        key: str,
-        call: str,
-        *,
-        task: str = "",
-        policy: Policy = "decline",
-        waiting: int = 1,
-        timeout: float | None = None,
-    ) -> Grant:
+    def enqueue(self, key: str, call: str, **terms: Unpack[Terms]) -> Grant:
         """A call wants the key; when it is the head it begins to run. Asking twice is asking once.
 
         Arguments:
             key: the key.
             call: who.
-            task: which task it is a delivery of; that of the head makes it the heir.
-            policy: see :meth:`~celery_dq.dedup.machine.Machine.enqueue`.
-            waiting: see there.
-            timeout: seconds after which its run may be evicted; None is never.
+            terms: see :class:`Terms`.
         """
 
     def start(self, key: str, call: str) -> int | None:

@@ -7,11 +7,15 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Waiting
-from celery_dq.dedup.machine import Call, Machine, Policy, Verdict
+from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Terms, Waiting
+from celery_dq.dedup.machine import Call, Machine, Verdict
 from celery_dq.errors import ClaimLost
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["LocalCoordinator"]
 
@@ -69,16 +73,7 @@ class LocalCoordinator:
             del self._kept[key]
         self._stripe(key).notify_all()
 
-    def enqueue(
-        self,
-        key: str,
-        call: str,
-        *,
-        task: str = "",
-        policy: Policy = "decline",
-        waiting: int = 1,
-        timeout: float | None = None,
-    ) -> Grant:
+    def enqueue(self, key: str, call: str, **terms: Unpack[Terms]) -> Grant:
         """See :meth:`Coordinator.enqueue`."""
         with self._stripe(key):
             kept = self._find(key) or self._kept.setdefault(key, _Kept())
@@ -86,15 +81,21 @@ class LocalCoordinator:
             if call in kept.calls:
                 return self._known(kept, call)
             continues = None
+            task = terms.get("task", "")
             if task and head is not None and kept.calls[head.id].task == task:
                 continues = (head.id, head.token)
-            decision = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues)
+            decision = machine.enqueue(
+                call,
+                policy=terms.get("policy", "decline"),
+                waiting=terms.get("waiting", 1),
+                continues=continues,
+            )
             if continues is not None and not continues[1] and machine.head is not head:
                 # The retry of a run that was released for it.
                 del kept.calls[continues[0]]
             token = 0
             if decision.verdict is not Verdict.DECLINE:
-                kept.calls[call] = _About(task, timeout, self._clock.monotonic())
+                kept.calls[call] = _About(task, terms.get("timeout"), self._clock.monotonic())
                 token = self._begin(kept, call)
             if decision.replaced is not None:
                 self._over(key, kept, decision.replaced)
@@ -198,10 +199,7 @@ class LocalCoordinator:
         self,
         key: str,
         call: str | None = None,
-        *,
-        policy: Policy = "decline",
-        waiting: int = 1,
-        timeout: float | None = None,
+        **terms: Unpack[Terms],
     ) -> Iterator[Grant]:
         """Hold the key in a ``with`` block: the tail waits here until it is the head.
 
@@ -211,15 +209,13 @@ class LocalCoordinator:
         Arguments:
             key: the key.
             call: who; default: a name of its own per entry.
-            policy: see :meth:`enqueue`.
-            waiting: see :meth:`enqueue`.
-            timeout: seconds after which the next one may take the key from this one.
+            terms: see :class:`~celery_dq.dedup.coordinator.Terms`.
 
         Raises:
             ClaimLost: it waited, and a later call took its place or an operator freed the key.
         """
         call = call or f"{threading.get_ident()}.{next(self._tokens)}"
-        grant = self.enqueue(key, call, policy=policy, waiting=waiting, timeout=timeout)
+        grant = self.enqueue(key, call, **terms)
         if grant.verdict is Verdict.BLOCK:
             try:
                 token = self._wait(key, call)

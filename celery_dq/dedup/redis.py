@@ -10,13 +10,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Waiting
-from celery_dq.dedup.machine import Policy, Verdict
+from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Terms, Waiting
+from celery_dq.dedup.machine import Verdict
 from celery_dq.keys import ClaimKeys
 from celery_dq.scripts.loader import ScriptSet, is_noscript
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["RedisCoordinator", "load_scripts"]
 
@@ -57,21 +60,23 @@ class RedisCoordinator:
         keys = (self.keys_of.claim(key), self.keys_of.tokens)
         return self._scripts[script].run(self._client, keys, (self.keys_of.channel, *args))
 
-    def enqueue(
-        self,
-        key: str,
-        call: str,
-        *,
-        task: str = "",
-        policy: Policy = "decline",
-        waiting: int = 1,
-        timeout: float | None = None,
-    ) -> Grant:
+    def enqueue(self, key: str, call: str, **terms: Unpack[Terms]) -> Grant:
         """See :meth:`Coordinator.enqueue`."""
+        timeout = terms.get("timeout")
         timeout_ms = 0 if timeout is None else max(int(timeout * 1000), 1)
         verdict, covering, token, replaced = map(
             _text,
-            self._run("enqueue", key, call, self.owner, task, self._lease_ms, timeout_ms, policy, waiting),
+            self._run(
+                "enqueue",
+                key,
+                call,
+                self.owner,
+                terms.get("task", ""),
+                self._lease_ms,
+                timeout_ms,
+                terms.get("policy", "decline"),
+                terms.get("waiting", 1),
+            ),
         )
         return Grant(Verdict(verdict), covering, int(token), replaced or None)
 

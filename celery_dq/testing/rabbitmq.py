@@ -26,7 +26,7 @@ from celery_dq.testing.waiting import wait_until
 
 __all__ = ["RabbitMQServer", "find_epmd", "find_rabbitmq_server"]
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 
 #: The server's own script. What Debian has on the PATH changes to a user and a folder of the system's server.

@@ -32,6 +32,7 @@ class Crew:
         self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True)
 
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
+        """One that is started; whoever asks for it discards it."""
         return WorkerProcess("tests.dedup.crew", broker=None, conf=self.conf, pool=pool, name=name).start()
 
     def close(self) -> None:
@@ -44,7 +45,7 @@ class Crew:
 
     def ran(self, count: int) -> list[str]:
         """What ran, once it is that many."""
-        wait_until(lambda: self.witness.llen("runs") >= count, 20, what=lambda: str(self.runs()))
+        wait_until(lambda: self.witness.llen("runs") >= count, 40, what=lambda: str(self.runs()))
         return [version for version, _, _ in self.runs()]
 
     def runs(self) -> list[list[str]]:

@@ -18,7 +18,7 @@ from tests.dedup.worker import Shop
 @pytest.fixture(params=["dq-redis", "redis"])
 def shop(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Iterator[Shop]:
     url = redis_url.replace("redis:", f"{request.param}:")
-    shop = Shop(url, redis_url, dq_lease=1, dq_buffer_folder=str(tmp_path))
+    shop = Shop(url, redis_url, dq_lease=10, dq_buffer_folder=str(tmp_path))
     yield shop
     shop.app.dq.buffer.close()
     shop.app.pool.force_close_all()
@@ -37,14 +37,14 @@ def test_duplicates_in_the_buffer_end_with_the_result_that_covers_them(
         results = [later(shop, version) for version in range(4)]
     assert [getattr(result, "verdict", None) for result in results] == [None] * 4
     assert len({result.id for result in results}) == 4
+    assert shop.app.dq.buffer.flush(timeout=30) == 0
     with shop.working():
-        shop.app.dq.buffer.flush(timeout=10)
-        wait_until(lambda: shop.runs)
+        wait_until(lambda: shop.runs, 40)
         if not shop.app.conf.broker_url.startswith("dq"):
             # The worker gives the verdicts, when it receives them.
-            wait_until(lambda: caplog.text.count("is declined") == 2)
+            wait_until(lambda: caplog.text.count("is declined") == 2, 40, what=lambda: caplog.text)
         shop.open(1, 4)
-        values = [result.get(timeout=15) for result in results]
+        values = [result.get(timeout=40) for result in results]
     assert values[0] == [1, 0]
     assert [sku for sku, _ in values] == [1] * 4
     assert len(shop.runs) < 4
@@ -63,7 +63,7 @@ def test_a_retry_does_not_wait_in_the_buffer(shop: Shop) -> None:
     with shop.app.dq.buffer.buffered(), shop.working():
         result = failing.apply_async((1,), task_id=task_id, dedup={"verdict": "later"})
         shop.open(1, 3)
-        assert result.get(timeout=15) == "done"
+        assert result.get(timeout=40) == "done"
     assert [run for run, _ in shop.runs] == [task_id] * 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import ConfigurationError, InvalidKey
 from celery_dq.keys import ClaimKeys
-from celery_dq.testing.waiting import wait_until
+from celery_dq.testing import waiting
 from celery_dq.worker.claims_step import ClaimsStep
 from tests.dedup.conftest import redis_coordinator
 from tests.dedup.worker import Shop
+
+wait_until = partial(waiting.wait_until, timeout_s=40)
 
 
 @pytest.fixture(params=["redis", "amqp"])
@@ -28,7 +31,7 @@ def broker_url(request: pytest.FixtureRequest, redis_url: str) -> str:
 @pytest.fixture
 def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
     queue = f"cache-{uuid.uuid4().hex}"
-    shop = Shop(broker_url, redis_url, dq_lease=3, worker_prefetch_multiplier=1, task_default_queue=queue)
+    shop = Shop(broker_url, redis_url, dq_lease=6, worker_prefetch_multiplier=1, task_default_queue=queue)
     yield shop
     with shop.app.connection_for_write() as connection:
         connection.default_channel.queue_delete(queue)
@@ -69,10 +72,10 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         other = refresh.delay(2, version=9)
         running(shop, 2)
         shop.open(2)
-        assert other.get(timeout=10) == [2, 9]
+        assert other.get(timeout=40) == [2, 9]
         shop.open(1, 2)
-        assert first.get(timeout=10) == [1, 1]
-        assert second.get(timeout=10) == third.get(timeout=10) == [1, 2]
+        assert first.get(timeout=40) == [1, 1]
+        assert second.get(timeout=40) == third.get(timeout=40) == [1, 2]
         assert shop.ran() == [1, 9, 2]
         assert shop.tokens[2] > shop.tokens[0] > 0
 
@@ -87,7 +90,7 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
             results.append(latest.delay(1, version=version))
             wait_until(lambda count=version: len(verdicts) == count)
         shop.open(1, 2)
-        assert [each.get(timeout=10) for each in results] == [[1, 3], [1, 3]]
+        assert [each.get(timeout=40) for each in results] == [[1, 3], [1, 3]]
         assert shop.ran() == [1, 3]
 
 
@@ -99,9 +102,9 @@ def test_chains_and_groups_of_duplicates(shop: Shop) -> None:
         chains = [chain(refresh.s(1, version), note.s()).apply_async() for version in (1, 2)]
         together = group(refresh.s(1, version) for version in (3, 4)).apply_async()
         shop.open(1, 6)
-        assert blocker.get(timeout=10) == [1, 0]
-        values = [each.get(timeout=10) for each in chains]
-        assert together.get(timeout=10)
+        assert blocker.get(timeout=40) == [1, 0]
+        values = [each.get(timeout=40) for each in chains]
+        assert together.get(timeout=40)
         assert all(value[0] == 1 for value in values)
 
 
@@ -114,7 +117,7 @@ def test_retries_keep_the_key(shop: Shop, verdicts: list[Verdict], countdown: fl
         tail = failing.apply_async((1,), task_id=uuid.uuid4().hex)
         wait_until(lambda: len(verdicts) == 2)
         shop.open(1, 6)
-        assert first.get(timeout=15) == tail.get(timeout=15) == "done"
+        assert first.get(timeout=40) == tail.get(timeout=40) == "done"
         assert [each for each, _ in shop.runs] == [first.id] * 3 + [tail.id] * 3
 
 
@@ -143,7 +146,7 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         shop.app.control.revoke(covered.id)
         wait_until(lambda: covered.state == "REVOKED")
         shop.open(1, 2)
-        assert third.get(timeout=10) == [1, 3]
+        assert third.get(timeout=40) == [1, 3]
 
 
 def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
@@ -163,7 +166,7 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         assert shop.tokens[1] > shop.tokens[0]
         shop.overlaps.clear()
         shop.open(1, 2)
-        assert tail.get(timeout=10)[0] == 1
+        assert tail.get(timeout=40)[0] == 1
     # It is told once, though it shows at a renewal and at the end.
     assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
     claim_lost.disconnect(hear)
@@ -193,7 +196,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again(
         assert shop.runs == []
         client.delete(claim)
         shop.open(1)
-        assert first.get(timeout=10) == [1, 1]
+        assert first.get(timeout=40) == [1, 1]
 
 
 def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
@@ -201,7 +204,7 @@ def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
     with shop.working(), Celery("other", broker=shop.app.conf.broker_url, set_as_current=False) as other:
         other.send_task("refresh", (), task_id="wrong", queue=shop.queue)
         with pytest.raises(InvalidKey, match="missing a required argument"):
-            shop.app.AsyncResult("wrong").get(timeout=10)
+            shop.app.AsyncResult("wrong").get(timeout=40)
 
 
 def test_in_one_process_without_redis(verdicts: list[Verdict]) -> None:

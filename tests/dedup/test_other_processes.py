@@ -34,10 +34,10 @@ class Company:
     def waits(self, place: str, worker: WorkerProcess | None = None) -> None:
         """Until somebody has this place, in this worker."""
         owner = b"" if worker is None else worker.name.encode()
-        wait_until(lambda: owner in (self.client.hget(self.claim, place) or b"-"), 15, what=self.logs)
+        wait_until(lambda: owner in (self.client.hget(self.claim, place) or b"-"), 40, what=self.logs)
 
     def gone(self) -> None:
-        wait_until(lambda: not self.client.exists(self.claim), 15)
+        wait_until(lambda: not self.client.exists(self.claim), 40)
 
     def logs(self) -> str:
         return "\n".join(worker.log for worker in self.workers)
@@ -45,7 +45,9 @@ class Company:
     def silence(self, worker: WorkerProcess) -> None:
         """What is sent from now on goes to the others."""
         queue = self.crew.app.conf.task_default_queue
-        self.crew.app.control.cancel_consumer(queue, destination=[worker.name], reply=True, timeout=5)
+        self.crew.app.control.cancel_consumer(
+            queue, destination=[worker.name], reply=True, timeout=20, limit=1
+        )
 
     def close(self) -> None:
         for worker in self.workers:
@@ -60,7 +62,7 @@ class Company:
 def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[Company]:
     redis_server.flush(0)
     url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
-    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}", 3.0), redis_url)
+    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}", 5.0), redis_url)
     yield company
     company.close()
     redis_server.flush(0)
@@ -73,9 +75,9 @@ def test_two_workers_share_the_keys(company: Company) -> None:
     results = [crew.send("early", version) for version in range(6)]
     crew.ran(1)
     # One runs, one waits: the other four are covered.
-    wait_until(lambda: company.logs().count("is declined") >= 4, 15, what=company.logs)
+    wait_until(lambda: company.logs().count("is declined") >= 4, 40, what=company.logs)
     crew.open(2)
-    values = [result.get(timeout=15) for result in results]
+    values = [result.get(timeout=60) for result in results]
     ran = [int(version) for version, _, _ in crew.runs()]
     assert len(ran) == 2
     # Each was given what a run brought: its own, or that of the one that covered it.
@@ -97,7 +99,7 @@ def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
     kill(first)
     crew.left()
     crew.open(2)
-    assert tail.get(timeout=20) == [1, 2]
+    assert tail.get(timeout=60) == [1, 2]
     assert crew.ran(2) == ["1", "2"]
     assert crew.meetings() == 0
     company.gone()
@@ -118,7 +120,7 @@ def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
     # RabbitMQ delivers it anew at once: it takes the place of the lost one, ahead of the tail.
     assert crew.ran(2) == ["1", "1"]
     crew.open(3)
-    assert tail.get(timeout=20) == [1, 2]
+    assert tail.get(timeout=60) == [1, 2]
     assert crew.ran(3) == ["1", "1", "2"]
     assert crew.meetings() == 0
     company.gone()
@@ -138,11 +140,11 @@ def test_what_is_parked_survives_a_lost_connection(
     else:
         server: RedisServer = request.getfixturevalue("redis_server")
         kill_connections(server.port, int(redis_url.rpartition("/")[2]))
-    worker.wait_for_log("Connection to broker lost", 15)
+    worker.wait_for_log("Connection to broker lost", 40)
     # What was parked comes anew, and waits once.
     company.waits("tail")
     crew.open(2)
-    assert tail.get(timeout=20) == [1, 2]
+    assert tail.get(timeout=60) == [1, 2]
     company.gone()
     assert crew.ran(2) == ["1", "2"]
     assert crew.meetings() == 0
