@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from celery_dq.errors import (
+        AccessDenied as AccessDenied,
         ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         InvalidQuota as InvalidQuota,
         InvalidRequest as InvalidRequest,
         InvalidTenant as InvalidTenant,
+        MessageTooLarge as MessageTooLarge,
         NotElected as NotElected,
         QueueClosed as QueueClosed,
         QueueFull as QueueFull,
@@ -53,11 +55,13 @@ _HOMES = (
     ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
     ("ClaimLost", "celery_dq.errors"),
+    ("AccessDenied", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
     ("CorruptSegment", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
     ("Fenced", "celery_dq.errors"),
+    ("MessageTooLarge", "celery_dq.errors"),
     ("NotElected", "celery_dq.errors"),
     ("ZooKeeperUnreachable", "celery_dq.errors"),
     ("DuplicateCall", "celery_dq.errors"),

@@ -60,6 +60,14 @@ class ZooKeeperUnreachable(DQError, ConnectionError):
     """ZooKeeper did not answer in time; what was asked may have been done all the same."""
 
 
+class MessageTooLarge(InvalidMessage):
+    """A message would exceed what ZooKeeper takes in one request (1 MiB by default). Nothing was sent."""
+
+
+class AccessDenied(DQError):
+    """ZooKeeper does not let this session do something: it lacks the credentials that an ACL asks for."""
+
+
 class NotElected(DQError):
     """Somebody else leads, or the candidate is gone: what only a leader may do was not done."""
 

@@ -6,13 +6,18 @@ Paths are relative to the chroot of the host list (``host:2181/shop``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from urllib.parse import quote
 
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["LeadershipNodes", "sequence_of", "serial_order"]
+__all__ = ["JOURNALS", "PRESENCES", "LeadershipNodes", "sequence_of", "serial_distance", "serial_order"]
 
 ROOT = "/dq"
+#: Persistent children, one for each writer whose transactions must happen once.
+JOURNALS = f"{ROOT}/journals"
+#: Ephemeral children, one for each consumer that holds items in a session.
+PRESENCES = f"{ROOT}/presences"
 #: ZooKeeper counts the children of a folder in a signed number of 32 bits.
 SEQUENCE_SPAN = 2**32
 
@@ -63,17 +68,19 @@ def sequence_of(node: str) -> int:
     return int(node.split("-", 2)[2])
 
 
-def serial_order(nodes: list[str]) -> list[str]:
+def serial_order(nodes: list[str], sequence: Callable[[str], int] = sequence_of) -> list[str]:
     """`nodes` by age. Sequences are compared serially: the counter rolls over, and later is still later.
 
     :param nodes: names that end in a sequence; no two of them are 2³¹ births apart.
+    :param sequence: reads the sequence from a name.
     """
     if not nodes:
         return []
-    first = sequence_of(nodes[0])
+    first = sequence(nodes[0])
+    return sorted(nodes, key=lambda node: serial_distance(sequence(node), first))
 
-    def distance(node: str) -> int:
-        away = (sequence_of(node) - first) % SEQUENCE_SPAN
-        return away - SEQUENCE_SPAN if away >= SEQUENCE_SPAN // 2 else away
 
-    return sorted(nodes, key=distance)
+def serial_distance(sequence: int, start: int) -> int:
+    """How many births after `start` (negative: before it) the node with `sequence` was born."""
+    away = (sequence - start) % SEQUENCE_SPAN
+    return away - SEQUENCE_SPAN if away >= SEQUENCE_SPAN // 2 else away
