@@ -164,6 +164,11 @@ class Custody:
         """
         return self._replace(held, steps, self._presence())
 
+    def holds(self, held: Held) -> bool:
+        """Whether the item is still ours, as far as is known: no request is made."""
+        own = self._own()
+        return own.session_id == self._session.id and held.presence == own.presence
+
     def release(self, held: Sequence[Held]) -> None:
         """Give the items back: delete their locks, if they are ours still."""
         self.drop([Wanted(each.item, each.lock) for each in held])

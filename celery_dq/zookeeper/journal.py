@@ -75,6 +75,7 @@ class _Own:
         self.path: str | None = None
         self.version = 0
         self.written = 0
+        self.given_up = False
 
 
 class Journal:
@@ -102,19 +103,34 @@ class Journal:
             MessageTooLarge: Nothing was sent.
             AccessDenied: The session may not do this.
         """
-        own = self._own()
-        entry = _Entry(steps, size_of(steps))
-        # Alone and with the own node, it must fit, or nobody can send it.
-        check_size([*steps, set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)], self._chroot())
-        deadline = self._clock.monotonic() + timeout_s
-        own.waiting.append(entry)
-        with own.lock:
-            # Whoever had the lock before may have sent this one along.
-            while not entry.done:
-                self._send(own, self._batch(own), deadline)
+        (entry,) = self._commit([steps], timeout_s)
         if entry.error is not None:
             raise entry.error
         return entry.answers
+
+    def commit_each(
+        self, transactions: Sequence[Sequence[Step]], timeout_s: float
+    ) -> list[list[Any] | DQError | None]:
+        """Commit several that do not depend on each other; they travel together where they can.
+
+        :returns: for each its answers (None: lost), or the error that :meth:`commit` would raise for it.
+
+        Raises:
+            MessageTooLarge: Nothing was sent.
+        """
+        outcomes: list[list[Any] | DQError | None] = []
+        for entry in self._commit(transactions, timeout_s):
+            if isinstance(entry.error, DQError):
+                outcomes.append(entry.error)
+            elif entry.error is not None:
+                raise entry.error
+            else:
+                outcomes.append(entry.answers)
+        return outcomes
+
+    def give_up(self) -> None:
+        """Let all that is being committed raise ZooKeeperUnreachable soon, for good: before :meth:`close`."""
+        self._own().given_up = True
 
     def close(self, timeout_s: float = CLEANUP_S) -> None:
         """Delete the node of this writer. It may be used again."""
@@ -128,6 +144,21 @@ class Journal:
                     logger.debug("The node %s stays for others to delete: %r", path, error)
 
     # -- inside
+
+    def _commit(self, transactions: Sequence[Sequence[Step]], timeout_s: float) -> list[_Entry]:
+        own = self._own()
+        entries = []
+        for steps in transactions:
+            # Alone and with the own node, it must fit, or nobody can send it.
+            check_size([*steps, set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)], self._chroot())
+            entries.append(_Entry(steps, size_of(steps)))
+        deadline = self._clock.monotonic() + timeout_s
+        own.waiting.extend(entries)
+        with own.lock:
+            # Whoever had the lock before may have sent these along.
+            while not all(entry.done for entry in entries):
+                self._send(own, self._batch(own), deadline)
+        return entries
 
     def _own(self) -> _Own:
         own = self._mine
@@ -288,7 +319,7 @@ class Journal:
 
     def _left(self, deadline: float) -> float:
         left = deadline - self._clock.monotonic()
-        if left <= 0:
+        if left <= 0 or self._own().given_up:
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self._session.hosts} did not answer in time; what was asked may be done"
             )
