@@ -33,7 +33,7 @@ class InvalidTenant(InvalidMessage):
 
 
 class InvalidPriority(InvalidMessage):
-    """A priority is not a whole number from 0 to 9."""
+    """A priority is not a whole number, or out of its range: 0 to 9, in a Curator queue 32 bits."""
 
 
 class InvalidQuota(DQError, ValueError):
@@ -94,6 +94,10 @@ class CoveringRunUnknown(DQError):
 
 class QueueFull(DQError):
     """A bounded queue has no room, and the caller did not want to wait (longer)."""
+
+
+class QueueEmpty(DQError):
+    """A queue held nothing, for as long as the caller wanted to wait."""
 
 
 class QueueClosed(DQError):

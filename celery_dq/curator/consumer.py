@@ -21,7 +21,7 @@ from celery_dq.clock import Clock
 from celery_dq.curator.decoder import Decoder
 from celery_dq.curator.framing import frame
 from celery_dq.curator.holding import Holding, Node
-from celery_dq.curator.intake import Intake
+from celery_dq.curator.intake import LONGEST_WAIT_S, RETRY_S, Intake
 from celery_dq.errors import ZooKeeperUnreachable
 
 __all__ = ["Consumer"]
@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds of work that are taken ahead.
 AHEAD_S = 0.05
-#: Seconds between two tries while ZooKeeper does not answer, or refuses.
-RETRY_S = 0.5
-#: Seconds that nobody waits longer for the bell.
-LONGEST_WAIT_S = 60.0
 
 
 class Consumer:

@@ -10,7 +10,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from celery_dq.curator.decoder import Decoder
 from celery_dq.curator.names import Grammar
-from celery_dq.errors import DQError
+from celery_dq.errors import DQError, ZooKeeperUnreachable
 from celery_dq.znodes import PRESENCES
 from celery_dq.zookeeper.custody import Custody, Held, Outcome, Wanted
 from celery_dq.zookeeper.journal import Journal
@@ -63,6 +63,9 @@ class Holding(Protocol):
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Give them back unconsumed."""
+
+    def read(self, name: str) -> Node | None:
+        """A node that nobody holds, without holding it; None: somebody does, or it is gone."""
 
     def remove(self, name: str) -> bool:
         """Delete a node that nobody holds; False: somebody does, or it is gone."""
@@ -163,9 +166,26 @@ class Locking:
         )
         return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
 
+    def read(self, name: str) -> Node | None:
+        """The node, if it is not locked."""
+        paths = (f"{self._lock_path}/{name}", f"{self._path}/{name}")
+        locked, answer = ask_all(
+            self._session,
+            lambda client: [client.exists_async(paths[0]), client.get_async(paths[1])],
+            self._timeout_s,
+        )
+        if locked is not None or isinstance(answer, KazooException):
+            return None
+        return Node(name, answer[0], None)
+
     def remove(self, name: str) -> bool:
         """Delete a node that nobody holds; False: somebody does, or it is gone."""
-        grip = self.take([name])
+        try:
+            grip = self.take([name])
+        except ZooKeeperUnreachable:
+            # It may be locked now, and nobody would know why.
+            self.drop([name])
+            raise
         return self.finish(grip.nodes) == [Outcome.DONE]
 
     def close(self) -> None:
@@ -256,6 +276,12 @@ class Deleting:
     def present(self, names: Sequence[str]) -> list[str]:
         """All of them, perhaps: taking them will tell."""
         return list(names)
+
+    def read(self, name: str) -> Node | None:
+        """The node."""
+        path = f"{self._path}/{name}"
+        (answer,) = ask_all(self._session, lambda client: [client.get_async(path)], self._timeout_s)
+        return None if isinstance(answer, KazooException) else Node(name, answer[0], None)
 
     def remove(self, name: str) -> bool:
         """Delete a node; False: it is gone."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
 
+from celery_dq.clock import Clock
 from celery_dq.curator.feed import Feed
 from celery_dq.curator.holding import Holding, Node
+from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.zookeeper.custody import Outcome
 from celery_dq.zookeeper.session import Session, State
 
@@ -18,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: Where more of what was asked for is gone or held by others, the names are read again.
 MISSES = 0.5
+#: Seconds between two tries while ZooKeeper does not answer.
+RETRY_S = 0.5
+#: Seconds that nobody waits longer for the bell.
+LONGEST_WAIT_S = 60.0
 
 
 class Intake:
@@ -77,6 +84,39 @@ class Intake:
         if len(missing) + len(grip.locked) > MISSES * len(names):
             self._feed.doubt()
         return grip.nodes
+
+    def take_within(self, count: int, timeout_s: float | None, clock: Clock) -> list[Node]:
+        """As :meth:`take`, and wait until there is something: `timeout_s` seconds at most, None: for ever."""
+        deadline = math.inf if timeout_s is None else clock.monotonic() + timeout_s
+        while True:
+            self._bell.clear()
+            pause: float | None
+            try:
+                if nodes := self.take(count):
+                    return nodes
+                pause = self.pause_s()
+            except ZooKeeperUnreachable:
+                if clock.monotonic() >= deadline:
+                    raise
+                pause = RETRY_S
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return []
+            self._bell.wait(min(LONGEST_WAIT_S if pause is None else pause, left))
+
+    def peek(self) -> Node | None:
+        """The node that :meth:`take` would return first, unheld."""
+        self._catch_up()
+        passed: list[str] = []
+        try:
+            while names := self._feed.hand_out(1):
+                passed += names
+                node = self._holding.read(names[0])
+                if node is not None:
+                    return node
+        finally:
+            self._feed.put_back(passed)
+        return None
 
     def pause_s(self) -> float | None:
         """Seconds after which :meth:`take` is worth calling although the bell was silent; None: never."""
