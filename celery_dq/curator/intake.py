@@ -66,24 +66,10 @@ class Intake:
             ZooKeeperUnreachable: Call it again.
         """
         self._catch_up()
-        names = self._feed.hand_out(count)
-        if not names:
-            return []
-        self._feed.aside.update(names)
-        try:
-            grip = self._holding.take(names)
-            if grip.locked:
-                free = self._holding.watch(grip.locked, self._free)
-                self._feed.put_back(free)
-        except BaseException:
-            self._in_doubt += names
-            raise
-        missing = set(names).difference(grip.locked, grip.left, (node.name for node in grip.nodes))
-        for name in missing:
-            self._feed.aside.discard(name)
-        if len(missing) + len(grip.locked) > MISSES * len(names):
-            self._feed.doubt()
-        return grip.nodes
+        while names := self._feed.hand_out(count):
+            if nodes := self._hold(names):
+                return nodes
+        return []
 
     def take_within(self, count: int, timeout_s: float | None, clock: Clock) -> list[Node]:
         """As :meth:`take`, and wait until there is something: `timeout_s` seconds at most, None: for ever."""
@@ -144,6 +130,22 @@ class Intake:
         self._bell.set()
 
     # -- inside
+
+    def _hold(self, names: list[str]) -> list[Node]:
+        self._feed.aside.update(names)
+        try:
+            grip = self._holding.take(names)
+            if grip.locked:
+                free = self._holding.watch(grip.locked, self._free)
+                self._feed.put_back(free)
+        except BaseException:
+            self._in_doubt += names
+            raise
+        missing = set(names).difference(grip.locked, grip.left, (node.name for node in grip.nodes))
+        self._feed.aside.difference_update(missing)
+        if len(missing) + len(grip.locked) > MISSES * len(names):
+            self._feed.doubt()
+        return grip.nodes
 
     def _catch_up(self) -> None:
         if self._reconnected:
