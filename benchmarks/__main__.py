@@ -24,6 +24,7 @@ from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import fairness, quotas
 from benchmarks.storm import storm
 from benchmarks.tasks import tasks
+from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
 
 OUT = Path(__file__).resolve().parent / "out"
 
@@ -44,6 +45,8 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "committing": committing,
     "sharing": sharing,
     "storm": storm,
+    "zookeeper_queues": zookeeper_queues,
+    "zookeeper_depth": zookeeper_depth,
 }
 
 

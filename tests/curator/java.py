@@ -39,7 +39,18 @@ def compile_peer(folder: Path) -> None:
     if javac is not None:
         command = [javac, "-nowarn"]
     elif COMPILER.exists():
-        command = [java, "-cp", str(COMPILER), COMPILER_CLASS, "-nowarn", "-source", "11", "-target", "11"]
+        command = [
+            java,
+            "-cp",
+            str(COMPILER),
+            COMPILER_CLASS,
+            "-proc:none",
+            "-nowarn",
+            "-source",
+            "11",
+            "-target",
+            "11",
+        ]
     else:
         raise FileNotFoundError("no Java compiler found: apt-get install --no-install-recommends ecj")
     command += ["-d", str(folder), "-cp", class_path(), str(SOURCE)]
