@@ -13,6 +13,9 @@ __all__ = ["Decoder"]
 
 logger = logging.getLogger(__name__)
 
+#: Nodes that are told of; where there are more, nobody reads about each.
+MANY = 20
+
 
 class Decoder:
     """Reads the items of a node; tells once of each node that it cannot read.
@@ -41,7 +44,7 @@ class Decoder:
         except Exception as error:
             if not isinstance(error, CorruptRecord):
                 logger.exception("The serializer failed on %s/%s.", self._path, name)
-            if name not in self._told:
+            if name not in self._told and len(self._told) < MANY:
                 self._told.add(name)
                 logger.error(
                     "%s/%s cannot be read (%s): it stays in the queue for a consumer that can",

@@ -132,9 +132,13 @@ class Feed:
     def _look(self) -> None:
         if self._forgotten:
             self._read()
-        elif self._changed:
-            if self._waiting and not (self._grammar.reorders and self._handed_out >= self._min_items):
-                return
+            return
+        if self._waiting and self._grammar.reorders:
+            # The watch may tell of an urgent one a moment later than it is there. A delay can wait for it.
+            look = self._handed_out >= self._min_items and (self._changed or not self._grammar.delays)
+        else:
+            look = self._changed and not self._waiting
+        if look:
             stat = self._ask(lambda client: client.exists_async(self._path))
             if stat is None or births(stat) != self._births:
                 self._read()

@@ -14,6 +14,7 @@ from celery_dq.errors import DQError, ZooKeeperUnreachable
 from celery_dq.znodes import PRESENCES
 from celery_dq.zookeeper.custody import Custody, Held, Outcome, Wanted
 from celery_dq.zookeeper.journal import Journal
+from celery_dq.zookeeper.reading import read_all
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import Refused, Step, ask_all, create, delete, denied
 
@@ -220,11 +221,7 @@ class Deleting:
 
     def take(self, names: Sequence[str]) -> Grip:
         """Read and delete as many of `names` as are there."""
-        answers = ask_all(
-            self._session,
-            lambda client: [client.get_async(f"{self._path}/{name}") for name in names],
-            self._timeout_s,
-        )
+        answers = read_all(self._session, [f"{self._path}/{name}" for name in names], self._timeout_s)
         nodes, left = [], []
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, NoNodeError):

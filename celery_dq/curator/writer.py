@@ -15,7 +15,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import DQError, QueueClosed, QueueFull, ZooKeeperUnreachable
 from celery_dq.zookeeper.journal import Journal
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import Refused, check_size, create, denied
+from celery_dq.zookeeper.transaction import MAX_REQUEST, Refused, check_size, create, denied
 
 __all__ = ["Listener", "Put", "Writer"]
 
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: Puts that wait in the background at most; beyond, ``put`` waits.
 MAX_BACKLOG = 10_000
+#: Bytes of a request that are surely not too many once it is sent, with all that travels along.
+SAFE_SIZE = MAX_REQUEST - 1024
 #: Puts that the background thread sends together at most.
 TOGETHER = 500
 #: Seconds until the background thread tries again what was refused.
@@ -89,10 +91,10 @@ class Writer:
         """
         if self._closed:
             raise QueueClosed(f"the queue at {self._path} was closed: nothing can be put")
-        for each in puts:
-            check_size([create(f"{self._path}/{each.prefix}", each.data, sequence=True)])
         deadline = self._clock.monotonic() + timeout_s
         if self._background:
+            for each in puts:
+                check_size([create(f"{self._path}/{each.prefix}", each.data, sequence=True)], limit=SAFE_SIZE)
             self._defer(puts, deadline)
         elif self._max_items is None:
             raise_first(self._create(puts, timeout_s))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.zookeeper.reading import begin_reading, read_all, readings
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
     Refused,
@@ -107,7 +108,7 @@ class Custody:
         self._mine = _Own()
 
     def take(self, wanted: Sequence[Wanted]) -> Taken:
-        """Lock as many of `wanted` as are free, in one round trip if all are, and read them in another.
+        """Lock as many of `wanted` as are free and read them, in one round trip if all are.
 
         The folder of the locks must exist. When this raises, some may be locked: :meth:`drop` them before
         they are wanted again.
@@ -118,13 +119,20 @@ class Custody:
         taken = Taken([], [], [])
         mine = list(wanted)
         steps = [check(presence), *[step for each in mine for step in lock_steps(each, presence)]]
+        paths = [each.item for each in mine]
+        # The session's requests are answered in their order: what is read has been locked before.
+        locking, *reading = ask_all(
+            self._session,
+            lambda client: [begin(client, steps), *begin_reading(client, paths)],
+            self._timeout_s,
+        )
         try:
-            transact(self._session, steps, self._timeout_s)
+            verdict(steps, locking)
         except Refused:
             mine = self._take_each(presence, mine, taken)
-        answers = ask_all(
-            self._session, lambda client: [client.get_async(each.item) for each in mine], self._timeout_s
-        )
+            answers = read_all(self._session, [each.item for each in mine], self._timeout_s)
+        else:
+            answers = readings(self._session, paths, reading, self._timeout_s)
         for each, answer in zip(mine, answers, strict=True):
             if isinstance(answer, NoNodeError):
                 # Deleted since by somebody who asks for no lock.
