@@ -66,6 +66,8 @@ class Feed:
         self._min_items = min_items
         #: (rank, births since the pivot, due, name), a heap.
         self._waiting: list[tuple[int, int, int, str]] = []
+        #: The names in it.
+        self._known: set[str] = set()
         #: Held by us or by others, or unreadable: not waiting, whatever the folder says.
         self.aside: set[str] = set()
         self._pivot = 0
@@ -106,6 +108,7 @@ class Feed:
         names: list[str] = []
         while len(names) < count and self._due():
             names.append(heapq.heappop(self._waiting)[3])
+        self._known.difference_update(names)
         self._handed_out += len(names)
         return names
 
@@ -162,34 +165,32 @@ class Feed:
             raise
         self._births = births(stat)
         self._handed_out = 0
-        self._waiting = []
         self.aside.intersection_update(names)
         self._strangers.intersection_update(names)
-        places = []
-        for name in names:
-            if name in self.aside:
-                continue
-            place = self._grammar.place(name)
-            if place is None:
-                self._meet(name)
-            else:
-                places.append((place, name))
-        if places:
-            # The births of a folder go by its counter: compare serially, from any of them.
-            self._pivot = places[0][0].sequence
-        self._waiting = [
-            (place.rank, serial_distance(place.sequence, self._pivot), place.due_ms, name)
-            for place, name in places
-        ]
-        self._waiting.sort()
+        fresh = [name for name in names if name not in self._known and name not in self.aside]
+        there = len(names) - len(fresh) - len(self.aside)
+        if len(self._known) - there > len(fresh) + there:
+            # Most of what was known is gone. Otherwise whoever takes it will see.
+            self._waiting, self._known = [], set()
+            fresh = [name for name in names if name not in self.aside]
+        for name in fresh:
+            self._add(name)
         self._read_at = self._clock.monotonic()
         self._cost_s = self._read_at - started
 
     def _add(self, name: str) -> None:
+        if name in self._known:
+            return
         place = self._grammar.place(name)
-        if place is not None:
-            distance = serial_distance(place.sequence, self._pivot)
-            heapq.heappush(self._waiting, (place.rank, distance, place.due_ms, name))
+        if place is None:
+            self._meet(name)
+            return
+        if not self._waiting:
+            # The births of a folder go by its counter: compare serially, from any of them.
+            self._pivot = place.sequence
+        distance = serial_distance(place.sequence, self._pivot)
+        heapq.heappush(self._waiting, (place.rank, distance, place.due_ms, name))
+        self._known.add(name)
 
     def _children(self, watch: Callable[[Any], None]) -> tuple[list[str], Any]:
         def ask(client: Any) -> Any:
