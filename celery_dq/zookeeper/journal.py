@@ -227,7 +227,7 @@ class Journal:
                 continue
             except Refused as refusal:
                 if refusal.index:
-                    raise Refused(refusal.index - 1, refusal.step, refusal.error) from None
+                    raise Refused.at(refusal.index - 1, refusal.step, refusal.error) from None
                 # Somebody deleted or wrote the node, so nothing was done: start with another one.
                 own.path = None
                 self._left(deadline)

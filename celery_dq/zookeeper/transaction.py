@@ -87,14 +87,16 @@ class Refused(DQError):
     `index` and `step` say which step was the first that could not be done, `error` why.
     """
 
-    def __init__(self, index: int, step: Step, error: KazooException) -> None:
-        super().__init__(index, step, error)
-        self.index = index
-        self.step = step
-        self.error = error
+    index: int
+    step: Step
+    error: KazooException
 
-    def __str__(self) -> str:
-        return f"step {self.index}, {self.step.kind} {self.step.path}: {self.error!r}"
+    @classmethod
+    def at(cls, index: int, step: Step, error: KazooException) -> Refused:
+        """The refusal of one step."""
+        refusal = cls(f"step {index}, {step.kind} {step.path}: {error!r}")
+        refusal.index, refusal.step, refusal.error = index, step, error
+        return refusal
 
 
 def size_of(steps: Sequence[Step], chroot: str = "") -> int:
@@ -156,7 +158,7 @@ def verdict(steps: Sequence[Step], answers: Any) -> list[Any]:
         if isinstance(answer, Exception) and not isinstance(answer, RolledBackError | RuntimeInconsistency):
             if isinstance(answer, NoAuthError | InvalidACLError):
                 raise denied(steps[index].kind, steps[index].path, answer)
-            raise Refused(index, steps[index], answer)
+            raise Refused.at(index, steps[index], answer)
     result: list[Any] = answers
     return result
 
