@@ -133,14 +133,14 @@ class Feed:
         return self._clock.monotonic() >= self._read_at + PATIENCE * self._cost_s
 
     def _look(self) -> None:
-        if self._forgotten:
+        if self._forgotten or (not self._waiting and self._changed and self._affordable()):
             self._read()
             return
-        if self._waiting and self._grammar.reorders:
-            # The watch may tell of an urgent one a moment later than it is there. A delay can wait for it.
-            look = self._handed_out >= self._min_items and (self._changed or not self._grammar.delays)
-        else:
-            look = self._changed and not self._waiting
+        # The watch tells a moment later than a node is there: nobody shall hear that there is none, or be
+        # served before a more urgent one, because of that. A delay can wait for the watch.
+        look = not self._waiting
+        if self._waiting and self._grammar.reorders and self._handed_out >= self._min_items:
+            look = self._changed or not self._grammar.delays
         if look:
             stat = self._ask(lambda client: client.exists_async(self._path))
             if stat is None or births(stat) != self._births:

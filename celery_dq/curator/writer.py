@@ -30,7 +30,7 @@ TOGETHER = 500
 #: Seconds until the background thread tries again what was refused.
 RETRY_S = 0.5
 #: Seconds that the thread may take to notice that it shall give up.
-GIVE_UP_S = 6.0
+GIVE_UP_S = 4.0
 
 Listener = Callable[[Sequence[Any]], Any]
 

@@ -22,7 +22,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.zookeeper.reading import begin_reading, read_all, readings
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, State
 from celery_dq.zookeeper.transaction import (
     Refused,
     Step,
@@ -201,7 +201,8 @@ class Custody:
         own = self._own()
         with own.lock:
             session_id, own.session_id = own.session_id, None
-            if session_id is not None and session_id == self._session.id:
+            # Without a connection it goes with its session, which takes no longer than waiting for one.
+            if session_id == self._session.id and self._session.state is State.CONNECTED:
                 try:
                     self._session.ask(lambda client: client.delete_async(own.presence), self._timeout_s)
                 except (ZooKeeperUnreachable, KazooException) as error:

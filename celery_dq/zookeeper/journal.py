@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 #: Steps that travel together at most; more do not make it faster.
 MAX_STEPS = 500
 #: Seconds for which one try waits, so that a connection that broke is used again soon after it is back.
-TRY_S = 5.0
+TRY_S = 3.0
 #: Seconds after which the node of a writer that crashed is deleted by others.
 ABANDONED_S = 86_400.0
 #: Nodes of others that are looked at when a writer starts.
@@ -83,11 +83,21 @@ class Journal:
 
     :param session: the session to write with; the journal outlives its expiry.
     :param folder: where the node of this writer is made, beside those of others.
+    :param abandoned_s: seconds after its last write that the node of another writer is deleted; default one
+        day. A writer that is only slow makes another one.
     :param clock: times the deadlines.
     """
 
-    def __init__(self, session: Session, folder: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        folder: str,
+        *,
+        abandoned_s: float = ABANDONED_S,
+        clock: Clock | None = None,
+    ) -> None:
         self._session = session
+        self._abandoned_s = abandoned_s
         self._folder = folder
         self._clock = clock or SystemClock()
         self._mine = _Own()
@@ -311,7 +321,7 @@ class Journal:
             old = [
                 path
                 for path, stat in zip(paths, stats, strict=True)
-                if getattr(stat, "mtime", stats[0].ctime) < stats[0].ctime - ABANDONED_S * 1000
+                if getattr(stat, "mtime", stats[0].ctime) < stats[0].ctime - self._abandoned_s * 1000
             ]
             ask_all(self._session, lambda client: [client.delete_async(path) for path in old], CLEANUP_S)
         except (ZooKeeperUnreachable, KazooException, AttributeError) as error:

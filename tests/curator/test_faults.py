@@ -114,7 +114,7 @@ def test_consuming_goes_on_over_drops_and_expiries(make: Make, lock_path: str | 
         assert sorted(seen.items) == list(range(60))
 
 
-def test_a_lost_answer_to_a_put_puts_once(make: Make, proxy: Proxy, through_proxy: str) -> None:
+def test_a_lost_answer_to_a_put_puts_once(proxy: Proxy, through_proxy: str, make: Make) -> None:
     queue = make(DistributedQueue, hosts=through_proxy)
     queue.put("first")
     for number in range(5):
@@ -129,7 +129,7 @@ def test_a_lost_answer_to_a_put_puts_once(make: Make, proxy: Proxy, through_prox
 
 
 def test_a_lost_answer_to_taking_an_element_does_not_lose_it(
-    make: Make, proxy: Proxy, through_proxy: str
+    proxy: Proxy, through_proxy: str, make: Make
 ) -> None:
     elements = [str(number).encode() for number in range(6)]
     make(SimpleDistributedQueue).offer_each(elements)
@@ -144,7 +144,7 @@ def test_a_lost_answer_to_taking_an_element_does_not_lose_it(
 
 
 def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
-    make: Make, proxy: Proxy, through_proxy: str
+    proxy: Proxy, through_proxy: str, make: Make
 ) -> None:
     seen = Collector()
     producer = make(DistributedQueue)
