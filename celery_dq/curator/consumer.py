@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from itertools import islice
 from typing import Any
 
 from celery_dq.clock import Clock
@@ -28,6 +29,8 @@ __all__ = ["Consumer"]
 
 logger = logging.getLogger(__name__)
 
+#: Nodes that are taken or finished in one request at most.
+TOGETHER = 100
 #: Seconds of work that are taken ahead.
 AHEAD_S = 0.05
 
@@ -110,7 +113,7 @@ class Consumer:
             self._bell.clear()
             try:
                 room = self._batch - len(self._hand) - self._running
-                nodes = self._intake.take(room) if room > 0 else []
+                nodes = self._intake.take(min(room, TOGETHER)) if room > 0 else []
             except ZooKeeperUnreachable as error:
                 logger.info("Nothing can be taken: %s", error)
                 self._bell.wait(RETRY_S)
@@ -122,7 +125,11 @@ class Consumer:
             if nodes:
                 with self._change:
                     self._hand.extend(nodes)
-                self._work()
+                try:
+                    self._work()
+                except Exception:
+                    logger.exception("Nothing can be consumed; trying again.")
+                    self._bell.wait(RETRY_S)
             elif room > 0:
                 pause = self._intake.pause_s()
                 self._bell.wait(LONGEST_WAIT_S if pause is None else min(pause, LONGEST_WAIT_S))
@@ -150,9 +157,19 @@ class Consumer:
                 count += 1
                 self._run(node)
             else:
-                self._executor.submit(self._run, node)
+                self._submit(self._executor, node)
         if count:
             self._adapt((self._clock.monotonic() - began) / count)
+
+    def _submit(self, executor: Executor, node: Node) -> None:
+        try:
+            executor.submit(self._run, node)
+        except BaseException:
+            # It was shut down.
+            with self._change:
+                self._late.append(node)
+            self._end(None)
+            raise
 
     def _adapt(self, each_s: float) -> None:
         """Take as many at once as fit the time ahead, never more than twice as many as before."""
@@ -173,7 +190,7 @@ class Consumer:
         for at, item in enumerate(self._decoder.items(node.data)):
             try:
                 self._consume(item)
-            except Exception:  # noqa: PERF203 - each item may fail
+            except (Exception, SystemExit):  # noqa: PERF203 - each item may fail
                 if self._requeue:
                     logger.exception("A consumer failed; the item is put back: %s", node.name)
                     return frame(raw[at:])
@@ -194,9 +211,9 @@ class Consumer:
     def _finish(self) -> None:
         while True:
             with self._change:
-                while not self._consumed and not self._idle_for_good() and not self._overdue():
+                while not (self._consumed or self._late or self._idle_for_good() or self._overdue()):
                     self._change.wait(AHEAD_S if self._hand else None)
-                batch = list(self._consumed)
+                batch = list(islice(self._consumed, TOGETHER))
                 if self._overdue():
                     self._late += self._hand
                     self._hand.clear()
@@ -229,10 +246,11 @@ class Consumer:
                 self._consumed.remove(entry)
 
     def _give_back(self) -> None:
-        if self._late:
-            self._holding.release(self._late)
-            self._intake.release(self._late)
-            self._late = []
+        if late := list(self._late):
+            self._holding.release(late)
+            self._intake.release(late)
+            with self._change:
+                del self._late[: len(late)]
 
     def _rest(self) -> None:
         with self._change:

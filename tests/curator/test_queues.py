@@ -117,6 +117,24 @@ def test_an_executor_consumes_several_at_once(make: Make, lock_path: str | None)
     assert queue.size() == 0
 
 
+def test_an_executor_that_was_shut_down_and_a_consumer_that_exits(make: Make) -> None:
+    def leave(item: int) -> None:
+        raise SystemExit(item)
+
+    queue = make(DistributedQueue, lock_path=LOCKS)
+    queue.put(1)
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    broken = make(DistributedQueue, lock_path=LOCKS, consumer=print, executor=executor).start()
+    leaving = make(DistributedQueue, lock_path=LOCKS, consumer=leave, on_failure="delete")
+    # Neither keeps the item: one gives it back, the other has failed.
+    leaving.start()
+    wait_until(lambda: queue.size() == 0, 20)
+    queue.put(2)
+    wait_until(lambda: queue.size() == 0, 20)
+    broken.close()
+
+
 def test_listeners_hear_of_each_put_once(make: Make) -> None:
     heard: list[list[Any]] = []
     queue = make(DistributedQueue)
