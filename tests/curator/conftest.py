@@ -19,11 +19,13 @@ def session(hosts: str) -> Iterator[Session]:
 
 @pytest.fixture
 def make(hosts: str) -> Iterator[Callable[..., Any]]:
-    """Makes queues, each with a session of its own that lasts two seconds; closes them at the end."""
+    """Makes queues, each with a session of its own; closes them at the end.
+
+    The sessions are long: on a slow machine, none expires but those that a test ends."""
     made: list[tuple[Any, Session]] = []
 
     def build(kind: Callable[..., Any], path: str = "/queue", **options: Any) -> Any:
-        session = Session(options.pop("hosts", hosts), timeout_s=2)
+        session = Session(options.pop("hosts", hosts), timeout_s=15)
         queue = kind(session, path, **options)
         made.append((queue, session))
         return queue

@@ -44,10 +44,11 @@ def test_first_in_first_out(make: Make, lock_path: str | None, session: Session)
 @both
 def test_several_consumers_take_each_item_once(make: Make, lock_path: str | None) -> None:
     seen = Collector()
-    make(DistributedQueue).put_each(list(range(300)))
+    producer = make(DistributedQueue)
+    producer.put_each(list(range(300)))
     for _each in range(3):
         make(DistributedQueue, lock_path=lock_path, consumer=seen).start()
-    wait_until(lambda: make(DistributedQueue).size() == 0, 30)
+    wait_until(lambda: producer.size() == 0, 30)
     assert sorted(seen.wait(300)) == list(range(300))
 
 
