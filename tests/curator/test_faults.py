@@ -18,6 +18,7 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
 from tests.curator.collecting import Collector
+from tests.curator.expiry import expire
 
 Make = Callable[..., Any]
 LOCKS = "/locks"
@@ -34,18 +35,6 @@ def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
 def through_proxy(proxy: Proxy, hosts: str) -> str:
     """The host list by way of the proxy."""
     return f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}"
-
-
-def expire(session: Session) -> None:
-    """End a session behind its owner's back: whoever knows its id and password may."""
-    client = session.open()
-    before = session.id
-    thief = type(client)(hosts=session.hosts, client_id=client.client_id)
-    thief.start()
-    thief.stop()
-    thief.close()
-    wait_until(lambda: session.id != before)
-    session.open()
 
 
 def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make: Make) -> None:

@@ -29,7 +29,7 @@ from celery_dq.zookeeper.transaction import (
     transact,
 )
 from tests.broker.proxy import Proxy
-from tests.curator.test_faults import expire
+from tests.curator.expiry import expire
 
 JOURNALS = "/journals"
 
