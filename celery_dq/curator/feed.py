@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: A consumer reads the names again after this many times what reading takes; births it hears of at once.
 PATIENCE = 5.0
+#: Seconds for which it does not, at most: reading may have taken long for another reason.
+LONGEST_S = 0.5
 #: Seconds between two questions for births.
 ASK_AGAIN_S = 0.01
 
@@ -71,7 +73,7 @@ class Feed:
         #: Held by us or by others, or unreadable: not waiting, whatever the folder says.
         self.aside: set[str] = set()
         self._pivot = 0
-        self._births = -1
+        self._births = (-1, -1)
         self._handed_out = 0
         #: The watch has fired since the names were read, or was lost with its connection.
         self._changed = True
@@ -130,7 +132,7 @@ class Feed:
         return not due_ms or due_ms <= self._clock.wall() * 1000.0
 
     def _affordable(self) -> bool:
-        return self._clock.monotonic() >= self._read_at + PATIENCE * self._cost_s
+        return self._clock.monotonic() >= self._read_at + min(PATIENCE * self._cost_s, LONGEST_S)
 
     def _look(self) -> None:
         if self._forgotten or (not self._waiting and self._changed and self._affordable()):
@@ -163,7 +165,11 @@ class Feed:
         except BaseException:
             self._forgotten = True
             raise
-        self._births = births(stat)
+        before, self._births = self._births, births(stat)
+        if before[0] != self._births[0]:
+            # The folder was made anew, and its names begin again: they mean other nodes now.
+            self._waiting, self._known = [], set()
+            self.aside.clear()
         self._handed_out = 0
         self.aside.intersection_update(names)
         self._strangers.intersection_update(names)
@@ -223,8 +229,8 @@ class Feed:
             )
 
 
-def births(stat: Any) -> int:
-    """How many children a folder has had, by its stat; modulo 2³¹."""
+def births(stat: Any) -> tuple[int, int]:
+    """Which folder it is (it may be made anew), and how many children it has had, modulo 2³¹; by its stat."""
     # What is told as cversion is twice the births minus the children, in 32 bits.
     changes: int = stat.cversion + stat.numChildren
-    return changes % 2**32 // 2
+    return stat.czxid, changes % 2**32 // 2

@@ -143,6 +143,8 @@ class Intake:
             raise
         missing = set(names).difference(grip.locked, grip.left, (node.name for node in grip.nodes))
         self._feed.aside.difference_update(missing)
+        # What was deleted to be held is gone; its name may come again, in a folder that was made anew.
+        self._feed.aside.difference_update(node.name for node in grip.nodes if node.held is None)
         if len(missing) + len(grip.locked) > MISSES * len(names):
             self._feed.doubt()
         return grip.nodes

@@ -185,5 +185,7 @@ def test_a_folder_that_was_removed_while_it_was_empty_is_made_again(
     taking.join(30)
     assert taken != [None]
     session.open().delete("/queue")
+    # It has had as many children as the one before.
     put(item)
     assert queue.size() == 1
+    assert queue.poll(0) is not None
