@@ -99,6 +99,8 @@ class Session:
     :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …}``.
     :param tls: None is plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
         ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
+    :param acl: kazoo's ACLs for every node that is made. Default: with `auth` or `sasl` whoever made a node
+        may do everything with it and nobody else anything; without them everybody may do everything.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Session:
         auth: Sequence[tuple[str, str]] = (),
         sasl: Mapping[str, Any] | None = None,
         tls: Mapping[str, Any] | None = None,
+        acl: Sequence[Any] | None = None,
     ) -> None:
         if not hosts:
             raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
@@ -117,6 +120,7 @@ class Session:
         self._auth = list(auth)
         self._sasl = dict(sasl) if sasl else None
         self._tls = dict(tls) if tls is not None else None
+        self._acl = list(acl) if acl else None
         self._mine = _Own()
 
     # -- states
@@ -250,7 +254,12 @@ class Session:
         hosts, slash, chroot = self.hosts.partition("/")
         if slash and chroot and not own.has_chroot:
             outside = Session(
-                hosts, timeout_s=self._wanted_s, auth=self._auth, sasl=self._sasl, tls=self._tls
+                hosts,
+                timeout_s=self._wanted_s,
+                auth=self._auth,
+                sasl=self._sasl,
+                tls=self._tls,
+                acl=self._acl,
             )
             try:
                 outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), self._wanted_s)
@@ -261,7 +270,9 @@ class Session:
     def _connecting(self, own: _Own) -> Any:
         handler = bounded_handler()
         options: dict[str, Any] = {}
-        if self._auth or self._sasl:
+        if self._acl:
+            options["default_acl"] = self._acl
+        elif self._auth or self._sasl:
             options["default_acl"] = CREATOR_ALL_ACL
         if self._tls is not None:
             options.update({"use_ssl": True, "verify_certs": True, "check_hostname": True, **self._tls})
