@@ -41,8 +41,13 @@ class Broker:
     has_leases: bool = False
     deviations: Mapping[str, Deviation] = field(default_factory=dict)
 
+    #: What kind of server it runs on: ``redis`` or ``zookeeper``.
+    server: str = "redis"
+    #: What it offers to Celery: kombu's ``driver_type``.
+    driver_type: str = "redis"
+
     def url(self, port: int, db: int = 0) -> str:
-        """The broker URL of a server on this machine."""
+        """The broker URL of a server on this machine; ZooKeeper has folders in the place of databases."""
         return f"{self.scheme}://127.0.0.1:{port}/{db}"
 
     def prepare(self) -> None:
@@ -127,7 +132,30 @@ DQ = Broker(
     },
 )
 
-BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ)}
+ZOOKEEPER = Broker(
+    name="zookeeper",
+    scheme="dq-zookeeper",
+    sentinel_scheme="",
+    most_urgent=9,
+    least_urgent=0,
+    register="celery_dq.wiring:register_transports",
+    setup="celery_dq:setup",
+    has_leases=True,
+    server="zookeeper",
+    driver_type="zookeeper",
+    deviations={
+        "a body of three megabytes": Deviation(
+            "refused", "ZooKeeper takes one megabyte: the error says so before anything is sent"
+        ),
+        "a priority beyond the scale": Deviation(
+            "refused", "an error that names the value, instead of a guess at what was meant"
+        ),
+    },
+)
 
-#: What the suites run over.
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, ZOOKEEPER)}
+
+#: What all suites and benchmarks run over: the brokers on Redis.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
+#: What the conformance suite runs over.
+CONFORMING: tuple[str, ...] = (*ACTIVE, "zookeeper")

@@ -75,6 +75,7 @@ class Fetcher:
         self._bell = handler.event_object()
         self._flushed = handler.event_object()
         self._stopping = False
+        self._rounds = 0
         self._suspended_at: float | None = None
         self._looked_at = clock.monotonic()
         #: Why the connection is of no use any more.
@@ -219,13 +220,14 @@ class Fetcher:
                 errand.source.turn(self._talk, 1)
                 self._errands.popleft()
                 errand.done.set()
-            for source in self._sources:
+            sources, self._rounds = self._sources, self._rounds + 1
+            first = self._rounds % len(sources) if sources else 0
+            for source in [*sources[first:], *sources[:first]]:
                 more |= source.turn(self._talk, self._room(source))
                 if source.inbox:
                     self._deliver()
         finally:
             self._end_telling(said, begun)
-        self._sources = [*self._sources[1:], *self._sources[:1]]
         return more or self._hand.has_news
 
     # -- telling -----------------------------------------------------------------------

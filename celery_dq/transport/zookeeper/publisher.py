@@ -2,9 +2,9 @@
 
 The names of items are a queue's own, so no GUID in them could tell whether a create whose answer was lost
 was carried out. Instead every create is one transaction with a write to a node of the producer's own, on
-condition of its version: sent again with the same version it either happens now, or is refused because it has
-happened. Unlike a :class:`~celery_dq.zookeeper.journal.Journal`, which asks what became of a transaction, this
-can be continued by somebody else: kombu publishes a message again on another connection, and the stamp
+condition of its version: sent again with the same version it either happens now, or is refused because it
+has happened. Unlike a :class:`~celery_dq.zookeeper.journal.Journal`, which asks what became of a transaction,
+this can be continued by somebody else: kombu publishes a message again on another connection, and the stamp
 (node, version) stays on the message.
 """
 

@@ -9,6 +9,7 @@ Everything here runs in the fetcher's thread, except the watches and what is sai
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
-from celery_dq.transport.zookeeper.hand import Hand, Held
+from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, Record
 from celery_dq.transport.zookeeper.talk import Talk
 from celery_dq.znodes import QueueNodes, due_ms_of, served_in_order
@@ -60,6 +61,7 @@ class Source:
         self._hand = hand
         self._clock = clock
         self._ring = ring
+        self._closed = False
         self._backlog: list[str] = []
         self._changed = True
         self._listed_at = 0.0
@@ -78,6 +80,17 @@ class Source:
         """Something came or went, or the connection broke and took the watch with it."""
         self._changed = True
         self._ring()
+
+    def close(self) -> None:
+        """Nobody consumes this any more: what was not delivered goes back."""
+        self._closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        # Two threads may be at it.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._hand.say(Verb.RELEASE, self.inbox.pop().tag)
 
     def _delays_look_again(self, event: Any = None) -> None:
         self._delays_changed = True
@@ -233,6 +246,8 @@ class Source:
             return
         data, stat = found
         self.inbox.append(self._hand.hold(self.nodes, name, data, stat.version > 0))
+        if self._closed:
+            self._give_back()
 
     def _clear_doubts(self, talk: Talk) -> None:
         """We may have locked these without having heard of it."""

@@ -6,8 +6,8 @@ Connection string::
 
 ``user:password`` is a credential of the scheme ``digest``. Transport options: ``session_timeout`` (seconds,
 default 10: how long a dead worker's messages stay with it), ``auth`` (pairs of scheme and credential),
-``sasl`` (kazoo's ``sasl_options``), ``acl`` (kazoo's ACLs). TLS: ``broker_use_ssl`` with ``ca``, ``certfile``,
-``keyfile``, ``verify_certs``, ``check_hostname``.
+``sasl`` (kazoo's ``sasl_options``), ``acl`` (kazoo's ACLs). TLS: ``broker_use_ssl`` with ``ca``,
+``certfile``, ``keyfile``, ``verify_certs``, ``check_hostname``.
 
 Features: direct, topic and fanout exchanges, priorities, ETA, remote control, batches.
 """
@@ -47,7 +47,7 @@ from celery_dq.transport.zookeeper.bell import Bell
 from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.channel import Channel as ZooKeeperChannel
 from celery_dq.transport.zookeeper.fetcher import Fetcher
-from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
+from celery_dq.transport.zookeeper.hand import Hand, Held
 from celery_dq.transport.zookeeper.publisher import Publisher
 from celery_dq.transport.zookeeper.queues import Queues
 from celery_dq.transport.zookeeper.source import Source
@@ -193,8 +193,8 @@ class Transport(VirtualTransport):
         self._sources = [each for each in self._sources if each[1] is not source]
         if self._fetcher is not None:
             self._fetcher.remove(source)
-        while source.inbox:
-            self.hand.say(Verb.RELEASE, source.inbox.pop().tag)
+        source.close()
+        self.flush()
 
     def take_one(self, queue: str) -> list[Held]:
         """Take one message of *queue* now, if there is one."""
