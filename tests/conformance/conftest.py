@@ -82,9 +82,7 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def staffed(
-    broker: Broker, redis_server: RedisServer, broker_port: int, pool: str
-) -> Iterator[Workplace]:
+def staffed(broker: Broker, redis_server: RedisServer, broker_port: int, pool: str) -> Iterator[Workplace]:
     """An app with one running worker of the pool under test, shared by a module's tests."""
     opened = Workplace(broker, redis_server, broker_port=broker_port)
     # A pool of two, so that one held task leaves room for another; solo is always one.

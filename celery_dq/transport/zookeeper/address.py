@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -49,6 +50,20 @@ def host_list(hostname: str, port: int | None, chroot: str | None) -> str:
     )
     chroot = (chroot or "").strip("/")
     return f"{hosts}/{chroot}" if chroot else hosts
+
+
+def nobody_listens(hosts: str) -> bool:
+    """Whether every host of a list refuses a connection: waiting is no use then."""
+    for host in hosts.partition("/")[0].split(","):
+        name, _, port = host.rpartition(":")
+        try:
+            socket.create_connection((name.strip("[]"), int(port)), timeout=1.0).close()
+            return False
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return False
+    return True
 
 
 def session_options(connection: Any) -> dict[str, Any]:

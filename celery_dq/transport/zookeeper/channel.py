@@ -162,7 +162,7 @@ class Channel(VirtualChannel):
         for queue in {item.queue for item in items}:
             source = self._sources.get(queue)
             if source is not None:
-                source.look_again()
+                source.look_now()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Kombu's seam for ``Producer.batch()``."""

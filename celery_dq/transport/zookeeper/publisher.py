@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: Creates that one transaction carries at most.
 LARGEST_TRANSACTION = 500
-#: Seconds after which a publish gives up; kombu may try again, and will not enqueue twice.
+#: Seconds after which a publish gives up.
 GIVE_UP_S = 8.0
 #: Seconds that one answer is waited for.
 ANSWER_S = 4.0
@@ -59,11 +59,13 @@ class Publisher:
     Arguments:
         session: opened when something is published.
         clock: monotonic time, to give up by.
+        give_up_s: seconds after which a publish gives up; kombu may try again, and does not enqueue twice.
     """
 
-    def __init__(self, session: Session, clock: Clock) -> None:
+    def __init__(self, session: Session, clock: Clock, give_up_s: float = GIVE_UP_S) -> None:
         self._session = session
         self._clock = clock
+        self._give_up_s = give_up_s
         self._pid = 0
         self._lock = threading.Lock()
         self._own: Stamp | None = None
@@ -89,12 +91,12 @@ class Publisher:
             self._pid, self._own, self._lock = os.getpid(), None, threading.Lock()
         with self._lock:
             asked = stamps.get(key) or self._stamp()
-            until = self._clock.monotonic() + GIVE_UP_S
+            until = self._clock.monotonic() + self._give_up_s
             doubtful = key in stamps
             while True:
                 try:
                     steps = [set_data(asked.node, b"", asked.version), *map(_creation, items)]
-                    transact(self._session, steps, ANSWER_S)
+                    transact(self._session, steps, min(ANSWER_S, self._give_up_s))
                 except ZooKeeperUnreachable:
                     stamps[key], doubtful = asked, True
                     if self._clock.monotonic() < until:

@@ -32,10 +32,9 @@ logger = logging.getLogger(__name__)
 LARGEST_CLAIM = 100
 #: Locks of others that are watched at most. Their owners change with every item, so a few would do.
 MOST_WATCHES = 256
-#: A queue is listed again while there is something left of the last listing: then at most a tenth of the time
-#: goes into listing. Listing is cheap below this many seconds.
-CHEAP_LISTING_S = 0.003
-LISTING_SHARE = 10.0
+#: While there is something left of the last listing, a queue is listed again only after so many times the
+#: time that listing it took: what is urgent is found soon, and the rest of the time goes into messages.
+LISTING_SHARE = 5.0
 #: Delayed items that are moved at a time.
 LARGEST_MOVE = 100
 
@@ -64,6 +63,7 @@ class Source:
         self._closed = False
         self._backlog: list[str] = []
         self._changed = True
+        self._wanted_now = False
         self._listed_at = 0.0
         self._listing_s = 0.0
         self._others: set[str] = set()
@@ -80,6 +80,11 @@ class Source:
         """Something came or went, or the connection broke and took the watch with it."""
         self._changed = True
         self._ring()
+
+    def look_now(self) -> None:
+        """We have put something there ourselves: it may be more urgent than what is known."""
+        self._wanted_now = True
+        self.look_again()
 
     def close(self) -> None:
         """Nobody consumes this any more: what was not delivered goes back."""
@@ -142,14 +147,14 @@ class Source:
     def _should_list(self) -> bool:
         if not self._changed:
             return False
-        if not self._backlog or self._listing_s < CHEAP_LISTING_S:
+        if not self._backlog or self._wanted_now:
             return True
         return self._clock.monotonic() - self._listed_at > LISTING_SHARE * self._listing_s
 
     def _list(self, talk: Talk) -> None:
         began = self._clock.monotonic()
         # Before it is asked: what changes from here on fires the watch.
-        self._changed = False
+        self._changed = self._wanted_now = False
         ready = talk.client.get_children_async(self.nodes.ready, watch=self.look_again)
         locks = talk.client.get_children_async(self.nodes.locks)
         try:

@@ -40,6 +40,7 @@ from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,
     address_in,
     host_list,
+    nobody_listens,
     session_options,
 )
 from celery_dq.transport.zookeeper.bases import VirtualTransport
@@ -55,6 +56,8 @@ from celery_dq.transport.zookeeper.talk import Talk
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session, State
 
+#: Seconds after which it is asked whether anybody listens at all.
+FIRST_LOOK_S = 0.5
 #: Seconds that ``drain_events`` waits in one go.
 LONGEST_WAIT_S = 1.0
 
@@ -123,8 +126,14 @@ class Transport(VirtualTransport):
             ZooKeeperUnreachable: Nobody answered in time.
             ConfigurationError: The server refused the credentials.
         """
+        patience_s = float(self.client.connect_timeout or 5.0)
         try:
-            self.session.open(float(self.client.connect_timeout or 5.0))
+            try:
+                self.session.open(min(FIRST_LOOK_S, patience_s))
+            except ZooKeeperUnreachable:
+                if nobody_listens(self.session.hosts):
+                    raise
+                self.session.open(patience_s)
         except BaseException:
             self.session.close()
             raise
