@@ -92,6 +92,20 @@ def staffed(broker: Broker, redis_server: RedisServer, broker_port: int, pool: s
     opened.close()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the pools that a broker's entry leaves out."""
+    left = []
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        broker = BROKERS.get(params.get("broker", ""))
+        shared = "staffed" in getattr(item, "fixturenames", ())
+        if shared and broker is not None and params.get("pool") in broker.left_out:
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """When a test on the shared worker fails, the end of the worker's log is part of the report."""

@@ -53,6 +53,10 @@ class Channel(VirtualChannel):
         """What the connection holds."""
         return self._transport.hand
 
+    def uses(self, queue: str) -> bool:
+        """Whether this transient queue was declared on this channel."""
+        return queue in self._transients
+
     # -- declaring -------------------------------------------------------------
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:

@@ -115,7 +115,9 @@ class Fetcher:
         errand.done.wait(2 * self._talk.patience_s)
         if self.failure is not None or not errand.done.is_set():
             raise ZooKeeperUnreachable("Nothing could be taken: ZooKeeper did not answer")
-        return list(source.inbox)
+        taken = list(source.inbox)
+        source.inbox.clear()
+        return taken
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait until the broker was told all there is, or cannot be told."""

@@ -23,7 +23,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.znodes import JOURNALS
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, State
 from celery_dq.zookeeper.transaction import Refused, Step, create, set_data, transact
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Publisher:
     def close(self) -> None:
         """Remove the node of our own: nothing of it will be sent again."""
         own, self._own = self._own, None
-        if own is not None and self._pid == os.getpid():
+        if own is not None and self._pid == os.getpid() and self._session.state is State.CONNECTED:
             try:
                 self._session.ask(lambda client: client.delete_async(own.node), 1.0)
             except Exception as error:

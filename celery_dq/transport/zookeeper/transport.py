@@ -58,6 +58,8 @@ from celery_dq.zookeeper.session import Session, State
 
 #: Seconds after which it is asked whether anybody listens at all.
 FIRST_LOOK_S = 0.5
+#: Seconds after which the event loop gets a turn, although there is more to deliver.
+ONE_TURN_S = 0.01
 #: Seconds that ``drain_events`` waits in one go.
 LONGEST_WAIT_S = 1.0
 
@@ -102,6 +104,8 @@ class Transport(VirtualTransport):
         self._fetcher: Fetcher | None = None
         self._bell: Bell | None = None
         self._sources: list[tuple[ZooKeeperChannel, Source]] = []
+        #: Queues of which single messages were taken.
+        self._visited: dict[str, Source] = {}
         self._loop: Any = None
 
     def driver_version(self) -> str:
@@ -140,8 +144,8 @@ class Transport(VirtualTransport):
         return super().establish_connection()
 
     def verify_connection(self, connection: Any) -> bool:
-        """Whether the session lives."""
-        return self.session.state is State.CONNECTED
+        """Whether it was not closed: a session outlives connections that break."""
+        return self.session.state is not State.CLOSED
 
     def refuse_inherited(self) -> None:
         """A forked child has inherited this connection.
@@ -208,7 +212,10 @@ class Transport(VirtualTransport):
     def take_one(self, queue: str) -> list[Held]:
         """Take one message of *queue* now, if there is one."""
         fetcher = self._consuming()
-        source = Source(queue, self.queues.nodes(queue), self.hand, self.clock, lambda: None)
+        source = self._visited.get(queue)
+        if source is None:
+            source = Source(queue, self.queues.nodes(queue), self.hand, self.clock, lambda: None)
+            self._visited[queue] = source
         return fetcher.take_now(source)
 
     def flush(self) -> None:
@@ -218,7 +225,8 @@ class Transport(VirtualTransport):
 
     def leave(self, queue: str) -> None:
         """A channel uses a transient queue no longer."""
-        if self.session.state is State.CONNECTED:
+        used = any(channel.uses(queue) for channel in (*self.channels, *self._avail_channels))
+        if self.session.state is State.CONNECTED and not used:
             try:
                 self.queues.leave(queue)
             except self.connection_errors + self.channel_errors:
@@ -271,9 +279,14 @@ class Transport(VirtualTransport):
         return False
 
     def _deliver_all(self) -> None:
+        until = self.clock.monotonic() + ONE_TURN_S
         try:
             while self._deliver_one():
-                pass
+                if self.clock.monotonic() > until:
+                    # The solo pool runs tasks in here: the loop must see in between that it is to stop.
+                    assert self._bell is not None
+                    self._bell.ring()
+                    return
         except BaseException:
             # What the exception left behind must not wait for something else to come.
             if self._bell is not None and any(source.inbox for _, source in self._sources):
