@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
 #: Seconds between two attempts to connect, at most.
 LONGEST_PAUSE_S = 1.0
+#: Seconds that making the chroot may take at least, however short the sessions are.
+CHROOT_S = 5.0
 #: kazoo tells the read timeout, which is this share of the session timeout.
 READ_SHARE = 2.0 / 3.0
 
@@ -262,7 +264,9 @@ class Session:
                 acl=self._acl,
             )
             try:
-                outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), self._wanted_s)
+                outside.ask(
+                    lambda client: client.ensure_path_async(f"/{chroot}"), max(self._wanted_s, CHROOT_S)
+                )
             finally:
                 outside.close()
         own.has_chroot = True
