@@ -14,7 +14,6 @@ from celery_dq.errors import AccessDenied
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.zookeeper import channel as channel_module
 from celery_dq.znodes import BrokerNodes
-from celery_dq.zookeeper.requests import read_each, read_many
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
 
@@ -159,13 +158,3 @@ def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], ho
         Producer(stranger.channel()).publish(2, routing_key="q")
     owner.consume(ack=True)
     assert owner.drain(1) == [1]
-
-
-def test_reading_many_at_once_is_reading_each(looker: Session) -> None:
-    client = looker.open()
-    client.create("/a", b"one")
-    client.create("/b", b"")
-    paths = ["/a", "/missing", "/b"]
-    read = read_many(client, paths).get(timeout=5)
-    assert read == read_each(client, paths, 5)
-    assert [None if found is None else found[0] for found in read] == [b"one", None, b""]

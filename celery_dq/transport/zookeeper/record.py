@@ -1,7 +1,6 @@
 """A message as it lies in a node.
 
-Curator's framing around one item, so that Java peers can carry it: ``00010001``, ``01``, its length in four
-bytes, the item, ``02``. The item, big-endian::
+One item in Curator's framing, so that Java peers can carry it. The item, big-endian::
 
     B version   B priority   B flags   q due ms   I len(envelope)   envelope   body
 
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord, InvalidMessage
 from celery_dq.transport import envelope
 from celery_dq.transport.tenant import check_priority
@@ -22,8 +22,6 @@ from celery_dq.transport.tenant import check_priority
 VERSION = 1
 TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
-_FRAME = struct.Struct(">IBI")
-_FRAME_VERSION, _ITEM, _END = 0x00010001, 0x01, b"\x02"
 #: Bytes of data that one transaction carries at most; the rest of what ZooKeeper takes is for paths.
 BATCH_BYTES = 900_000
 #: Properties that the transport makes anew at delivery.
@@ -52,9 +50,7 @@ class Record:
         if isinstance(body, str):
             body, flags = body.encode("utf-8", "surrogatepass"), TEXT
         head = _HEADER.pack(VERSION, self.priority, flags, self.due_ms, len(self.envelope))
-        size = len(head) + len(self.envelope) + len(body)
-        frame = _FRAME.pack(_FRAME_VERSION, _ITEM, size)
-        return b"".join((frame, head, self.envelope, body, _END))
+        return frame([b"".join((head, self.envelope, body))])
 
     @classmethod
     def unpack(cls, data: bytes) -> Record:
@@ -64,20 +60,20 @@ class Record:
             CorruptRecord: They are none that :meth:`pack` made.
         """
         try:
-            version, kind, size = _FRAME.unpack_from(data)
-            start = _FRAME.size
-            if (version, kind) != (_FRAME_VERSION, _ITEM) or data[start + size :] != _END:
-                raise CorruptRecord("a stored message is not framed as Curator frames one item")
-            version, priority, flags, due_ms, length = _HEADER.unpack_from(data, start)
+            items = unframe(data)
+            if len(items) != 1:
+                raise CorruptRecord(f"a stored message is one item, and there are {len(items)} in its node")
+            (item,) = items
+            version, priority, flags, due_ms, length = _HEADER.unpack_from(item)
             if version != VERSION:
                 raise CorruptRecord(f"a stored message has layout version {version}, known is {VERSION}")
-            head = start + _HEADER.size
-            if head + length > start + size:
+            start = _HEADER.size
+            if start + length > len(item):
                 raise CorruptRecord("the envelope of a stored message reaches beyond its end")
-            body: str | bytes = data[head + length : start + size]
+            body: str | bytes = item[start + length :]
             if flags & TEXT:
-                body = data[head + length : start + size].decode("utf-8", "surrogatepass")
-            return cls(priority, due_ms, data[head : head + length], body)
+                body = item[start + length :].decode("utf-8", "surrogatepass")
+            return cls(priority, due_ms, item[start : start + length], body)
         except (struct.error, UnicodeDecodeError) as exc:
             raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
 

@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, UnimplementedError
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.znodes import PRESENCES
-from celery_dq.zookeeper.requests import read_each, read_many
+from celery_dq.zookeeper.reading import begin_reading, readings
 from celery_dq.zookeeper.session import SILENCE, Session, State
 from celery_dq.zookeeper.transaction import Refused, Step, begin, check, verdict
 
@@ -41,7 +41,6 @@ class Talk:
         self.session_id = session.id
         self.guid = uuid.uuid4().hex
         self.own = f"{PRESENCES}/{self.guid}"
-        self._reads_many = True
 
     def introduce(self) -> None:
         """Make the node of our own."""
@@ -103,20 +102,24 @@ class Talk:
         except Refused as refusal:
             if refusal.index == 0:
                 raise ZooKeeperUnreachable("The session with ZooKeeper has ended") from None
-            return Refused(refusal.index - 1, refusal.step, refusal.error)
+            return Refused.at(refusal.index - 1, refusal.step, refusal.error)
         return None
 
-    def read_async(self, paths: Sequence[str]) -> Any:
+    def read_async(self, paths: Sequence[str]) -> list[Any]:
         """Ask for many nodes; see :meth:`read`."""
-        return read_many(self.client, paths) if self._reads_many else None
+        return begin_reading(self.client, paths)
 
-    def read(self, asked: Any, paths: Sequence[str]) -> list[tuple[bytes, Any] | None]:
+    def read(self, asked: Sequence[Any], paths: Sequence[str]) -> list[tuple[bytes, Any] | None]:
         """Data and stat of every path, None where there is no node; `asked` is what `read_async` returned."""
-        if asked is not None:
-            try:
-                answer: list[tuple[bytes, Any] | None] = self.wait(asked)
-                return answer
-            except UnimplementedError:
-                # A server older than 3.6.
-                self._reads_many = False
-        return read_each(self.client, paths, self.patience_s)
+        answers = [self._answer(each) for each in asked]
+        found = readings(self.session, paths, answers, self.patience_s)
+        for each in found:
+            if isinstance(each, Exception) and not isinstance(each, NoNodeError):
+                raise each
+        return [None if isinstance(each, Exception) else each for each in found]
+
+    def _answer(self, asked: Any) -> Any:
+        try:
+            return self.wait(asked)
+        except KazooException as error:
+            return error
