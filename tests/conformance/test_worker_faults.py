@@ -120,6 +120,7 @@ def test_messages_of_the_first_protocol(workplace: Workplace) -> None:
         assert workplace.witness.wait(subject) == "old style"
 
 
+@on_redis
 @pytest.mark.parametrize("state", ["not read", "running"])
 def test_a_child_dies_while_the_connection_is_lost(
     workplace: Workplace, redis_server: RedisServer, state: str

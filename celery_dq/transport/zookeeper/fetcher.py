@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
@@ -274,8 +274,16 @@ class Fetcher:
         refusal = talk.refused(talk.begin(_telling(verb, held)))
         if refusal is None:
             return
+        if verb is Verb.BURY and isinstance(refusal.error, NodeExistsError):
+            # One of that name was buried before.
+            self._tell_one(Verb.ACK, held)
+            return
         if not isinstance(refusal.error, NoNodeError):
             raise refusal.error
+        if refusal.step.kind == "create":
+            talk.wait(talk.client.ensure_path_async(held.nodes.unreadable))
+            self._tell_one(verb, held)
+            return
         # A peer that knows no locks has taken the item: that counts as done, but the lock must not stay.
         talk.refused(talk.begin([delete(held.lock)]))
 

@@ -17,14 +17,14 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kazoo.exceptions import BadVersionError, NoNodeError
+from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.znodes import JOURNALS
 from celery_dq.zookeeper.session import Session, State
-from celery_dq.zookeeper.transaction import Refused, Step, create, set_data, transact
+from celery_dq.zookeeper.transaction import Refused, Step, create, denied, set_data, transact
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,10 @@ class Publisher:
         if self._own is None:
             node = f"{JOURNALS}/{uuid.uuid4().hex}"
             # Without an answer it may be there: whoever sweeps finds it.
-            self._session.ask(lambda client: client.create_async(node, b"", makepath=True), ANSWER_S)
+            try:
+                self._session.ask(lambda client: client.create_async(node, b"", makepath=True), ANSWER_S)
+            except NoAuthError as error:
+                raise denied("create", node, error) from None
             self._own = Stamp(node, 0)
         return self._own
 

@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError, NotEmptyError
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.znodes import BrokerNodes, QueueNodes
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import Refused, ask_all, delete, transact
+from celery_dq.zookeeper.transaction import Refused, ask_all, delete, denied, transact
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,10 @@ class Queues:
         return self._nodes.queue(queue)
 
     def _ask(self, request: Any) -> Any:
-        return self._session.ask(request, ANSWER_S)
+        try:
+            return self._session.ask(request, ANSWER_S)
+        except NoAuthError as error:
+            raise denied("use", self._nodes.path, error) from None
 
     # -- one queue -----------------------------------------------------------------
 

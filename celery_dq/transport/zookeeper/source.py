@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 LARGEST_CLAIM = 100
 #: Locks of others that are watched at most. Their owners change with every item, so a few would do.
 MOST_WATCHES = 256
-#: While there is something left of the last listing, a queue is listed again only after so many times the
-#: time that listing it took: what is urgent is found soon, and the rest of the time goes into messages.
+#: A queue of so many items is listed whenever it has changed: what is urgent comes next.
+SHORT = 500
+#: A longer one is listed again, while there is something left of the last listing, only after so many times
+#: the time that listing it took: what is urgent is found soon, and the rest of the time goes into messages.
 LISTING_SHARE = 5.0
 #: Delayed items that are moved at a time.
 LARGEST_MOVE = 100
@@ -147,7 +149,7 @@ class Source:
     def _should_list(self) -> bool:
         if not self._changed:
             return False
-        if not self._backlog or self._wanted_now:
+        if len(self._backlog) < SHORT or self._wanted_now:
             return True
         return self._clock.monotonic() - self._listed_at > LISTING_SHARE * self._listing_s
 

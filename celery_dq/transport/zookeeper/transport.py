@@ -147,6 +147,10 @@ class Transport(VirtualTransport):
         """Whether it was not closed: a session outlives connections that break."""
         return self.session.state is not State.CLOSED
 
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+        """Say no, or Celery does not reduce the prefetch count after a reconnect."""
+        return False
+
     def refuse_inherited(self) -> None:
         """A forked child has inherited this connection.
 
