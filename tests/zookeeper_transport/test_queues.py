@@ -67,6 +67,17 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
     assert room.drain(1) == ["later"]
 
 
+def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
+    room = Mailroom(connect(), "q")
+    nodes = NODES.queue("q")
+    for folder in (nodes.delayed, nodes.locks, nodes.unreadable):
+        looker.open().delete(folder)
+    room.consume(ack=True)
+    room.publish("late", **due(0.2))
+    room.publish("now")
+    assert room.drain(2) == ["now", "late"]
+
+
 def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
     room = Mailroom(connect(), "q")
     nodes = NODES.queue("q")

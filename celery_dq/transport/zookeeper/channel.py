@@ -214,6 +214,11 @@ class Channel(VirtualChannel):
                     self._transport.cancel(source)
         super().basic_cancel(consumer_tag)
 
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Change the prefetch count: there may be room now."""
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self._transport.look_again()
+
     def _reset_cycle(self) -> None:
         """There is none: the transport delivers."""
 

@@ -61,21 +61,15 @@ class Queues:
             with contextlib.suppress(NodeExistsError):  # declared before, by us
                 self._ask(lambda client: client.create_async(user, b"", ephemeral=True, makepath=True))
         if queue not in self._known:
-            self._make(queue)
+            # It is made last, so that where it is, the others are.
+            if not self.exists(queue):
+                self.restore(queue)
             self._known.add(queue)
 
     def restore(self, queue: str) -> None:
         """A folder turned out to be missing: make it again."""
-        self._known.discard(queue)
-        self._make(queue)
-
-    def _make(self, queue: str) -> None:
-        nodes = self.nodes(queue)
-        # The others are beside it, and it is made last.
-        *others, last = (nodes.locks, nodes.delayed, nodes.unreadable, nodes.ready)
-        if self._ask(lambda client: client.exists_async(last)) is None:
-            for folder in [*others, last]:
-                self._ask(lambda client, folder=folder: client.ensure_path_async(folder))
+        for folder in reversed(self.nodes(queue).folders):
+            self._ask(lambda client, folder=folder: client.ensure_path_async(folder))
 
     def exists(self, queue: str) -> bool:
         """Whether the queue was declared, by anybody."""

@@ -180,14 +180,15 @@ class Transport(VirtualTransport):
         if self._fetcher is None:
             talk = self._talk = Talk(self.session)
             bell = self._bell = Bell(talk.client.handler.event_object)
-            hand = self.hand = Hand(talk.guid, self._ring_fetcher)
+            hand = self.hand = Hand(talk.guid, self.look_again)
             self._fetcher = Fetcher(talk, hand, self.clock, self._room, bell.ring, self.queues.sweep)
             if self._loop is not None:
                 bell.hang_on(self._loop, self._deliver_all)
             self._fetcher.start()
         return self._fetcher
 
-    def _ring_fetcher(self) -> None:
+    def look_again(self) -> None:
+        """Something is to be told, or there may be room for more; from any thread."""
         if self._fetcher is not None:
             self._fetcher.ring()
 
