@@ -153,6 +153,9 @@ ZOOKEEPER = Broker(
         "a body of three megabytes": Deviation(
             "refused", "ZooKeeper takes one megabyte: the error says so before anything is sent"
         ),
+        "a revoke stops what waits for a slot (gevent)": Deviation(
+            False, "Celery looks at revokes when it hands a task to the green pool, which then makes it wait"
+        ),
         "a warm shutdown starts nothing (threads)": Deviation(
             False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
         ),
