@@ -25,6 +25,8 @@ from benchmarks.quotas import fairness, quotas
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.tasks import tasks
+from benchmarks.zookeeper_broker import zookeeper_broker, zookeeper_broker_depth
+from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
 
 OUT = Path(__file__).resolve().parent / "out"
 
@@ -46,6 +48,10 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "committing": committing,
     "sharing": sharing,
     "storm": storm,
+    "zookeeper_queues": zookeeper_queues,
+    "zookeeper_depth": zookeeper_depth,
+    "zookeeper_broker": zookeeper_broker,
+    "zookeeper_broker_depth": zookeeper_broker_depth,
 }
 
 

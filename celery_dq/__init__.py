@@ -11,7 +11,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from celery_dq.curator.kinds import (
+        DistributedDelayQueue as DistributedDelayQueue,
+        DistributedIdQueue as DistributedIdQueue,
+        DistributedPriorityQueue as DistributedPriorityQueue,
+        DistributedQueue as DistributedQueue,
+    )
+    from celery_dq.curator.simple import SimpleDistributedQueue as SimpleDistributedQueue
     from celery_dq.errors import (
+        AccessDenied as AccessDenied,
         ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
@@ -27,8 +35,10 @@ if TYPE_CHECKING:
         InvalidQuota as InvalidQuota,
         InvalidRequest as InvalidRequest,
         InvalidTenant as InvalidTenant,
+        MessageTooLarge as MessageTooLarge,
         NotElected as NotElected,
         QueueClosed as QueueClosed,
+        QueueEmpty as QueueEmpty,
         QueueFull as QueueFull,
         ScriptError as ScriptError,
         ServerError as ServerError,
@@ -57,11 +67,13 @@ _HOMES = (
     ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
     ("ClaimLost", "celery_dq.errors"),
+    ("AccessDenied", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),
     ("CorruptSegment", "celery_dq.errors"),
     ("DeliveriesExhausted", "celery_dq.errors"),
     ("Fenced", "celery_dq.errors"),
+    ("MessageTooLarge", "celery_dq.errors"),
     ("NotElected", "celery_dq.errors"),
     ("ZooKeeperUnreachable", "celery_dq.errors"),
     ("DuplicateCall", "celery_dq.errors"),
@@ -72,6 +84,7 @@ _HOMES = (
     ("InvalidRequest", "celery_dq.errors"),
     ("InvalidTenant", "celery_dq.errors"),
     ("QueueClosed", "celery_dq.errors"),
+    ("QueueEmpty", "celery_dq.errors"),
     ("QueueFull", "celery_dq.errors"),
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
@@ -81,6 +94,11 @@ _HOMES = (
     ("BufferFull", "celery_dq.producer.errors"),
     ("NotOnDisk", "celery_dq.producer.errors"),
     ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
+    ("DistributedQueue", "celery_dq.curator.kinds"),
+    ("DistributedIdQueue", "celery_dq.curator.kinds"),
+    ("DistributedPriorityQueue", "celery_dq.curator.kinds"),
+    ("DistributedDelayQueue", "celery_dq.curator.kinds"),
+    ("SimpleDistributedQueue", "celery_dq.curator.simple"),
 )
 
 __all__ = ["__version__"]

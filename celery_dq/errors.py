@@ -33,7 +33,7 @@ class InvalidTenant(InvalidMessage):
 
 
 class InvalidPriority(InvalidMessage):
-    """A priority is not a whole number from 0 to 9."""
+    """A priority is not a whole number, or out of its range: 0 to 9, in a Curator queue 32 bits."""
 
 
 class InvalidQuota(DQError, ValueError):
@@ -58,6 +58,14 @@ class DeliveriesExhausted(DQError):
 
 class ZooKeeperUnreachable(DQError, ConnectionError):
     """ZooKeeper did not answer in time; what was asked may have been done all the same."""
+
+
+class MessageTooLarge(InvalidMessage):
+    """A message would exceed what ZooKeeper takes in one request (1 MiB by default). Nothing was sent."""
+
+
+class AccessDenied(DQError):
+    """ZooKeeper does not let this session do something: it lacks the credentials that an ACL asks for."""
 
 
 class NotElected(DQError):
@@ -86,6 +94,10 @@ class CoveringRunUnknown(DQError):
 
 class QueueFull(DQError):
     """A bounded queue has no room, and the caller did not want to wait (longer)."""
+
+
+class QueueEmpty(DQError):
+    """A queue held nothing, for as long as the caller wanted to wait."""
 
 
 class QueueClosed(DQError):

@@ -28,9 +28,9 @@ WORKER_STEPS = (
 def setup(app: Any) -> Any:
     """Give a Celery app the tenant broker and all that comes with it. Idempotent.
 
-    Registers the ``dq-redis``, ``dq-rediss`` and ``dq-sentinel`` schemes, adds ``app.dq``, lets tasks
-    and calls name a tenant, lets calls be buffered, makes ``revoke`` last, and adds the worker's boot
-    steps. Nothing is read or opened: the app may be configured before or after. The ``dq_*`` settings
+    Registers the schemes of :mod:`celery_dq.transport.aliases`, adds ``app.dq``, lets tasks and calls name
+    a tenant, lets calls be buffered, makes ``revoke`` last, and adds the worker's boot steps. Nothing is
+    read or opened: the app may be configured before or after. The ``dq_*`` settings
     are checked when the app opens its first connection.
 
     Returns:

@@ -39,10 +39,18 @@ class Broker:
     setup: str = ""
     #: Whether a worker's death gives its messages back within a lease (stock: the visibility timeout).
     has_leases: bool = False
+    #: Pools whose shared worker the conformance suite leaves out, because another pool drives the broker in
+    #: the same way.
+    left_out: tuple[str, ...] = ()
     deviations: Mapping[str, Deviation] = field(default_factory=dict)
 
+    #: What kind of server it runs on: ``redis`` or ``zookeeper``.
+    server: str = "redis"
+    #: What it offers to Celery: kombu's ``driver_type``.
+    driver_type: str = "redis"
+
     def url(self, port: int, db: int = 0) -> str:
-        """The broker URL of a server on this machine."""
+        """The broker URL of a server on this machine; ZooKeeper has folders in the place of databases."""
         return f"{self.scheme}://127.0.0.1:{port}/{db}"
 
     def prepare(self) -> None:
@@ -127,7 +135,42 @@ DQ = Broker(
     },
 )
 
-BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ)}
+ZOOKEEPER = Broker(
+    name="zookeeper",
+    scheme="dq-zookeeper",
+    sentinel_scheme="",
+    most_urgent=9,
+    least_urgent=0,
+    register="celery_dq.wiring:register_transports",
+    setup="celery_dq:setup",
+    has_leases=True,
+    server="zookeeper",
+    driver_type="zookeeper",
+    # A worker of threads turns the event loop of solo and prefork, one of eventlet the drain_events of
+    # gevent; each costs half a minute.
+    left_out=("threads", "eventlet"),
+    deviations={
+        "a body of three megabytes": Deviation(
+            "refused", "ZooKeeper takes one megabyte: the error says so before anything is sent"
+        ),
+        "a revoke stops what waits for a slot (gevent)": Deviation(
+            False, "Celery looks at revokes when it hands a task to the green pool, which then makes it wait"
+        ),
+        "a warm shutdown starts nothing (threads)": Deviation(
+            False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
+        ),
+        "a warm shutdown starts nothing (gevent)": Deviation(
+            False, "what was prefetched is a greenlet already, and the pool joins all of them"
+        ),
+        "a priority beyond the scale": Deviation(
+            "refused", "an error that names the value, instead of a guess at what was meant"
+        ),
+    },
+)
 
-#: What the suites run over.
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, ZOOKEEPER)}
+
+#: What all suites and benchmarks run over: the brokers on Redis.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
+#: What the conformance suite runs over.
+CONFORMING: tuple[str, ...] = (*ACTIVE, "zookeeper")

@@ -68,6 +68,14 @@ def find_rabbitmq() -> str | None:
     return None
 
 
+def find_curator() -> str | None:
+    """Curator's jars, and something to compile a Java program with."""
+    home = os.environ.get("CURATOR_HOME")
+    place = Path(home) if home else Path("/usr/share/java/curator-recipes.jar")
+    compiler = shutil.which("javac") or next(Path("/usr/share/java").glob("eclipse-jdt-core.jar"), None)
+    return f"{place} with {compiler}" if place.exists() and compiler else None
+
+
 SERVERS = (
     Server(
         "redis",
@@ -98,6 +106,14 @@ SERVERS = (
             "brew": ("rabbitmq",),
         },
         "unpack a release of https://www.rabbitmq.com and put its sbin folder on the PATH; it needs Erlang",
+    ),
+    Server(
+        "curator",
+        find_curator,
+        # Not a server, but the Java program that shares queues with ours; ecj compiles without a JDK.
+        {"apt-get": ("libcurator-recipes-java", "ecj")},
+        "put the jars of https://curator.apache.org and guava into a folder and set CURATOR_HOME to it; "
+        "it needs javac on the PATH",
     ),
 )
 

@@ -20,7 +20,7 @@ from celery_dq.app.face import dq_of
 from celery_dq.app.punctual import punctual_connection
 from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
 from celery_dq.producer.stand_in import StandIn
-from celery_dq.transport.aliases import register_transports
+from celery_dq.transport.aliases import TENANT_SCHEMES, register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
 #: Queues that an app remembers as declared.
@@ -119,12 +119,12 @@ def _needs_no_binding(producer: Any, queue: Any) -> bool:
     exchange = getattr(queue, "exchange", None)
     if exchange is None or exchange.type != "direct":
         return False
-    return str(getattr(producer.connection, "transport_cls", "")).startswith("dq-")
+    return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
 
 
 def _is_ours(producer: Any) -> bool:
     """Whether the broker gives verdicts."""
-    return str(getattr(producer.connection, "transport_cls", "")).startswith("dq-")
+    return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
 
 
 class TenantRules:

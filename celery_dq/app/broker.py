@@ -10,6 +10,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import Wires
 from celery_dq.inspector.reading import Client, text
 from celery_dq.keys import queue_registry
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.partition import Partition
 
 
@@ -56,9 +57,9 @@ class Broker:
             yield Opened(channel.partition(queue), channel.client)
 
     def serves_queues(self) -> bool:
-        """Whether the app's broker is one of celery-dq. Opens nothing."""
+        """Whether the app's broker is a tenant broker. Opens nothing."""
         url = self._app.connection_for_write()
-        return bool(str(url.transport_cls).startswith("dq-"))
+        return url.transport_cls in TENANT_SCHEMES
 
     def declare(self, channel: Any, queue: str) -> None:
         """Make a queue known that messages reach otherwise than by kombu."""

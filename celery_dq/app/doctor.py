@@ -11,7 +11,7 @@ from celery_dq.app.amqp import TenantRules
 from celery_dq.app.broker import Broker
 from celery_dq.app.face import dq_of
 from celery_dq.errors import ConfigurationError, DQError, ServerError
-from celery_dq.transport.aliases import SCHEMES
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.fitness import check_server as refuse_unfit
 
 
@@ -91,7 +91,7 @@ def _options(app: Any) -> Finding:
 def _scheme(app: Any) -> Finding:
     url = str(app.conf.broker_write_url or "")
     scheme = url.partition("://")[0]
-    known = [name for name, _ in SCHEMES]
+    known = TENANT_SCHEMES
     if scheme in known:
         return Finding("ok", "I002", f"The broker's scheme is {scheme}.")
     return Finding(

@@ -12,6 +12,7 @@ from celery_dq.cli.dedup import claims
 from celery_dq.cli.keep import dead, doctor, quotas
 from celery_dq.cli.operate import cancel, explain, find, move, peek, purge, queues, tenants
 from celery_dq.cli.spill import spill
+from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
 
 equip_every_app()
@@ -36,5 +37,6 @@ for command in (
     spill,
     explain,
     doctor,
+    zookeeper,
 ):
     dq.add_command(command)

@@ -8,7 +8,10 @@ SCHEMES = (
     ("dq-redis", "celery_dq.transport.redis.transport:Transport"),
     ("dq-rediss", "celery_dq.transport.redis.transport:Transport"),
     ("dq-sentinel", "celery_dq.transport.redis.sentinel:SentinelTransport"),
+    ("dq-zookeeper", "celery_dq.transport.zookeeper.transport:Transport"),
 )
+#: The schemes of the tenant broker.
+TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel")
 
 
 def register_transports() -> None:

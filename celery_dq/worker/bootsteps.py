@@ -10,6 +10,7 @@ from celery import bootsteps
 
 from celery_dq.clock import SystemClock
 from celery_dq.hooks import WIRES, Wires
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.message import Message
 from celery_dq.worker.gate import Gate
 from celery_dq.worker.lifecycle import Lifecycle
@@ -31,7 +32,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         self._gate: Gate | None = None
         self._lifecycle: Lifecycle | None = None
         wires = consumer.conninfo.transport_options.get(WIRES)
-        if isinstance(wires, Wires) and str(consumer.conninfo.transport_cls).startswith("dq-"):
+        if isinstance(wires, Wires) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
             options = wires.options
             clock = SystemClock()
             lifecycle = Lifecycle(consumer.pool, clock, options.dead_letter_failures)

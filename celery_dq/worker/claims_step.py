@@ -22,6 +22,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import CLAIM_HEADER, WIRES, Wires
 from celery_dq.keys import ClaimKeys
 from celery_dq.options.sections import Options
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.claims import Claims, Wish
 
 #: Seconds that a Redis may take to answer.
@@ -46,7 +47,7 @@ class ClaimsStep(bootsteps.StartStopStep):
         self._rung = False
         app = consumer.app
         wires = consumer.conninfo.transport_options.get(WIRES)
-        if not isinstance(wires, Wires) or str(consumer.conninfo.transport_cls).startswith("dq-"):
+        if not isinstance(wires, Wires) or consumer.conninfo.transport_cls in TENANT_SCHEMES:
             return
         if not any(rule_of(task) is not None for task in app.tasks.values()):
             return

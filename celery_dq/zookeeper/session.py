@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2.0
 #: Seconds between two attempts to connect, at most.
 LONGEST_PAUSE_S = 1.0
+#: Seconds that making the chroot may take at least, however short the sessions are.
+CHROOT_S = 5.0
 #: kazoo tells the read timeout, which is this share of the session timeout.
 READ_SHARE = 2.0 / 3.0
 
@@ -99,6 +101,8 @@ class Session:
     :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …}``.
     :param tls: None is plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
         ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
+    :param acl: kazoo's ACLs for every node that is made. Default: with `auth` or `sasl` whoever made a node
+        may do everything with it and nobody else anything; without them everybody may do everything.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Session:
         auth: Sequence[tuple[str, str]] = (),
         sasl: Mapping[str, Any] | None = None,
         tls: Mapping[str, Any] | None = None,
+        acl: Sequence[Any] | None = None,
     ) -> None:
         if not hosts:
             raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
@@ -117,6 +122,7 @@ class Session:
         self._auth = list(auth)
         self._sasl = dict(sasl) if sasl else None
         self._tls = dict(tls) if tls is not None else None
+        self._acl = list(acl) if acl else None
         self._mine = _Own()
 
     # -- states
@@ -250,10 +256,17 @@ class Session:
         hosts, slash, chroot = self.hosts.partition("/")
         if slash and chroot and not own.has_chroot:
             outside = Session(
-                hosts, timeout_s=self._wanted_s, auth=self._auth, sasl=self._sasl, tls=self._tls
+                hosts,
+                timeout_s=self._wanted_s,
+                auth=self._auth,
+                sasl=self._sasl,
+                tls=self._tls,
+                acl=self._acl,
             )
             try:
-                outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), self._wanted_s)
+                outside.ask(
+                    lambda client: client.ensure_path_async(f"/{chroot}"), max(self._wanted_s, CHROOT_S)
+                )
             finally:
                 outside.close()
         own.has_chroot = True
@@ -261,7 +274,9 @@ class Session:
     def _connecting(self, own: _Own) -> Any:
         handler = bounded_handler()
         options: dict[str, Any] = {}
-        if self._auth or self._sasl:
+        if self._acl:
+            options["default_acl"] = self._acl
+        elif self._auth or self._sasl:
             options["default_acl"] = CREATOR_ALL_ACL
         if self._tls is not None:
             options.update({"use_ssl": True, "verify_certs": True, "check_hostname": True, **self._tls})

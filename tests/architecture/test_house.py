@@ -38,6 +38,8 @@ PURE = (
     "leadership.career",
     "allocation.ring",
     "allocation.assignment",
+    "curator.framing",
+    "curator.names",
     "producer.buffer",
     "producer.segment",
 )

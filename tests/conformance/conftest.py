@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection
 
 from celery_dq.testing.servers import RedisServer
-from tests.brokers import ACTIVE, BROKERS, Broker
+from tests.brokers import BROKERS, CONFORMING, Broker
 from tests.conformance.mailroom import KOMBU_DB, Mailroom
 from tests.conformance.workplace import Workplace
 
@@ -25,7 +25,14 @@ def redis_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session", params=ACTIVE)
+@pytest.fixture(scope="session")
+def broker_port(broker: Broker, request: pytest.FixtureRequest) -> int:
+    """The port of the server that the broker under test runs on."""
+    server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
+    return int(server.port)
+
+
+@pytest.fixture(scope="session", params=CONFORMING)
 def broker(request: pytest.FixtureRequest) -> Broker:
     chosen = BROKERS[request.param]
     chosen.prepare()
@@ -33,8 +40,8 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 
 
 @pytest.fixture
-def broker_url(broker: Broker, redis_server: RedisServer) -> str:
-    return broker.url(redis_server.port, KOMBU_DB)
+def broker_url(broker: Broker, broker_port: int) -> str:
+    return broker.url(broker_port, KOMBU_DB)
 
 
 @pytest.fixture
@@ -62,9 +69,9 @@ def mailroom(connection: Connection, queue_name: str) -> Mailroom:
 
 
 @pytest.fixture
-def workplace(broker: Broker, redis_server: RedisServer) -> Iterator[Workplace]:
+def workplace(broker: Broker, redis_server: RedisServer, broker_port: int) -> Iterator[Workplace]:
     """An app on a fresh queue; the test starts the workers that it needs."""
-    opened = Workplace(broker, redis_server)
+    opened = Workplace(broker, redis_server, broker_port=broker_port)
     yield opened
     opened.close()
 
@@ -75,14 +82,28 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def staffed(broker: Broker, redis_server: RedisServer, pool: str) -> Iterator[Workplace]:
+def staffed(broker: Broker, redis_server: RedisServer, broker_port: int, pool: str) -> Iterator[Workplace]:
     """An app with one running worker of the pool under test, shared by a module's tests."""
-    opened = Workplace(broker, redis_server)
+    opened = Workplace(broker, redis_server, broker_port=broker_port)
     # A pool of two, so that one held task leaves room for another; solo is always one.
     with opened.worker(pool, name=f"{pool}-shared", arguments=SHARED_ARGUMENTS) as worker:
         opened.shared_worker = worker
         yield opened
     opened.close()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the pools that a broker's entry leaves out."""
+    left = []
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        broker = BROKERS.get(params.get("broker", ""))
+        shared = "staffed" in getattr(item, "fixturenames", ())
+        if shared and broker is not None and params.get("pool") in broker.left_out:
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,12 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
+
+from tests.brokers import ACTIVE
 
 #: The database of the kombu-level tests; the Celery-level ones use others, so that killing the connections
 #: of one level does not disturb the other.
 KOMBU_DB = 0
+
+#: For tests that cut off or restart a Redis server, or that ask for what Celery offers on Redis only.
+#: What corresponds to them on ZooKeeper is in tests/zookeeper_transport.
+on_redis = pytest.mark.parametrize("broker", ACTIVE, indirect=True)
 
 
 def drain_until(connection: Connection, condition: Callable[[], object], deadline: float = 8.0) -> None:

@@ -13,7 +13,7 @@ from kombu.pools import producers
 
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import Broker
-from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_until, kill_connections
+from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_until, kill_connections, on_redis
 
 
 @pytest.fixture
@@ -66,15 +66,16 @@ def test_a_closed_connection_opens_again(connection: Connection, queue_name: str
     assert room.drain(1) == [1]
 
 
-def test_the_transport_offers_what_celery_asks_for(connection: Connection) -> None:
+def test_the_transport_offers_what_celery_asks_for(connection: Connection, broker: Broker) -> None:
     transport = connection.transport
-    assert transport.driver_type == "redis"
+    assert transport.driver_type == broker.driver_type
     assert transport.implements.asynchronous
     assert {"direct", "topic", "fanout"} <= set(transport.implements.exchange_type)
     assert connection.supports_exchange_type("fanout")
     assert transport.driver_version()
 
 
+@on_redis
 def test_a_killed_connection_is_a_connection_error_and_mends(
     mailroom: Mailroom, redis_server: RedisServer, other_connection: Connection
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_killed_connection_is_a_connection_error_and_mends(
     drain_until(other_connection, lambda: set(successor.bodies) >= {1, 2, 3, 4, 5})
 
 
+@on_redis
 def test_publishing_with_retry_survives_a_killed_connection(
     mailroom: Mailroom, redis_server: RedisServer
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_forked_child_that_exits_gives_nothing_back(
     assert Mailroom(other_connection, mailroom.queue).count() == 0
 
 
+@on_redis
 def test_a_broker_restart_with_persistence_loses_nothing(broker: Broker, queue_name: str) -> None:
     with RedisServer(appendonly=True) as server:
         url = broker.url(server.port, KOMBU_DB)
@@ -190,6 +193,7 @@ def test_a_broker_restart_with_persistence_loses_nothing(broker: Broker, queue_n
             drain_until(connection, lambda: set(room.bodies) >= set(range(1, 10)))
 
 
+@on_redis
 def test_a_producer_on_a_closed_server_fails_in_bounded_time(broker: Broker, queue_name: str) -> None:
     with RedisServer() as server, Connection(broker.url(server.port)) as connection:
         producer = Producer(connection.channel())

@@ -77,9 +77,11 @@ def test_purge_spares_what_is_in_hand(mailroom: Mailroom, other_connection: Conn
     assert successor.drain(1) == [0]
 
 
-def test_purge_of_more_than_one_chunk(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(2500))
-    assert mailroom.bound.purge() == 2500
+def test_purge_of_more_than_one_chunk(mailroom: Mailroom, broker: Broker) -> None:
+    # A publish to ZooKeeper waits for a disk, and a chunk is half as large there.
+    amount = 600 if broker.server == "zookeeper" else 2500
+    mailroom.publish(*range(amount))
+    assert mailroom.bound.purge() == amount
     assert mailroom.count() == 0
 
 

@@ -68,7 +68,7 @@ def test_scheduled_or_waiting_in_the_broker(staffed: Workplace) -> None:
     result.revoke()
 
 
-def test_revoking_a_queued_task(staffed: Workplace) -> None:
+def test_revoking_a_queued_task(staffed: Workplace, pool: str) -> None:
     keys = [uuid4().hex for _ in range(2)]
     held = [staffed.send("hold", key) for key in keys]
     for key in keys:
@@ -81,6 +81,10 @@ def test_revoking_a_queued_task(staffed: Workplace) -> None:
         staffed.witness.release(key)
     for result in held:
         result.get(timeout=WAIT)
+    if not staffed.broker.expected(f"a revoke stops what waits for a slot ({pool})", True):
+        # It depends on which was received first.
+        victim.get(timeout=WAIT, propagate=False)
+        return
     with pytest.raises(TaskRevokedError):
         victim.get(timeout=WAIT)
     assert staffed.witness.told(subject) == []

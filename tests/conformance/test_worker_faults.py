@@ -12,13 +12,14 @@ from kombu import Connection, Producer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
-from tests.conformance.mailroom import kill_connections
+from tests.conformance.mailroom import kill_connections, on_redis
 from tests.conformance.shop import BROKER_DB
 from tests.conformance.workplace import Workplace
 
 WAIT = 15
 
 
+@on_redis
 def test_two_workers_mingle_and_gossip(workplace: Workplace) -> None:
     with workplace.worker("threads", name="first", arguments=(), loglevel="DEBUG") as first:
         revoked = uuid4().hex
@@ -37,6 +38,7 @@ def test_two_workers_mingle_and_gossip(workplace: Workplace) -> None:
         first.wait_for_log(f"{second.name} left", WAIT)
 
 
+@on_redis
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_survives_the_loss_of_its_connections(
     workplace: Workplace, redis_server: RedisServer, pool: str
@@ -48,6 +50,7 @@ def test_a_worker_survives_the_loss_of_its_connections(
         assert [result.get(timeout=WAIT) for result in results] == [1, 2, 3, 4, 5]
 
 
+@on_redis
 def test_a_task_that_runs_while_the_connection_is_lost(
     workplace: Workplace, redis_server: RedisServer
 ) -> None:
@@ -68,6 +71,7 @@ def test_a_task_that_runs_while_the_connection_is_lost(
     assert workplace.waiting() == 0
 
 
+@on_redis
 def test_a_broker_restart(broker: Broker) -> None:
     with RedisServer(appendonly=True) as server:
         workplace = Workplace(broker, server)
@@ -116,6 +120,7 @@ def test_messages_of_the_first_protocol(workplace: Workplace) -> None:
         assert workplace.witness.wait(subject) == "old style"
 
 
+@on_redis
 @pytest.mark.parametrize("state", ["not read", "running"])
 def test_a_child_dies_while_the_connection_is_lost(
     workplace: Workplace, redis_server: RedisServer, state: str

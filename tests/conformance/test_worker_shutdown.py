@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from celery_dq.testing.waiting import wait_until
+from tests.conformance.mailroom import on_redis
 from tests.conformance.workplace import Workplace
 
 WAIT = 15
@@ -98,6 +99,7 @@ def test_delayed_tasks_survive_a_shutdown(workplace: Workplace) -> None:
         workplace.witness.wait(subject)
 
 
+@on_redis
 def test_disable_prefetch_fetches_only_what_runs(workplace: Workplace) -> None:
     keys = [uuid4().hex for _ in range(2)]
     conf = {"worker_prefetch_multiplier": 10, "worker_disable_prefetch": True}

@@ -24,12 +24,14 @@ _serial = count()
 class Workplace:
     """The caller's side: the app, the witness, and workers that share the app's settings."""
 
-    def __init__(self, broker: Broker, server: RedisServer, queue: str = "", **conf: Any) -> None:
+    def __init__(
+        self, broker: Broker, server: RedisServer, queue: str = "", broker_port: int = 0, **conf: Any
+    ) -> None:
         self.broker = broker
         self.server = server
         self.queue = queue or f"shop-{next(_serial)}"
         self.conf: dict[str, Any] = {
-            "broker_url": broker.url(server.port, BROKER_DB),
+            "broker_url": broker.url(broker_port or server.port, BROKER_DB),
             "result_backend": f"redis://127.0.0.1:{server.port}/{RESULT_DB}",
             "task_default_queue": self.queue,
             "witness_port": server.port,

@@ -283,10 +283,11 @@ class Poller:
         return self._pipe[0]
 
     def _drain_pipe(self) -> None:
-        self._rung = False
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
+        # Not before: a bell rung in between would have lost its byte, and no other one would ring.
+        self._rung = False
         if self._loop is not None:
             for channel in tuple(self._channels):
                 channel.follow_terms()

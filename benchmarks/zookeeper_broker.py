@@ -1,0 +1,184 @@
+"""``dq-zookeeper://`` beside kombu's own ``zookeeper://``: publishing, consuming, idle latency, big queues.
+
+Both on one ZooKeeper, in turn, at the level of kombu: what Celery adds is the same for both.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+import psutil
+from kombu import Connection, Producer, Queue
+
+from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from benchmarks.postbox import FILLER, Sink, publish_many
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.wiring import register_transports
+
+CONTENDERS = ("zookeeper", "dq-zookeeper")
+
+
+def zookeeper_broker(quick: bool) -> Report:
+    """Messages per second, one by one, in batches and consumed; milliseconds from publish to consumer."""
+    report = Report("zookeeper-broker")
+    report.header = [
+        "transport",
+        "publish 1 by 1/s",
+        "vs kombu",
+        "in batches/s",
+        "vs kombu",
+        "consume/s",
+        "vs kombu",
+        "idle p50 ms",
+        "idle max ms",
+    ]
+    report.notes += [
+        "kombu's has no batches: its figure there is publishing one by one",
+        "idle: one message at a time after a pause of 50 to 250 ms, from publish to callback",
+    ]
+    with ZooKeeperServer(tick_ms=2000) as server:
+        once = partial(_round, server, 200 if quick else 1_000, 20 if quick else 60)
+        found = interleave(CONTENDERS, 2 if quick else 5, once, 240)
+    kombu = found["zookeeper"]
+    for name in CONTENDERS:
+        row = found[name]
+        against = [ratio(row[key], kombu[key]) for key in ("single", "batch", "consume")]
+        report.row(
+            name,
+            row["single"],
+            against[0],
+            row["batch"],
+            against[1],
+            row["consume"],
+            against[2],
+            row["idle p50"],
+            row["idle max"],
+        )
+    report.data = dump(found)
+    return report
+
+
+def _connect(server: ZooKeeperServer, scheme: str) -> Connection:
+    register_transports()
+    if scheme == "zookeeper":
+        # It never closes its session, nor takes a chroot: its queues lie in a folder of their own.
+        return Connection(f"zookeeper://{server.hosts}/stock")
+    return Connection(f"dq-zookeeper://{server.hosts}/dq")
+
+
+def _round(server: ZooKeeperServer, amount: int, pings: int, scheme: str) -> dict[str, float]:
+    queue = f"bench-{random.randrange(10**9)}"
+    with _connect(server, scheme) as connection:
+        producer = Producer(connection.channel())
+        Queue(queue)(producer.channel).declare()
+        started = time.perf_counter()
+        for _ in range(amount):
+            producer.publish(_body(), routing_key=queue, serializer="json")
+        single = amount / (time.perf_counter() - started)
+        batch = single
+        if scheme != "zookeeper":
+            started = time.perf_counter()
+            publish_many(connection, [""] * amount, queue)
+            batch = amount / (time.perf_counter() - started)
+        there = amount if scheme == "zookeeper" else 2 * amount
+        sink = Sink(connection, prefetch=100, queue=queue)
+        started = time.perf_counter()
+        sink.drain(there, 120)
+        consume = len(sink.arrivals) / (time.perf_counter() - started)
+        sink.close()
+    idle = _idle(server, scheme, f"{queue}-idle", pings)
+    return {
+        "single": single,
+        "batch": batch,
+        "consume": consume,
+        "idle p50": percentile(idle, 0.5),
+        "idle max": max(idle),
+    }
+
+
+def _body() -> dict[str, object]:
+    return {"tenant": "", "at": time.monotonic(), "filler": FILLER}
+
+
+def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[float]:
+    over = threading.Event()
+    with _connect(server, scheme) as consuming, _connect(server, scheme) as publishing:
+        producer = Producer(publishing.channel())
+        Queue(queue)(producer.channel).declare()
+        sink = Sink(consuming, prefetch=1, queue=queue)
+
+        def consume() -> None:
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    consuming.drain_events(timeout=0.5)
+
+        thread = threading.Thread(target=consume)
+        thread.start()
+        try:
+            for number in range(pings):
+                time.sleep(random.uniform(0.05, 0.25))
+                producer.publish(_body(), routing_key=queue, serializer="json")
+                while len(sink.arrivals) <= number:
+                    time.sleep(0.001)
+        finally:
+            over.set()
+            thread.join()
+        sink.close()
+    return [(arrived - sent) * 1000 for arrived, _, sent in sink.arrivals]
+
+
+def zookeeper_broker_depth(quick: bool) -> Report:
+    """A queue of up to 50,000 messages: memory, and how long an urgent one takes through it."""
+    report = Report("zookeeper-broker-depth")
+    report.header = ["messages", "fill/s", "urgent p50 ms", "urgent max ms", "drain/s", "server MiB", "ours"]
+    report.notes += [
+        "urgent: priority 9 into the full queue, one consumer that takes one at a time",
+        "ours: MiB that producer and consumer have grown by",
+    ]
+    depths = (1_000, 10_000) if quick else (1_000, 10_000, 50_000)
+    for depth in depths:
+        with ZooKeeperServer(tick_ms=2000) as server:
+            found = {key: Series([value]) for key, value in _deep(server, depth).items()}
+        cells = [found[key] for key in ("fill", "p50", "max", "drain", "server", "ours")]
+        report.row(f"{depth:,}", *cells)
+        report.data[str(depth)] = {key: series.values for key, series in found.items()}
+    return report
+
+
+def _deep(server: ZooKeeperServer, depth: int) -> dict[str, float]:
+    own, java = psutil.Process(), psutil.Process(server.pid)
+    before = own.memory_info().rss
+    with _connect(server, "dq-zookeeper") as connection, _connect(server, "dq-zookeeper") as publishing:
+        started = time.perf_counter()
+        publish_many(publishing, [""] * depth, "deep")
+        fill = depth / (time.perf_counter() - started)
+        producer = Producer(publishing.channel())
+        sink = Sink(connection, prefetch=1, queue="deep")
+        sink.drain(1, 60)
+        waits: list[float] = []
+        for number in range(20):
+            body = {"tenant": f"urgent-{number}", "at": time.monotonic(), "filler": FILLER}
+            producer.publish(body, routing_key="deep", serializer="json", priority=9)
+            while sink.arrivals[-1][1] != f"urgent-{number}":
+                sink.drain(len(sink.arrivals) + 1, 60)
+            arrived, _, sent = sink.arrivals[-1]
+            waits.append((arrived - sent) * 1000)
+        ours = own.memory_info().rss - before
+        sink.close()
+        rest = Sink(connection, prefetch=100, queue="deep")
+        started = time.perf_counter()
+        rest.drain(depth, 15)
+        drain = len(rest.arrivals) / (time.perf_counter() - started)
+        rest.close()
+    return {
+        "fill": fill,
+        "p50": percentile(waits, 0.5),
+        "max": max(waits),
+        "drain": drain,
+        "server": java.memory_info().rss / 2**20 if java.is_running() else float("nan"),
+        "ours": ours / 2**20,
+    }

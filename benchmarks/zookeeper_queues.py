@@ -1,0 +1,175 @@
+"""Queues in ZooKeeper beside kombu's own transport for it, on one server in turn."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from functools import partial
+from typing import Any
+
+from kombu import Connection, Queue
+
+from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from celery_dq.curator.kinds import DistributedQueue
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.zookeeper.session import Session
+
+STOCK, OURS = "kombu zookeeper://", "celery_dq.curator"
+LOCKLESS = "… without locks"
+CONTENDERS = (STOCK, OURS, LOCKLESS)
+#: What a small Celery task's body weighs.
+ITEM = {"filler": "x" * 80}
+
+
+def zookeeper_queues(quick: bool) -> Report:
+    """Putting one by one and in batches, consuming, and the time to reach an idle consumer."""
+    report = Report("zookeeper_queues")
+    report.header = ["", "put/s", "vs stock", "put in batches/s", "vs stock", "consumed/s", "vs stock"]
+    report.header += ["idle p50 ms", "p99 ms", "max ms"]
+    amount = 500 if quick else 2000
+    with ZooKeeperServer(tick_ms=2000) as server:
+        found = interleave(CONTENDERS, 2 if quick else 5, partial(_round, server.hosts, amount), 240)
+    stock = found[STOCK]
+    for name in CONTENDERS:
+        row = found[name]
+        cells: list[Any] = []
+        for key in ("put", "batch", "consume"):
+            cells += [row[key], ratio(row[key], stock.get(key, Series()))]
+        report.row(name, *cells, row["p50"], row["p99"], row["max"])
+    report.notes.append(f"{amount} messages of 100 bytes; kombu's transport has no batches and no locks")
+    report.data = dump(found)
+    return report
+
+
+def _round(hosts: str, amount: int, name: str) -> dict[str, float]:
+    chroot = f"{hosts}/bench-{time.monotonic_ns()}"
+    return _stock(chroot, amount) if name == STOCK else _ours(chroot, amount, name == OURS)
+
+
+def _stock(hosts: str, amount: int) -> dict[str, float]:
+    with Connection(f"zookeeper://{hosts}") as producing, Connection(f"zookeeper://{hosts}") as consuming:
+        queue = Queue("bench")(producing.default_channel)
+        queue.declare()
+        producer = producing.Producer()
+        started = time.perf_counter()
+        for _each in range(amount):
+            producer.publish(ITEM, routing_key="bench", serializer="json")
+        put = amount / (time.perf_counter() - started)
+        seen = 0
+        waits: list[float] = []
+
+        def receive(body: Any, message: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if "at" in body:
+                waits.append(time.monotonic() - body["at"])
+            message.ack()
+
+        with consuming.Consumer([Queue("bench")], callbacks=[receive]) as consumer:
+            consumer.qos(prefetch_count=100)
+            started = time.perf_counter()
+            while seen < amount:
+                consuming.drain_events(timeout=30)
+            consume = amount / (time.perf_counter() - started)
+            for _each in range(10):
+                sender = threading.Timer(0.3, _send_stock, [hosts])
+                sender.start()
+                count = len(waits)
+                while len(waits) == count:
+                    consuming.drain_events(timeout=30)
+                sender.join()
+    return {"put": put, "batch": put, "consume": consume, **_waits(waits)}
+
+
+def _send_stock(hosts: str) -> None:
+    with Connection(f"zookeeper://{hosts}") as connection:
+        connection.default_channel  # noqa: B018 - connects
+        body = {**ITEM, "at": time.monotonic()}
+        connection.Producer().publish(body, routing_key="bench", serializer="json")
+
+
+def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
+    options: dict[str, Any] = {"lock_path": "/locks" if locks else None, "prefetch": 100}
+    seen, waits = [0], []
+
+    def receive(item: dict[str, Any]) -> None:
+        seen[0] += 1
+        if "at" in item:
+            waits.append(time.monotonic() - item["at"])
+
+    with DistributedQueue(hosts, "/queue") as producer:
+        started = time.perf_counter()
+        for _each in range(amount):
+            producer.put(ITEM)
+        put = amount / (time.perf_counter() - started)
+        started = time.perf_counter()
+        producer.put_each([ITEM] * amount)
+        batch = amount / (time.perf_counter() - started)
+        started = time.perf_counter()
+        with DistributedQueue(hosts, "/queue", consumer=receive, **options):
+            wait_until(lambda: seen[0] == 2 * amount and producer.size() == 0, 120, interval_s=0.002)
+            consume = 2 * amount / (time.perf_counter() - started)
+            for _each in range(30):
+                time.sleep(0.1)
+                count = len(waits)
+                producer.put({**ITEM, "at": time.monotonic()})
+                wait_until(lambda count=count: len(waits) > count, 30, interval_s=0.0005)
+    return {"put": put, "batch": batch, "consume": consume, **_waits(waits)}
+
+
+def _waits(waits: list[float]) -> dict[str, float]:
+    return {
+        "p50": percentile(waits, 0.5) * 1e3,
+        "p99": percentile(waits, 0.99) * 1e3,
+        "max": max(waits) * 1e3,
+    }
+
+
+def zookeeper_depth(quick: bool) -> Report:
+    """A consumer of a queue that is deep: rate, memory, and the time an arrival takes."""
+    report = Report("zookeeper_depth")
+    report.header = ["items in the queue", "consumed/s", "until the first ms", "consumer MiB more"]
+    report.header += ["urgent one in a priority queue ms"]
+    for depth in (1000, 10_000) if quick else (1000, 10_000, 50_000):
+        with ZooKeeperServer(tick_ms=2000) as server:
+            found = _depth(server.hosts, depth)
+        report.row(f"{depth:,}", *(f"{value:,.1f}" for value in found.values()))
+        report.data[str(depth)] = found
+    report.notes.append("under locks; memory is the growth of the process's peak")
+    return report
+
+
+def _depth(hosts: str, depth: int) -> dict[str, float]:
+    from celery_dq.curator.kinds import DistributedPriorityQueue
+
+    arrivals: list[float] = []
+    with DistributedQueue(hosts, "/queue", timeout_s=60) as producer:
+        for _each in range(depth // 1000):
+            producer.put_each([ITEM] * 1000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.perf_counter()
+        consumer = DistributedQueue(
+            hosts, "/queue", lock_path="/locks", consumer=lambda _item: arrivals.append(time.perf_counter())
+        )
+        with consumer:
+            wait_until(lambda: len(arrivals) == depth, 600, interval_s=0.01)
+        rate = depth / (arrivals[-1] - started)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    session = Session(hosts)
+    with DistributedPriorityQueue(session, "/priority", lock_path="/plocks", timeout_s=60) as queue:
+        for _each in range(depth // 1000):
+            queue._put("queue-100000005", [[ITEM]] * 1000, None)
+        waits = []
+        queue.get(30).finish()
+        for _each in range(20):
+            began = time.perf_counter()
+            queue.put({"urgent": True}, -1)
+            received = queue.get(30)
+            assert received.item == {"urgent": True}
+            waits.append(time.perf_counter() - began)
+            received.finish()
+    session.close()
+    first = (arrivals[0] - started) * 1e3
+    return {"rate": rate, "first": first, "mib": grown, "urgent": percentile(waits, 0.5) * 1e3}

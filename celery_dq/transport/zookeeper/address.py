@@ -1,0 +1,116 @@
+"""What a broker URL and the transport options say of the session with ZooKeeper."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from celery_dq.errors import ConfigurationError
+
+DEFAULT_PORT = 2181
+#: The transport options that this transport knows, beside kombu's own.
+OPTIONS = ("session_timeout", "auth", "sasl", "acl")
+
+
+class Address(NamedTuple):
+    """A broker URL taken apart: ``dq-zookeeper://user:password@h1:2181,h2:2181/chroot``."""
+
+    hosts: str
+    chroot: str
+    user: str | None
+    password: str | None
+
+
+def address_in(url: str) -> Address:
+    """Take a URL apart. urllib cannot: it takes what follows the first colon for the port.
+
+    Raises:
+        ConfigurationError: It has a query; options go into ``broker_transport_options``.
+    """
+    _, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    if query:
+        raise ConfigurationError(
+            f"the broker URL ends in ?{query}: options of dq-zookeeper:// go into broker_transport_options"
+        )
+    credentials, _, place = rest.rpartition("@")
+    hosts, _, chroot = place.partition("/")
+    user, _, password = credentials.partition(":")
+    return Address(hosts or "localhost", unquote(chroot), unquote(user) or None, unquote(password) or None)
+
+
+def host_list(hostname: str, port: int | None, chroot: str | None) -> str:
+    """The host list that a ZooKeeper client takes; `port` is for hosts that name none."""
+    hosts = ",".join(
+        host if re.search(r":\d+$", host) else f"{host}:{port or DEFAULT_PORT}"
+        for host in hostname.split(",")
+        if host
+    )
+    chroot = (chroot or "").strip("/")
+    return f"{hosts}/{chroot}" if chroot else hosts
+
+
+def nobody_listens(hosts: str) -> bool:
+    """Whether every host of a list refuses a connection: waiting is no use then."""
+    for host in hosts.partition("/")[0].split(","):
+        name, _, port = host.rpartition(":")
+        try:
+            socket.create_connection((name.strip("[]"), int(port)), timeout=1.0).close()
+            return False
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return False
+    return True
+
+
+def session_options(connection: Any) -> dict[str, Any]:
+    """The arguments of :class:`~celery_dq.zookeeper.session.Session` for a kombu connection.
+
+    Raises:
+        ConfigurationError: An option is unusable.
+    """
+    options = connection.transport_options
+    timeout = options.get("session_timeout", 10.0)
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
+        raise ConfigurationError(
+            f"broker_transport_options['session_timeout'] = {timeout!r} is not a number of seconds above 0"
+        )
+    auth = [tuple(pair) for pair in options.get("auth", ())]
+    if any(len(pair) != 2 for pair in auth):
+        raise ConfigurationError(
+            "broker_transport_options['auth'] is a list of pairs (scheme, credential), such as "
+            "('digest', 'user:password')"
+        )
+    if connection.userid:
+        auth.append(("digest", f"{connection.userid}:{connection.password or ''}"))
+    return {
+        "timeout_s": float(timeout),
+        "auth": auth,
+        "sasl": options.get("sasl"),
+        "tls": _tls(connection.ssl),
+        "acl": options.get("acl"),
+    }
+
+
+def _tls(ssl: Any) -> dict[str, Any] | None:
+    if not ssl:
+        return None
+    known = {
+        "ca": "ca",
+        "ca_certs": "ca",
+        "certfile": "certfile",
+        "keyfile": "keyfile",
+        "keyfile_password": "keyfile_password",
+        "verify_certs": "verify_certs",
+        "check_hostname": "check_hostname",
+    }
+    given = ssl if isinstance(ssl, dict) else {}
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        raise ConfigurationError(
+            f"broker_use_ssl[{unknown[0]!r}] means nothing to dq-zookeeper://: it knows {', '.join(known)}"
+        )
+    return {known[name]: value for name, value in given.items()}

@@ -1,0 +1,64 @@
+# What kombu has and its published types leave out; the reasons are in bases.py.
+from collections.abc import Callable
+from typing import Any
+
+class KombuMessage:
+    delivery_tag: str
+    delivery_info: dict[str, Any]
+    properties: dict[str, Any]
+    headers: dict[str, Any]
+
+    def __init__(self, **kwargs: Any) -> None: ...
+
+class Delivered(dict[str, Any]):
+    restored: bool
+
+class VirtualQoS:
+    channel: Any
+    prefetch_count: int
+    restore_at_shutdown: bool
+    _delivered: Delivered
+    _on_collect: Any
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None: ...
+
+class VirtualChannel:
+    connection: Any
+    closed: bool
+    do_restore: bool
+    deadletter_queue: str | None
+    state: Any
+    qos: Any
+    _qos: Any
+    _consumers: set[str]
+    _active_queues: list[str]
+    _tag_to_queue: dict[str, str]
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None: ...
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None: ...
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> Any: ...
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None: ...
+    def basic_cancel(self, consumer_tag: str) -> None: ...
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, apply_global: bool) -> None: ...
+    def typeof(self, exchange: str) -> Any: ...
+    def close(self) -> None: ...
+
+class VirtualTransport:
+    default_port: int
+    implements: Any
+    client: Any
+    channels: list[Any]
+    _avail_channels: list[Any]
+    connection_errors: tuple[type[BaseException], ...]
+    channel_errors: tuple[type[BaseException], ...]
+
+    def __init__(self, client: Any, **kwargs: Any) -> None: ...
+    def establish_connection(self) -> Any: ...
+    def close_connection(self, connection: Any) -> None: ...
+    def close_channel(self, channel: Any) -> None: ...

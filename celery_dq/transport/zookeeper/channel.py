@@ -1,0 +1,298 @@
+"""The kombu channel of the ZooKeeper broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
+from celery_dq.transport.zookeeper.bases import VirtualChannel
+from celery_dq.transport.zookeeper.batch import PublishBatch
+from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
+from celery_dq.transport.zookeeper.message import Message
+from celery_dq.transport.zookeeper.publisher import Item
+from celery_dq.transport.zookeeper.qos import QoS
+from celery_dq.transport.zookeeper.record import STAMPS, Record, record_of
+from celery_dq.transport.zookeeper.source import Source
+
+if TYPE_CHECKING:
+    from celery_dq.transport.zookeeper.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+#: Messages that a consumer without a prefetch count gets ahead at most.
+MOST_AHEAD = 100
+#: Copies that lie in a transient queue at most: its user has gone, or cannot keep up.
+TRANSIENT_CAP = 1000
+
+Consumer = tuple[str, Callable[[Any], Any], bool]
+
+
+class Channel(VirtualChannel):
+    """A channel whose queues are folders."""
+
+    QoS = QoS
+    #: kombu looks for these.
+    supports_fanout = True
+    supports_batch_publish = True
+
+    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._transport = connection
+        self._pid = os.getpid()
+        self._sources: dict[str, Source] = {}
+        self._called: dict[str, deque[Consumer]] = {}
+        self._transients: set[str] = set()
+
+    @property
+    def hand(self) -> Hand:
+        """What the connection holds."""
+        return self._transport.hand
+
+    def uses(self, queue: str) -> bool:
+        """Whether this transient queue was declared on this channel."""
+        return queue in self._transients
+
+    # -- declaring -------------------------------------------------------------
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
+        self._transport.queues.declare(queue, auto_delete)
+        if auto_delete:
+            self._transients.add(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self._transport.queues.exists(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        self._transport.bindings.bind(exchange, queue, routing_key or "", queue in self._transients)
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> None:
+        """Remove a binding, whoever made it."""
+        self.state.binding_delete(queue, exchange, routing_key)
+        self._transport.bindings.unbind(exchange or "amq.direct", queue, routing_key)
+
+    def get_table(self, exchange: str, fresh: bool = False) -> list[tuple[Any, ...]]:
+        """Return the bindings of *exchange*, those of all processes."""
+        kind = self.typeof(exchange)
+        return [
+            kind.prepare_bind(binding.queue, exchange, binding.routing_key, None)
+            for binding in self._transport.bindings.table(exchange, fresh)
+        ]
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        if not exchange:
+            return [routing_key or default or self.deadletter_queue or ""]
+        found = self._matching(exchange, routing_key)
+        if not found and self.typeof(exchange).type == "direct":
+            # A reply to somebody who has bound his queue a moment ago, at another server of the ensemble.
+            found = self._matching(exchange, routing_key, fresh=True)
+        default = default or self.deadletter_queue
+        if not found and default is not None:
+            warnings.warn(
+                f"No queue is bound to {exchange!r} with {routing_key!r}: {default!r} gets it", stacklevel=2
+            )
+            self._new_queue(default)
+            found = [default]
+        return found
+
+    def _matching(self, exchange: str, routing_key: str, fresh: bool = False) -> list[str]:
+        kind = self.typeof(exchange)
+        return sorted(kind.lookup(self.get_table(exchange, fresh), exchange, routing_key, None))
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        """Delete *queue* with its messages, also one that was declared elsewhere."""
+        if if_empty and self._size(queue):
+            return
+        super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
+        self._transients.discard(queue)
+        self._transport.queues.delete(queue)
+
+    def _delete(self, queue: str, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
+        self._transport.bindings.unbind(exchange, queue, routing_key or "")
+
+    def _size(self, queue: str) -> int:
+        return self._transport.queues.size(queue)
+
+    def _purge(self, queue: str) -> int:
+        return self._transport.queues.purge(queue)
+
+    # -- publishing ------------------------------------------------------------
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish, once: the stamps of an attempt that failed stay on the message.
+
+        Raises:
+            ZooKeeperUnreachable: The channel was closed, or nobody answers.
+        """
+        if self.closed:
+            raise ZooKeeperUnreachable("The channel was closed: publish on a new one")
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        message["properties"].pop(STAMPS, None)
+        return result
+
+    def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        # The body stays as it is: a record holds raw bytes, and base64 costs a third.
+        message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        item = self._item(queue, record_of(message))
+        batch: PublishBatch | None = kwargs.get("_publish_batch")
+        if batch is not None:
+            batch.add(item)
+        else:
+            self.put([item], message["properties"].setdefault(STAMPS, {}), queue)
+
+    def _item(self, queue: str, record: Record) -> Item:
+        nodes = self._transport.queues.nodes(queue)
+        if record.due_ms > self._transport.clock.wall() * 1000:
+            return Item(queue, nodes.delayed_prefix(record.due_ms), record.pack())
+        return Item(queue, nodes.ready_prefix(record.priority), record.pack())
+
+    def put(self, items: list[Item], stamps: dict[str, Any], key: str) -> None:
+        """Create items, all of them or none, once; see :class:`Publisher`."""
+        while True:
+            missing = self._transport.publisher.put(items, stamps, key)
+            if missing is None:
+                break
+            self._transport.queues.restore(missing)
+        for queue in {item.queue for item in items}:
+            source = self._sources.get(queue)
+            if source is not None:
+                source.look_now()
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Kombu's seam for ``Producer.batch()``."""
+        return PublishBatch(self, max_size)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        table = self._transport.bindings.table(exchange)
+        lasting = sorted({binding.queue for binding in table if not binding.transient})
+        passing = sorted({binding.queue for binding in table if binding.transient} - {*lasting})
+        loads = self._transport.queues.loads(passing) if passing else []
+        for queue, load in zip(passing, loads, strict=True):
+            if load is not None and load < TRANSIENT_CAP:
+                lasting.append(queue)
+            elif load is not None:
+                logger.warning("Queue %s has %d messages: it gets no copy of a broadcast.", queue, load)
+        for queue in lasting:
+            self._put(queue, message)
+
+    # -- consuming -------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None:
+        """Consume *queue*; several consumers of one queue on a channel take turns."""
+        self._transport.refuse_inherited()
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self._called.setdefault(queue, deque()).append((consumer_tag, callback, no_ack))
+        if queue not in self._sources:
+            self._transport.queues.declare(queue, queue in self._transients)
+            self._sources[queue] = self._transport.consume(self, queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop a consumer. What it has not been given yet goes back to its place."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        if queue is not None:
+            kept = deque(each for each in self._called.get(queue, ()) if each[0] != consumer_tag)
+            if kept:
+                self._called[queue] = kept
+            else:
+                self._called.pop(queue, None)
+                source = self._sources.pop(queue, None)
+                if source is not None:
+                    self._transport.cancel(source)
+        super().basic_cancel(consumer_tag)
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Change the prefetch count: there may be room now."""
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self._transport.look_again()
+
+    def _reset_cycle(self) -> None:
+        """There is none: the transport delivers."""
+
+    def room(self, source: Source) -> int:
+        """How many messages the fetcher may take from *source* now; called in its thread."""
+        qos = self.qos
+        if self.closed or not qos.can_consume():
+            return 0
+        sources = tuple(self._sources.values())
+        ahead = sum(len(each.inbox) for each in sources)
+        allowed = qos.can_consume_max_estimate()
+        room = (MOST_AHEAD if allowed is None else allowed) - ahead
+        # None of several queues may use up the prefetch count before the others had their turn.
+        return min(room, max(room // max(len(sources), 1), 1)) if room > 0 else 0
+
+    def deliver_one(self, source: Source) -> bool:
+        """Deliver the oldest message of *source*, if the prefetch count allows; whether somebody got it."""
+        consumers = self._called.get(source.queue)
+        if not source.inbox or not consumers or not self.qos.can_consume():
+            return False
+        held = source.inbox[0]
+        message = self._message(source.queue, held)
+        consumers.rotate(-1)
+        _, callback, no_ack = consumers[-1]
+        if message is not None and not no_ack:
+            # Before it leaves the inbox: it must not look as if there were room for one more.
+            self.qos.append(message, held.tag)
+        source.inbox.popleft()
+        if message is None:
+            return False
+        if no_ack:
+            self.hand.say(Verb.ACK, held.tag)
+        callback(message)
+        return True
+
+    def _message(self, queue: str, held: Held) -> Message | None:
+        try:
+            return Message(Record.unpack(held.data), held.tag, queue, held.returned, self)
+        except CorruptRecord as error:
+            logger.error("What is at %s is kept aside: %s.", held.item, error)
+            self.hand.say(Verb.BURY, held.tag)
+            return None
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Take one message at once, or None."""
+        self._transport.refuse_inherited()
+        for held in self._transport.take_one(queue):
+            message = self._message(queue, held)
+            if message is not None:
+                if no_ack:
+                    self.hand.say(Verb.ACK, held.tag)
+                else:
+                    self.qos.append(message, held.tag)
+                return message
+        return None
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        """Messages come as messages."""
+        return raw_message
+
+    # -- the end ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back what was not acknowledged, and leave the transient queues."""
+        if self.closed:
+            return
+        transport = self._transport
+        if self._pid != os.getpid():
+            # A child closes what it has inherited: what is held is the parent's.
+            self.closed = True
+            transport.close_channel(self)
+            return
+        transients, self._transients = self._transients, set()
+        super().close()
+        transport.flush()
+        for queue in transients:
+            transport.leave(queue)

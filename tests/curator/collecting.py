@@ -1,0 +1,41 @@
+"""A consumer that remembers, and can be told to wait or to fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery_dq.testing.waiting import wait_until
+
+
+class Collector:
+    """Called with items; keeps them in :attr:`items`.
+
+    :param fail: called with each item; the consumer raises where it returns true.
+    """
+
+    def __init__(self, fail: Callable[[Any], bool] = lambda _item: False) -> None:
+        self.items: list[Any] = []
+        self.failed: list[Any] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        self._fail = fail
+        self._lock = threading.Lock()
+
+    def __call__(self, item: Any) -> None:
+        if not self.gate.is_set():
+            self.waiting.set()
+            self.gate.wait(30)
+        with self._lock:
+            if self._fail(item):
+                self.failed.append(item)
+                raise RuntimeError(f"cannot consume {item!r}")
+            self.items.append(item)
+
+    def wait(self, count: int, timeout_s: float = 20.0) -> list[Any]:
+        wait_until(
+            lambda: len(self.items) >= count, timeout_s, what=lambda: f"{count} items; {self.items!r:.300}"
+        )
+        return list(self.items)

@@ -1,0 +1,237 @@
+"""Sessions that expire, connections that break, answers that are lost, peers that play by other rules."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.security import make_digest_acl
+
+from celery_dq.curator.kinds import DistributedIdQueue, DistributedPriorityQueue, DistributedQueue
+from celery_dq.curator.simple import SimpleDistributedQueue
+from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.zookeeper.session import Session
+from tests.broker.proxy import Proxy
+from tests.curator.collecting import Collector
+from tests.curator.expiry import expire
+
+Make = Callable[..., Any]
+LOCKS = "/locks"
+both = pytest.mark.parametrize("lock_path", [None, LOCKS], ids=["deleting", "locking"])
+
+
+@pytest.fixture
+def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
+    with Proxy(zookeeper.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through_proxy(proxy: Proxy, hosts: str) -> str:
+    """The host list by way of the proxy."""
+    return f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}"
+
+
+def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make: Make) -> None:
+    victim = make(DistributedQueue, lock_path=LOCKS)
+    victim.put("x")
+    received = victim.get(5)
+    seen = Collector()
+    make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
+    expire(victim.session)
+    # Nobody puts anything, nobody touches the queue: the lock alone is gone.
+    assert seen.wait(1) == ["x"]
+    assert not received.finish() or received.finish()
+    wait_until(lambda: victim.size() == 0)
+
+
+def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: Make) -> None:
+    queue = make(DistributedQueue, lock_path=LOCKS)
+    queue.put_each([1, 2])
+    first, second = queue.get(5), queue.get(5)
+    expire(queue.session)
+    assert first.finish()
+    assert queue.size() == 1
+    thief = make(DistributedQueue, lock_path=LOCKS)
+    stolen = thief.get(5)
+    assert stolen.item == 2
+    assert not second.finish()
+    assert not second.requeue()
+    second.release()
+    # The lock of the new holder is untouched.
+    assert stolen.finish()
+    assert queue.size() == 0
+
+
+def test_an_item_deleted_by_a_peer_without_locks_counts_as_done(make: Make, session: Session) -> None:
+    queue = make(DistributedQueue, lock_path=LOCKS)
+    queue.put_each(["finished", "requeued", "lock gone", "put back"])
+    finished, requeued, unlocked, put_back = [queue.get(5) for _each in range(4)]
+    client = session.open()
+    client.delete(f"/queue/{finished.name}")
+    client.delete(f"/queue/{requeued.name}")
+    client.delete(f"{LOCKS}/{unlocked.name}")
+    assert finished.finish()
+    assert requeued.requeue()
+    assert unlocked.finish()
+    assert put_back.requeue()
+    assert client.get_children(LOCKS) == []
+    assert queue.get(5).item == "put back"
+
+
+@both
+def test_consuming_goes_on_over_drops_and_expiries(make: Make, lock_path: str | None) -> None:
+    seen = Collector()
+    queue = make(DistributedQueue, lock_path=lock_path, consumer=seen).start()
+    producer = make(DistributedQueue)
+    for number in range(60):
+        producer.put(number)
+        if number % 20 == 5:
+            queue.session.drop()
+        if number % 20 == 10:
+            expire(queue.session)
+        if number % 20 == 15:
+            producer.session.drop()
+    wait_until(lambda: set(seen.items) == set(range(60)), 30, what=lambda: repr(seen.items))
+    wait_until(lambda: producer.size() == 0)
+    if lock_path is None:
+        assert sorted(seen.items) == list(range(60))
+
+
+def test_a_lost_answer_to_a_put_puts_once(proxy: Proxy, through_proxy: str, make: Make) -> None:
+    queue = make(DistributedQueue, hosts=through_proxy)
+    queue.put("first")
+    for number in range(5):
+        proxy.drop_answers_to, proxy.drops_left = b"queue-", 1
+        queue.put(f"item {number}")
+    proxy.drop_answers_to, proxy.drops_left = b"queue-", 1
+    queue.put_each(["a", "b", "c"])
+    assert proxy.dropped == 6
+    reader = make(DistributedQueue)
+    items = [reader.get(5).item for _each in range(reader.size())]
+    assert items == ["first", *[f"item {number}" for number in range(5)], "a", "b", "c"]
+
+
+def test_a_lost_answer_to_taking_an_element_does_not_lose_it(
+    proxy: Proxy, through_proxy: str, make: Make
+) -> None:
+    elements = [str(number).encode() for number in range(6)]
+    make(SimpleDistributedQueue).offer_each(elements)
+    queue = make(SimpleDistributedQueue, hosts=through_proxy)
+    taken = [queue.take()]
+    for _each in elements[1:]:
+        # The delete is the one request that names the journal.
+        proxy.drop_answers_to, proxy.drops_left = b"journals", 1
+        taken.append(queue.take())
+    assert taken == elements
+    assert proxy.dropped >= 5
+
+
+def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
+    proxy: Proxy, through_proxy: str, make: Make
+) -> None:
+    seen = Collector()
+    producer = make(DistributedQueue)
+    producer.put("first")
+    make(DistributedQueue, hosts=through_proxy, lock_path=LOCKS, consumer=seen).start()
+    seen.wait(1)
+    for number in range(6):
+        proxy.drop_answers_to, proxy.drops_left = b"presences", 1
+        producer.put(number)
+        seen.wait(number + 2)
+    wait_until(lambda: producer.size() == 0)
+    assert set(seen.items) == {"first", *range(6)}
+
+
+def test_a_background_producer_waits_for_zookeeper_to_come_back(own_zookeeper: ZooKeeperServer) -> None:
+    session = Session(own_zookeeper.hosts, timeout_s=2)
+    queue = DistributedQueue(session, "/queue", put_in_background=True, final_flush_s=0.2)
+    queue.put(0)
+    assert queue.flush(10)
+    own_zookeeper.kill()
+    for number in range(1, 50):
+        queue.put(number)
+    assert not queue.flush(0.1)
+    assert queue.unsent()[-1] == 49
+    own_zookeeper.restart()
+    assert queue.flush(30)
+    reader = DistributedQueue(session, "/queue", lock_path=LOCKS)
+    assert [reader.get(5).item for _each in range(50)] == list(range(50))
+    own_zookeeper.kill()
+    queue.put("never")
+    with pytest.raises(ZooKeeperUnreachable, match="1 items for /queue were not sent within 0.2 s"):
+        queue.close()
+    assert queue.unsent() == ["never"]
+    session.close()
+
+
+def test_a_server_that_is_away_is_told_and_survived(own_zookeeper: ZooKeeperServer) -> None:
+    session = Session(own_zookeeper.hosts, timeout_s=2)
+    seen = Collector()
+    producer = DistributedQueue(session, "/queue", timeout_s=0.5)
+    producer.put(1)
+    consumer = DistributedQueue(own_zookeeper.hosts, "/queue", lock_path=LOCKS, consumer=seen).start()
+    seen.wait(1)
+    own_zookeeper.kill()
+    wait_until(lambda: session.state.value != "connected")
+    with pytest.raises(ZooKeeperUnreachable, match="did not answer"):
+        producer.put(2)
+    with pytest.raises(ZooKeeperUnreachable):
+        DistributedQueue(session, "/queue", timeout_s=0.2).poll()
+    own_zookeeper.restart()
+    session.open()
+    producer.put(3)
+    wait_until(lambda: 3 in seen.items, 20)
+    consumer.close()
+    producer.close()
+    session.close()
+
+
+def test_missing_rights_are_named(make: Make, session: Session) -> None:
+    client = session.open()
+    acl = [make_digest_acl("boss", "secret", all=True)]
+    client.create("/queue", acl=acl)
+    with pytest.raises(AccessDenied, match=r"does not let this session create /queue/queue-.*auth="):
+        make(DistributedQueue).put(1)
+    with pytest.raises(AccessDenied, match="read /queue"):
+        make(DistributedIdQueue).poll()
+    allowed = Session(session.hosts, auth=[("digest", "boss:secret")])
+    DistributedQueue(allowed, "/queue").put(1)
+    allowed.close()
+
+
+def test_a_fork_has_a_session_of_its_own(make: Make) -> None:
+    seen = Collector()
+    queue = make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
+    queue.put("parent")
+    seen.wait(1)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            queue.put("child")
+            queue.close()
+            queue.session.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    queue.put("parent again")
+    assert sorted(seen.wait(3)) == ["child", "parent", "parent again"]
+
+
+def test_nothing_stays_behind(make: Make, session: Session) -> None:
+    queue = make(DistributedPriorityQueue, lock_path=LOCKS)
+    queue.put(1, 1)
+    queue.get(5).finish()
+    client = session.open()
+    assert len(client.get_children("/dq/journals")) == len(client.get_children("/dq/presences")) == 1
+    queue.close()
+    assert client.get_children("/dq/journals") == client.get_children("/dq/presences") == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert [name for name in names if name.startswith(("dq-take", "dq-finish", "dq-put"))] == []

@@ -1,0 +1,71 @@
+"""``celery dq zookeeper``: a queue from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.curator.kinds import (
+    DistributedDelayQueue,
+    DistributedIdQueue,
+    DistributedPriorityQueue,
+    DistributedQueue,
+)
+from celery_dq.curator.looking import look
+from celery_dq.curator.simple import SimpleDistributedQueue
+from celery_dq.errors import ConfigurationError
+from celery_dq.zookeeper.session import Session
+
+Make = Callable[..., Any]
+
+
+def run(*words: str, status: int = 0) -> str:
+    app = Celery("shop", broker="dq-redis://", set_as_current=False)
+    celery_dq.setup(app)
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    result = CliRunner().invoke(dq, ["zookeeper", *words], obj=context)
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_marks_of_all_kinds_in_the_order_of_serving(make: Make, session: Session) -> None:
+    ids = make(DistributedIdQueue, "/id")
+    ids.put("x", "a/b")
+    ids.put("y", "c")
+    priorities = make(DistributedPriorityQueue, "/priority")
+    for priority in (3, -(2**31), -1):
+        priorities.put("x", priority)
+    delays = make(DistributedDelayQueue, "/delay")
+    delays.put("x", 2e9)
+    delays.put("x", 1e9)
+    delays.put("x", 1e15)
+    make(SimpleDistributedQueue, "/simple").offer(b"bytes")
+    assert [view.mark for view in look(session, "/id", "id")] == ["a/b", "c"]
+    assert [view.mark for view in look(session, "/priority", "priority")] == [-(2**31), -1, 3]
+    years = [view.mark.year for view in look(session, "/delay", "delay")]  # type: ignore[union-attr]
+    assert years == [2001, 2033, 9999]
+    assert [view.items for view in look(session, "/simple", "simple")] == [1]
+    assert look(session, "/missing", "plain") == look(session, "/simple", "plain") == []
+    with pytest.raises(ConfigurationError, match="kind = 'heap'"):
+        look(session, "/id", "heap")
+
+
+def test_the_command(make: Make, session: Session, hosts: str) -> None:
+    queue = make(DistributedQueue, "/mail", lock_path="/mail-locks")
+    queue.put_multi([1, 2])
+    queue.put(3)
+    session.open().create("/mail/queue-", b"junk", sequence=True)
+    with queue.get(5):
+        rows = json.loads(run(hosts, "/mail", "--locks", "/mail-locks", "--json"))
+        assert [(row["items"], row["locked"]) for row in rows] == [(2, True), (1, False), (None, False)]
+        assert "queue-0000000001" in run(hosts, "/mail", "--limit", "2")
+    assert "Nothing is in '/none'" in run(hosts, "/none")
+    assert "PATH = 'mail' is unusable" in run(hosts, "mail", status=1)

@@ -1,0 +1,39 @@
+"""Connections to a broker in a ZooKeeper folder of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from kombu import Connection
+
+from celery_dq.wiring import register_transports
+from celery_dq.zookeeper.session import Session
+
+
+@pytest.fixture(autouse=True)
+def schemes() -> None:
+    register_transports()
+
+
+@pytest.fixture
+def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
+    """Opens a connection; they are closed after the test. Sessions last 1.5 seconds unless said otherwise."""
+    opened: list[Connection] = []
+
+    def make(url: str = f"dq-zookeeper://{hosts}", **options: object) -> Connection:
+        connection = Connection(url, transport_options={"session_timeout": 1.5, **options})
+        opened.append(connection)
+        return connection
+
+    yield make
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def looker(hosts: str) -> Iterator[Session]:
+    """A session of a bystander, to look at nodes."""
+    session = Session(hosts)
+    yield session
+    session.close()

@@ -1,0 +1,191 @@
+"""Consumers that die, sessions that expire, servers that restart: nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Producer, Queue
+
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.wiring import register_transports
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.session import Session
+from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+
+NODES = BrokerNodes("online")
+
+
+def expire(connection: Connection) -> None:
+    """End the session of a connection: whoever knows id and password may close it."""
+    client = connection.transport.session.open()
+    thief = type(client)(hosts=connection.transport.session.hosts, client_id=client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+def test_an_idle_consumer_gets_what_an_expired_session_held(connect: Callable[..., Connection]) -> None:
+    # Given one that holds two messages, and another that waits
+    holding = Mailroom(connect(), "q")
+    holding.publish("first", "second")
+    holding.consume(prefetch_count=2)
+    holding.drain(2)
+    waiting = Mailroom(connect(), "q")
+    waiting.consume(ack=True)
+    with pytest.raises(TimeoutError):
+        waiting.connection.drain_events(timeout=0.3)
+    # When the session of the first one ends
+    expire(holding.connection)
+    # Then the other one gets them, although nothing new has come, and the first one hears of it.
+    assert waiting.drain(2) == ["first", "second"]
+    with pytest.raises(holding.connection.connection_errors):
+        drain_until(holding.connection, lambda: False, deadline=5)
+    # What the first one says now changes nothing.
+    waiting.publish("third")
+    holding.received[0].ack()
+    assert waiting.drain(3) == ["first", "second", "third"]
+
+
+def test_a_connection_that_broke_keeps_what_it_holds(connect: Callable[..., Connection]) -> None:
+    room, other = Mailroom(connect(session_timeout=4), "q"), Mailroom(connect(), "q")
+    room.publish(*range(4))
+    room.consume(prefetch_count=2)
+    room.drain(2)
+    other.consume(ack=True)
+    assert other.drain(2) == [2, 3]
+    room.connection.transport.session.drop()
+    for message in room.received:
+        message.ack()
+    room.publish(4, 5)
+
+    def all_came() -> bool:
+        for each in (room, other):
+            drain_idle(each.connection, timeout=0.05)
+        return len(room.received) + len(other.received) >= 6
+
+    wait_until(all_came)
+    assert sorted(room.bodies + other.bodies) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_server_that_restarts_loses_nothing(own_zookeeper: ZooKeeperServer) -> None:
+    url = f"dq-zookeeper://{own_zookeeper.hosts}/x"
+    options = {"session_timeout": 2}
+    with Connection(url, transport_options=options) as connection:
+        room = Mailroom(connection, "q")
+        room.publish(*range(10), priority=3)
+        room.consume(prefetch_count=3)
+        room.drain(3)
+        own_zookeeper.kill()
+        with pytest.raises(connection.connection_errors):
+            drain_until(connection, lambda: False, deadline=10)
+        with pytest.raises(connection.connection_errors):
+            connection.transport.session.open(0.2)
+        own_zookeeper.restart()
+    with Connection(url, transport_options=options) as connection:
+        room = Mailroom(connection, "q")
+        room.consume(ack=True)
+        drain_until(connection, lambda: set(room.bodies) == set(range(10)))
+
+
+def test_a_publish_outlasts_a_restart(own_zookeeper: ZooKeeperServer) -> None:
+    with Connection(
+        f"dq-zookeeper://{own_zookeeper.hosts}/x", transport_options={"session_timeout": 4}
+    ) as connection:
+        room = Mailroom(connection, "q")
+        room.publish("before")
+        own_zookeeper.kill()
+        back = threading.Timer(0.3, own_zookeeper.restart)
+        back.start()
+        room.publish("meanwhile", retry=True, retry_policy={"max_retries": 10, "interval_start": 0.1})
+        back.join()
+        room.consume(ack=True)
+        assert room.drain(2) == ["before", "meanwhile"]
+
+
+# -- killed over and over ------------------------------------------------------------
+
+
+def consume_forever(url: str, report: Any) -> None:
+    """A consumer process: it tells of a message, then acknowledges it."""
+    register_transports()
+
+    def on_message(message: Any) -> None:
+        report.send(message.payload)
+        message.ack()
+
+    while True:
+        connection = Connection(url, transport_options={"session_timeout": 0.6})
+        # On a busy machine so short a session may expire without anybody being killed.
+        with contextlib.suppress(*connection.connection_errors), connection:
+            consumer = Consumer(connection.channel(), [Queue("q")], on_message=on_message, prefetch_count=5)
+            consumer.consume()
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=1)
+
+
+def test_consumers_that_are_killed_over_and_over_lose_nothing(
+    hosts: str, connect: Callable[..., Connection], looker: Session
+) -> None:
+    url, amount, rng = f"dq-zookeeper://{hosts}", 300, random.Random(7)
+    context = multiprocessing.get_context("spawn")
+    connection = connect()
+    producer = Producer(connection.channel())
+    Queue("q")(producer.channel).declare()
+    seen: set[int] = set()
+    crew: list[tuple[Any, Any]] = []
+    published = 0
+
+    def hire() -> None:
+        hears, tells = context.Pipe(duplex=False)
+        process = context.Process(target=consume_forever, args=(url, tells), daemon=True)
+        process.start()
+        tells.close()
+        crew.append((process, hears))
+
+    def listen() -> None:
+        for _, hears in crew:
+            try:
+                while hears.poll():
+                    seen.add(hears.recv())
+            except (EOFError, OSError):
+                continue
+
+    def kill(position: int) -> None:
+        process, hears = crew[position]
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        listen()
+        hears.close()
+        del crew[position]
+
+    try:
+        for _ in range(2):
+            hire()
+        for _ in range(4):
+            target = min(amount, published + amount // 4)
+            while published < target:
+                producer.publish(published, routing_key="q", serializer="json")
+                published += 1
+            # One that has begun is killed in the middle of it, some messages later.
+            goal = min(len(seen) + rng.randrange(5, 25), published)
+            wait_until(lambda goal=goal: listen() or len(seen) >= goal, 30)  # type: ignore[misc]
+            kill(rng.randrange(len(crew)))
+            hire()
+        wait_until(lambda: listen() or len(seen) == amount, 40, what=lambda: f"{len(seen)} of {amount}")
+        nodes = NODES.queue("q")
+        wait_until(lambda: not looker.open().get_children(nodes.ready), 20)
+    finally:
+        while crew:
+            kill(0)
+    assert seen == set(range(amount))
+    wait_until(lambda: not looker.open().get_children(nodes.locks), 10)

@@ -1,0 +1,171 @@
+"""Delays, priorities and places; transient queues; what others put there; rights."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+
+import pytest
+from kombu import Connection, Exchange, Producer, Queue
+
+from celery_dq.clock import SystemClock
+from celery_dq.errors import AccessDenied
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.zookeeper import channel as channel_module
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.session import Session
+from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+
+NODES = BrokerNodes("online")
+
+
+def due(seconds: float) -> dict[str, object]:
+    moment = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds)
+    return {"headers": {"eta": moment.isoformat()}}
+
+
+def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callable[..., Connection]) -> None:
+    rooms = [Mailroom(connect(), "q") for _ in range(3)]
+    for room in rooms:
+        room.consume(ack=True)
+    began = time.time()
+    rooms[0].publish("late", **due(0.6))
+    rooms[0].publish("soon", **due(0.3))
+    rooms[0].publish("now")
+    assert rooms[0].count() <= 1
+
+    def all_heard() -> list[str]:
+        for room in rooms:
+            drain_idle(room.connection, timeout=0.05)
+        return [body for room in rooms for body in room.bodies]
+
+    wait_until(lambda: len(all_heard()) >= 3)
+    assert time.time() - began >= 0.6
+    assert sorted(all_heard()) == ["late", "now", "soon"]
+    # Its time has come: a worker must not hold it back again.
+    assert all(message.headers.get("eta") is None for room in rooms for message in room.received)
+
+
+def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connection]) -> None:
+    room = Mailroom(connect(), "q")
+    room.publish("low", priority=1)
+    room.publish("delayed", priority=5, **due(0.1))
+    room.consume(prefetch_count=1)
+    drain_until(room.connection, lambda: bool(room.received))
+    time_to_be_due = SystemClock().wall() + 0.2
+    wait_until(lambda: SystemClock().wall() > time_to_be_due)
+    for _ in range(3):
+        message = room.received.pop()
+        message.requeue()
+        room.drain(1)
+        room.publish("later", priority=5)
+    assert room.bodies == ["delayed"]
+    assert room.received[0].properties["priority"] == 5
+    assert room.received[0].delivery_info["redelivered"]
+    room.received.pop().ack()
+    assert room.drain(1) == ["later"]
+
+
+def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
+    room = Mailroom(connect(), "q")
+    nodes = NODES.queue("q")
+    for folder in (nodes.delayed, nodes.locks, nodes.unreadable):
+        looker.open().delete(folder)
+    room.consume(ack=True)
+    room.publish("late", **due(0.2))
+    room.publish("now")
+    assert room.drain(2) == ["now", "late"]
+
+
+def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
+    room = Mailroom(connect(), "q")
+    nodes = NODES.queue("q")
+    looker.open().create(nodes.ready_prefix(9), b"not ours", sequence=True)
+    looker.open().create(f"{nodes.delayed}/stranger", b"")
+    room.publish("fine")
+    room.consume(ack=True)
+    assert room.drain(1) == ["fine"]
+    wait_until(lambda: len(looker.open().get_children(nodes.unreadable)) == 1)
+    wait_until(lambda: not looker.open().get_children(nodes.locks))
+
+
+def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
+    connect: Callable[..., Connection], looker: Session
+) -> None:
+    room = Mailroom(connect(), "q")
+    room.publish(*range(3))
+    room.consume()
+    room.drain(3)
+    client, nodes = looker.open(), NODES.queue("q")
+    client.delete(nodes.item(sorted(client.get_children(nodes.ready))[1]))
+    for message in room.received:
+        message.ack()
+    wait_until(lambda: not client.get_children(nodes.ready) and not client.get_children(nodes.locks))
+
+
+def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection], looker: Session) -> None:
+    exchange = Exchange("all", type="fanout")
+    queue = Queue("mine", exchange, auto_delete=True, durable=False)
+    room = Mailroom(connect(), queue)
+    assert looker.open().exists(NODES.queue("mine").ready)
+    room.connection.close()
+    assert not looker.open().exists(NODES.queue("mine").path)
+    assert looker.open().get_children(NODES.transients) == []
+    wait_until(lambda: looker.open().get_children(NODES.bindings("all")) == [])
+
+
+def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connection], looker: Session) -> None:
+    connection = connect()
+    Mailroom(connection, Queue("kept", auto_delete=True))
+    looker.open().ensure_path(f"{NODES.transients}/left")
+    for folder in NODES.queue("left").folders:
+        looker.open().ensure_path(folder)
+    queues = connection.transport.queues
+    queues.sweep()
+    assert looker.open().exists(NODES.queue("left").path), "it may have been made a moment ago"
+    queues.sweep()
+    assert not looker.open().exists(NODES.queue("left").path)
+    assert looker.open().get_children(NODES.transients) == ["kept"]
+
+
+def test_broadcasts_to_one_who_does_not_listen_are_bounded(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "TRANSIENT_CAP", 3)
+    exchange = Exchange("all", type="fanout")
+    deaf = Mailroom(connect(), Queue("deaf", exchange, auto_delete=True))
+    keen = Mailroom(connect(), Queue("keen", exchange, auto_delete=True))
+    keen.consume(ack=True)
+    producer = Producer(connect().channel(), exchange=exchange)
+    for number in range(6):
+        producer.publish(number, serializer="json")
+        keen.drain(number + 1)
+    assert keen.bodies == [0, 1, 2, 3, 4, 5]
+    assert deaf.count() == 3
+
+
+def test_an_environment_of_its_own(connect: Callable[..., Connection], hosts: str, looker: Session) -> None:
+    from celery import Celery
+
+    import celery_dq
+
+    app = Celery("t", broker=f"dq-zookeeper://{hosts}", set_as_current=False)
+    app.conf.dq_environment = "sandbox"
+    celery_dq.setup(app)
+    with app.connection_for_write() as connection:
+        Mailroom(connection, "q").publish(1)
+        assert looker.open().exists("/dq/sandbox/broker/queues/q")
+        assert not looker.open().exists("/dq/online")
+    app.close()
+
+
+def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], hosts: str) -> None:
+    host, _, folder = hosts.partition("/")
+    owner = Mailroom(connect(f"dq-zookeeper://shop:secret@{host}/{folder}"), "q")
+    owner.publish(1)
+    stranger = connect()
+    with pytest.raises((AccessDenied, *stranger.channel_errors)):
+        Producer(stranger.channel()).publish(2, routing_key="q")
+    owner.consume(ack=True)
+    assert owner.drain(1) == [1]
