@@ -174,7 +174,7 @@ def test_a_server_that_is_away_is_told_and_survived(own_zookeeper: ZooKeeperServ
     session = Session(own_zookeeper.hosts, timeout_s=2)
     seen = Collector()
     producer = DistributedQueue(session, "/queue", timeout_s=0.5)
-    producer.put(1)
+    producer.put(1, timeout_s=30)
     consumer = DistributedQueue(own_zookeeper.hosts, "/queue", lock_path=LOCKS, consumer=seen).start()
     seen.wait(1)
     own_zookeeper.kill()
@@ -185,8 +185,8 @@ def test_a_server_that_is_away_is_told_and_survived(own_zookeeper: ZooKeeperServ
         DistributedQueue(session, "/queue", timeout_s=0.2).poll()
     own_zookeeper.restart()
     session.open()
-    producer.put(3)
-    wait_until(lambda: 3 in seen.items, 20)
+    producer.put(3, timeout_s=30)
+    wait_until(lambda: 3 in seen.items, 30)
     consumer.close()
     producer.close()
     session.close()
@@ -226,6 +226,7 @@ def test_a_fork_has_a_session_of_its_own(make: Make) -> None:
 
 
 def test_nothing_stays_behind(make: Make, session: Session) -> None:
+    before = set(threading.enumerate())
     queue = make(DistributedPriorityQueue, lock_path=LOCKS)
     queue.put(1, 1)
     queue.get(5).finish()
@@ -233,5 +234,5 @@ def test_nothing_stays_behind(make: Make, session: Session) -> None:
     assert len(client.get_children("/dq/journals")) == len(client.get_children("/dq/presences")) == 1
     queue.close()
     assert client.get_children("/dq/journals") == client.get_children("/dq/presences") == []
-    names = [thread.name for thread in threading.enumerate()]
+    names = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in names if name.startswith(("dq-take", "dq-finish", "dq-put"))] == []
