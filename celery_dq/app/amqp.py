@@ -18,6 +18,7 @@ from kombu import pools
 from celery_dq.app.duplicates import CALL_OPTION, DedupRules, conclude, ticket_for
 from celery_dq.app.face import dq_of
 from celery_dq.app.punctual import punctual_connection
+from celery_dq.app.watched import LEARN_OPTION, Watched
 from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
 from celery_dq.producer.stand_in import StandIn
 from celery_dq.transport.aliases import TENANT_SCHEMES, register_transports
@@ -90,6 +91,9 @@ class WiredAMQP:
                     options["declare"] = ()
                 elif len(declared) < MOST_DECLARED:
                     declared.add(queue.name)
+            published = options.pop(LEARN_OPTION, None)
+            if published is not None:
+                producer = Watched(producer, published)
             slip = options.pop(CALL_OPTION, None)
             found = dedup_rules.find(name, options.pop("dedup", None))
             if found is None:

@@ -25,6 +25,7 @@ from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls, in_task
+from celery_dq.app.plain_calls import PlainCalls
 from celery_dq.app.pool_producer import PoolProducer, lend_lazily
 from celery_dq.app.quick_apply import make_quick
 from celery_dq.dedup.rule import Dedup
@@ -287,5 +288,5 @@ class HurryingResult:
 
 def buffer_calls(app: Any) -> None:
     """Put :class:`BufferedCalls` before the app's ``send_task``. To be called once."""
-    app.send_task = BufferedCalls(app, DirectCalls(app, app.send_task))
+    app.send_task = BufferedCalls(app, DirectCalls(app, PlainCalls(app, app.send_task)))
     lend_lazily(app)

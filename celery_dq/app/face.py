@@ -61,6 +61,10 @@ class DQ:
     def __repr__(self) -> str:
         return f"<dq of {self.wires}>"
 
+    def serves_queues(self) -> bool:
+        """Whether the app's broker is one of celery-dq. Opens nothing."""
+        return self._broker.serves_queues()
+
     def make_sender(self, app: Any) -> Sender:
         """What sends the buffered messages of the app; one per process."""
         return AppSender(app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s)

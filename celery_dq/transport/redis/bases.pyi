@@ -10,10 +10,14 @@ class KombuMessage:
     properties: dict[str, Any]
     headers: dict[str, Any]
     acknowledged: bool
+    body: str | bytes
+    content_type: str | None
+    accept: set[str] | None
     _state: str
 
     def __init__(self, **kwargs: Any) -> None: ...
     def ack(self, multiple: bool = False) -> None: ...
+    def _decode(self) -> Any: ...
 
 class Delivered(dict[str, Any]):
     restored: bool

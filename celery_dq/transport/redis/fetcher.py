@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.transport.redis.ledger import COMPANY_SECONDS
 from celery_dq.transport.redis.process import TELL_LIMIT, Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Claimed
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 REST_SECONDS = 0.02
 #: More pool slots than anybody has.
 LARGE = 1 << 30
-#: Seconds that a finish waits for the next claim to ride along with.
-COMPANY_SECONDS = 0.01
 
 
 class Fetcher:
@@ -332,7 +331,7 @@ class Fetcher:
         if source is None or not source.hungry:
             return False
         box = self._process.ledger.outbox(queue.key)
-        return box.patient and now - box.finishes_since < COMPANY_SECONDS
+        return now - box.finishes_since < COMPANY_SECONDS
 
     # -- the token wire --------------------------------------------------------
 

@@ -167,13 +167,13 @@ class Intake:
             return min(want, LARGEST_BATCH), min(want, LARGEST_BATCH)
         slots = gate.room()
         free = LARGEST_BATCH if slots is None else max(slots, 0)
+        # Half the prefetch count at a time: while that half is worked on, the broker prepares
+        # the other, and a call is worth it. Unless somebody idles.
+        half = (qos.prefetch_count + 1) // 2
+        if allowed is not None and free <= 0 and allowed < half:
+            return 0, 0
         want = min(free + gate.ahead(), LARGEST_BATCH)
         if allowed is not None:
-            # Half the prefetch count at a time: while that half is worked on, the broker prepares
-            # the other, and a call is worth it. Unless somebody idles.
-            half = (qos.prefetch_count + 1) // 2
-            if free <= 0 and allowed < half:
-                return 0, 0
             want = min(want, allowed, max(half, free))
         return want, min(free, want)
 

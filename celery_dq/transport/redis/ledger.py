@@ -36,6 +36,8 @@ _T = TypeVar("_T")
 
 #: Past this share of a lease since its last renewal, nothing new may start.
 TRUST = 0.6
+#: Seconds that a finish waits for the next claim to ride along with.
+COMPANY_SECONDS = 0.01
 
 
 @dataclass(eq=False, slots=True)
@@ -92,11 +94,6 @@ class Outbox:
     returning: deque[None] = field(default_factory=deque)
     #: Monotonic time of the oldest finish in here, about.
     finishes_since: float = 0.0
-
-    @property
-    def patient(self) -> bool:
-        """Only finishes are in here: they may wait a little for company."""
-        return not (self.settles or self.releases or self.burials)
 
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.burials)
@@ -246,15 +243,15 @@ class Ledger:
         """Return the names of the partitions that have something to be told."""
         return [name for name, box in list(self._outboxes.items()) if box]
 
-    def take(self, partition: str, limit: int) -> tuple[list[Held], list[Held]]:
-        """Pop up to *limit* settles and *limit* finishes to send them.
+    def take(self, partition: str, limit: int, finishing: bool = True) -> tuple[list[Held], list[Held]]:
+        """Pop up to *limit* settles and, if *finishing*, *limit* finishes to send them.
 
         A settle whose message has finished meanwhile is skipped: the finish says
         it all.
         """
         box = self.outbox(partition)
         settles = [held for held in _pop(box.settles, limit) if not held.gone]
-        return settles, _pop(box.finishes, limit)
+        return settles, _pop(box.finishes, limit) if finishing else []
 
     def take_releases(self, partition: str, limit: int) -> list[tuple[str, Held]]:
         """Pop up to *limit* releases, as (mode, held)."""

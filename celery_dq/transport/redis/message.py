@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import TYPE_CHECKING, Any
+
+from kombu import serialization
+from kombu.utils import json as kombu_json
 
 from celery_dq.hooks import QUEUE, TOKEN
 from celery_dq.transport import envelope
@@ -11,6 +16,8 @@ from celery_dq.transport.redis.record import Record
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.replies import ClaimedEntry
+
+JSON = "application/json"
 
 
 class Message(KombuMessage):
@@ -76,6 +83,21 @@ class Message(KombuMessage):
         self.headers[TOKEN] = token
         self.headers[QUEUE] = self.queue
 
+    def _decode(self) -> Any:
+        # Kombu makes a decoder for each body, for the sake of types that hardly any body has.
+        body = self.body
+        if (
+            self.content_type == JSON
+            and isinstance(body, str)
+            and (self.accept is None or JSON in self.accept)
+            and "__type" not in body
+            and "\\u005" not in body
+            and _json_is_kombus()
+        ):
+            with contextlib.suppress(ValueError, RecursionError):  # kombu has its own errors
+                return json.loads(body)
+        return super()._decode()
+
     def ack(self, multiple: bool = False) -> None:
         """Acknowledge: settle before the task runs, finish after it or where no task is.
 
@@ -97,3 +119,9 @@ class Message(KombuMessage):
     def finish(self) -> None:
         """The task is over, whatever its outcome: free its slot. Doing so twice is harmless."""
         self.channel.basic_finish(self.delivery_tag)
+
+
+def _json_is_kombus() -> bool:
+    """Whether JSON is still decoded by what kombu registers, and not forbidden."""
+    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
+    return registry._decoders.get(JSON) is kombu_json.loads and JSON not in registry._disabled_content_types

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.clock import Clock
+from celery_dq.transport.redis.ledger import COMPANY_SECONDS
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
@@ -259,7 +260,10 @@ class Poller:
             return
         if self._thread == threading.get_ident():
             # Whoever turns the loop looks before he waits. For how long is computed before the tick.
-            if self._loop is not None:
+            # What the ledger has waits for company at most, so a timer that is set is early enough.
+            if self._loop is not None and (
+                self._timer is None or self._timer_at > self._clock.monotonic() + COMPANY_SECONDS
+            ):
                 self._set_timer()
             return
         if self._pid != os.getpid():

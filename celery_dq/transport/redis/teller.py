@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
-from celery_dq.transport.redis.ledger import Burial, Held
+from celery_dq.transport.redis.ledger import Burial, Held, Outbox
 from celery_dq.transport.redis.partition import Call
 from celery_dq.transport.redis.process import TELL_LIMIT, Process
 from celery_dq.transport.redis.queue import Queue
@@ -53,11 +53,18 @@ class Sent:
     disowned: bool = False
 
 
-def untold(process: Process, queue: Queue, now: float) -> Iterator[Sent]:
-    """Yield what the ledger has to tell *queue*'s partition, taking it out of the ledger."""
+def untold(process: Process, queue: Queue, now: float, finishing: bool = True) -> Iterator[Sent]:
+    """Yield what the ledger has to tell *queue*'s partition, taking it out of the ledger.
+
+    Arguments:
+        process: whose ledger.
+        queue: whose partition.
+        now: monotonic time.
+        finishing: also the finishes; else they stay.
+    """
     ledger, name, partition = process.ledger, queue.key, queue.partition
     consumer = queue.consumer(process.consumer)
-    settles, finishes = ledger.take(name, TELL_LIMIT)
+    settles, finishes = ledger.take(name, TELL_LIMIT, finishing)
     if settles:
         call: Call[Any] = partition.settle(consumer, tags(settles))
         yield Sent(call, queue, now, settles=settles)
@@ -136,11 +143,15 @@ class Teller:
             return
         for name in ledger.pending():
             queue = process.keeper.queue(name)
-            if queue is None or self._waits_for_company(queue, now):
+            if queue is None:
+                continue
+            box = ledger.outbox(name)
+            company = bool(box.finishes) and self._waits_for_company(queue, now)
+            if not (box.releases or box.burials) and not self._worth_a_call(box, name, company):
                 continue
             # What is taken out of the ledger here must not look as if it had been told.
             process.doubts.reports(name, +1)
-            batch = deque(untold(process, queue, now))
+            batch = deque(untold(process, queue, now, not company))
             try:
                 while batch:
                     self.send(batch.popleft())
@@ -150,6 +161,16 @@ class Teller:
                     process.doubts.reports(name, +1)
                     self._sent.append(sent)
                 process.doubts.reports(name, -1)
+
+    def _worth_a_call(self, box: Outbox, name: str, company: bool) -> bool:
+        """Whether to tell what may wait a little: finishes for a claim, settles for the settles before them.
+
+        One settle leaves at once. While it is on its way others gather and leave with its answer: a
+        worker of short tasks settles one after the other, and a call for each is its greatest cost.
+        """
+        if box.settles and not any(sent.settles and sent.queue.key == name for sent in self._sent):
+            return True
+        return bool(box.finishes) and not company
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that went off before then; called by the keeper.

@@ -1,0 +1,212 @@
+"""The quick way of a call that is not buffered: the same message, the same errors, nobody passed over."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import redis
+from celery import signals
+from celery.app.task import Task
+from kombu import Exchange, Producer, Queue
+from kombu.exceptions import OperationalError
+
+from celery_dq.app.plain_calls import _Ways
+from celery_dq.testing.servers import RedisServer
+from tests.producer.conftest import MakeApp, Stored
+
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"args": (1, "it's"), "kwargs": {"é": None}},
+    {"args": [1], "tenant": 7},
+    {"priority": 3, "ignore_result": True, "time_limit": 5},
+    {"queue": "push"},
+    {"queue": "fanned"},
+    {"queue": Queue("push")},
+    {"args": (1,), "countdown": 60},
+    {"expires": 60, "headers": {"x": 1}},
+    {"args": ({"deep": [1, 2]},)},
+    {"serializer": "pickle"},
+    {"compression": "zlib"},
+    {"shadow": "other", "reply_to": "me"},
+    {"retry": False},
+    {"retry_policy": {"max_retries": 1}},
+]
+
+
+def work(a: Any = 0, *args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> Any:
+    app: Any = make_app(
+        dq_buffer=False,
+        task_queues=[
+            Queue("celery"),
+            Queue("push", Exchange("push"), routing_key="push"),
+            Queue("fanned", Exchange("fanned", type="topic"), routing_key="#"),
+        ],
+        task_publish_retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0},
+    )
+    app.task(name="plain", shared=False)(work)
+    app.task(name="owned", shared=False, tenant="{a}-x")(work)
+    return app
+
+
+class Quickly:
+    """How many calls went the quick way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        send = _Ways.send
+
+        def counted(*args: Any) -> Any:
+            result = send(*args)
+            self.count += result is not None
+            return result
+
+        monkeypatch.setattr(_Ways, "send", counted)
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> Quickly:
+    return Quickly(monkeypatch)
+
+
+def stored_as(stored: Stored, options: dict[str, Any], task_id: str) -> Any:
+    """A message as it lies in the broker, without what is its own."""
+    queue = options.get("queue", "celery")
+    record = stored.record(getattr(queue, "name", queue), task_id)
+    record.__dict__.update(due_us=record.due_us > 0, expires_us=record.expires_us > 0)
+    text = record.envelope.replace(task_id.encode(), b"ID")
+    for moment in ("eta", "expires"):
+        at = text.find(f'"{moment}":"'.encode())
+        if at >= 0:
+            end = text.index(b'"', at + len(moment) + 4)
+            text = text[:at] + text[end:]
+    record.__dict__["envelope"] = text
+    return record
+
+
+@pytest.mark.parametrize("name", ["plain", "owned"])
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_the_message_is_celerys(app: Any, stored: Stored, name: str, options: dict[str, Any]) -> None:
+    task = app.tasks[name]
+    with app.producer_pool.acquire(block=True) as producer:
+        celerys = task.apply_async(producer=producer, **options).id
+    wanted = stored_as(stored, options, celerys)
+    for _ in range(3):
+        result = task.apply_async(**options)
+        assert type(result) is app.AsyncResult
+        assert result.ignored == options.get("ignore_result", False)
+        assert stored_as(stored, options, result.id) == wanted
+
+
+def test_plain_calls_go_quickly_and_others_do_not(app: Any, quickly: Quickly, stored: Stored) -> None:
+    task = app.tasks["owned"]
+    for number in range(5):
+        task.delay(number)
+    assert quickly.count == 4
+    assert app.dq.queues["celery"].depth == 5
+    task.apply_async((1,), countdown=60)
+    task.apply_async((1,), retry=False)
+    task.apply_async((1,), link=app.tasks["plain"].si())
+    task.apply_async(([1],))
+    assert quickly.count == 4
+    assert app.send_task("owned", (3,)).id != app.send_task("owned", (3,), task_id="mine").id == "mine"
+    assert stored.record("celery", "mine").tenant == "3-x"
+
+
+def test_receivers_of_signals_see_every_call(app: Any, quickly: Quickly) -> None:
+    seen = []
+
+    def receiver(sender: Any = None, headers: Any = None, **_: Any) -> None:
+        seen.append(headers["id"])
+
+    task = app.tasks["plain"]
+    ids = [task.delay().id for _ in range(2)]
+    for signal in (signals.before_task_publish, signals.after_task_publish):
+        signal.connect(receiver)
+        try:
+            ids = [task.delay().id for _ in range(2)]
+        finally:
+            signal.disconnect(receiver)
+        assert seen == ids
+        seen.clear()
+    assert quickly.count == 1
+
+
+@pytest.mark.parametrize("method", ["publish", "_publish"])
+def test_tools_that_wrap_kombus_producer_see_every_call(
+    app: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    task, seen = app.tasks["plain"], []
+    task.delay(), task.delay()
+    original = getattr(Producer, method)
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Producer, method, wrapped)
+    task.delay(), task.delay()
+    assert len(seen) == 2
+
+
+def test_a_subclass_of_task_keeps_its_say(app: Any) -> None:
+    class Loud(Task):
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            return super().apply_async((*(args or ()), "loud"), kwargs, **options)
+
+    task = app.task(name="loud", shared=False, base=Loud)(work)
+    ids = [task.delay(1).id for _ in range(3)]
+    messages = {message.id: message for message in app.dq.queues["celery"].peek(limit=10)}
+    assert [messages[each].args for each in ids] == ["(1, 'loud')"] * 3
+
+
+def test_a_lost_connection_costs_no_call_and_doubles_none(app: Any, stored: Stored) -> None:
+    task = app.tasks["plain"]
+    task.delay()
+    for _ in range(5):
+        for client in stored.client.client_list():
+            if client["cmd"] != "client|list":
+                stored.client.client_kill_filter(_id=client["id"])
+        task.delay()
+    assert stored.count("celery") == 6
+
+
+def test_a_dead_broker_is_kombus_error(make_app: MakeApp, quickly: Quickly) -> None:
+    policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    with RedisServer() as server:
+        app: Any = make_app(server.url(scheme="dq-redis"), dq_buffer=False, task_publish_retry_policy=policy)
+        task = app.task(name="plain", shared=False)(work)
+        for _ in range(2):
+            task.delay()
+        assert quickly.count == 1
+        server.stop()
+        for _ in range(2):
+            with pytest.raises(OperationalError):
+                task.delay()
+        server.start()
+        task.delay()
+        assert quickly.count == 2
+        with redis.Redis(port=server.port) as client:
+            assert client.ping()
+
+
+def test_a_forked_child_calls_on_its_own_connection(app: Any, stored: Stored) -> None:
+    task = app.tasks["plain"]
+    task.delay(), task.delay()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            app._after_fork()
+            task.delay(), task.delay()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    task.delay()
+    assert stored.count("celery") == 5
