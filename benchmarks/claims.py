@@ -26,8 +26,8 @@ def claims(quick: bool) -> Report:
     report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms", "quota error %"]
     report.notes.append("backlog preloaded, one consumer, prefetch 100, an ack for each message")
     report.notes.append(
-        "redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory, of idle tenants MEMORY USAGE of all keys "
-        "but state and leases; dwell: at a quarter of the rate"
+        "redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory, of idle tenants MEMORY USAGE of all keys"
+        " but state and leases; dwell: at a quarter of the rate"
     )
     report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
     report.notes.append(

@@ -134,9 +134,12 @@ class ServerProbe:
 
     def bytes_of_tenants(self) -> int:
         """What all keys of partitions take that do not belong to the partition as a whole."""
-        keys = [key for key in self._client.scan_iter(match="dq:{*", count=1000)]
-        tenants = [key for key in keys if key.rpartition(b":")[2] not in (b"state", b"leases", b"wake")]
-        return sum(int(self._client.memory_usage(key, samples=0) or 0) for key in tenants)
+        total = 0
+        for key in self._client.scan_iter(match="dq:{*", count=1000):
+            kind, _, name = key.partition(b"}:")[2].partition(b":")
+            if name or kind not in (b"state", b"leases", b"wake"):
+                total += 0 if kind == b"producer" else int(self._client.memory_usage(key, samples=0) or 0)
+        return total
 
     def flush(self) -> None:
         self._client.flushall()
