@@ -268,5 +268,5 @@ class Sequencer:
         if self._consumer.pool.is_green:
             # In the same thread, and a turn of the loop may be seconds away.
             self._advance(queue)
-        elif not queue.advancing:
+        else:
             self._look_soon()

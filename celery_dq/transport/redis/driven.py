@@ -164,8 +164,12 @@ class DrivenChannel(RedisChannel):
             fetcher.teller.send_untold(self.process.clock.monotonic())
 
     def has_token(self) -> bool:
-        """Return whether a token lies unclaimed in a consumed partition; called by the keeper."""
-        return any(self.process.keeper.waits_for_somebody(source.queue) for source in self.intake.sources())
+        """Return whether a token lies unclaimed in a consumed partition; called by the keeper.
+
+        A led queue does not count: it waits for the message that runs, or for a retry to be due.
+        """
+        queues = [source.queue for source in self.intake.sources() if not source.queue.token]
+        return any(self.process.keeper.waits_for_somebody(queue) for queue in queues)
 
     def _on_connection_disconnect(self, connection: Any) -> None:
         if self._in_listen is connection:

@@ -63,6 +63,7 @@ class Intake:
         self._service_s: float | None = None
         self._suspected = False
         self._gate: WorkerGate | None = None
+        self._watching = False
         #: The queues that one leader consumes; None while there are none.
         self.lanes: Lanes | None = None
 
@@ -79,9 +80,10 @@ class Intake:
             self._lanes_of(terms).add(queue)
         elif first:
             self._process.keeper.use(queue, self._channel.keeper_clients)
-            if not self._fetching:
-                self._process.keeper.watch(self._check)
             self.fetcher.consume(queue)
+        if not self._watching:
+            self._watching = True
+            self._process.keeper.watch(self._check)
 
     def stop(self, queue_name: str, tag: str) -> None:
         """End one consumer; the last one of a queue gives back what was not delivered."""
@@ -95,17 +97,16 @@ class Intake:
         del self._consumers[queue_name]
         if self.lanes is not None and queue_name in self.lanes:
             self.lanes.remove(queue_name)
-            self._channel.hear_out()
-            self._give_back(queue_name)
-            self._channel.speak_out()
-            return
-        source = self.fetcher.cancel(queue_name)
+            source = None
+        else:
+            source = self.fetcher.cancel(queue_name)
         self._channel.hear_out()
         self._give_back(queue_name)
         self._channel.speak_out()
         if source is not None:
             self._process.keeper.leave(source.queue)
-        if not self._fetching:
+        if not self._consumers:
+            self._watching = False
             self._process.keeper.unwatch(self._check)
 
     def _lanes_of(self, terms: Terms) -> Lanes:
@@ -141,10 +142,6 @@ class Intake:
     def live_fetcher(self) -> Fetcher | None:
         """The fetcher, if anything was ever consumed."""
         return self._fetcher
-
-    @property
-    def _fetching(self) -> bool:
-        return self._fetcher is not None and bool(self._fetcher.sources)
 
     # -- how much fits ---------------------------------------------------------
 
