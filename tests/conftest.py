@@ -1,13 +1,15 @@
-"""Servers for the tests: one Redis for a session, a database of its own for a test."""
+"""Servers for the tests: one of a kind for a session, a database or folder of its own for a test."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.zookeeper import ZooKeeperServer
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +33,23 @@ def redis_url(redis_server: RedisServer, redis_databases: Iterator[int]) -> Iter
     redis_server.flush(db)
     yield url
     redis_server.flush(db)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    """One ZooKeeper for the whole session; do not stop or pause it."""
+    with ZooKeeperServer(tick_ms=200) as server:
+        yield server
+
+
+@pytest.fixture
+def hosts(zookeeper: ZooKeeperServer) -> str:
+    """The host list of a ZooKeeper, with a chroot that no other test uses."""
+    return f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper that the test may stop, pause and kill."""
+    with ZooKeeperServer(tick_ms=200) as server:
+        yield server

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from celery_dq.native import unpatched
 from celery_dq.producer.buffer import Lane, Message
 from celery_dq.producer.outbox import Outbox
 from celery_dq.producer.sender import Refused, Sender, State, Unreachable
-from celery_dq.producer.unpatched import unpatched
 
 __all__ = ["Flusher", "Hooks", "Undelivered"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from celery_dq.clock import Clock
 from celery_dq.errors import SpillFailed
+from celery_dq.native import unpatched
 from celery_dq.producer.buffer import Buffer, Lane, Limits, Message
 from celery_dq.producer.journal import Journal, Unsynced
 from celery_dq.producer.spill_log import Segment
-from celery_dq.producer.unpatched import unpatched
 
 __all__ = ["Counters", "Outbox"]
 

@@ -40,6 +40,8 @@ CHUNK = 200
 CLAIM_NUMBER = struct.Struct(">d")
 #: How many settles, finishes or releases one call carries at most.
 TELL_LIMIT = 500
+#: Seconds that an interpreter waits at its exit for a heartbeat that is under way.
+LAST_ROUND_S = 5.0
 
 
 class Process:
@@ -122,6 +124,9 @@ class Keeper:
         self._start_stop = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()
+        #: Held while the thread lives.
+        self._alive = unpatched("_thread", "allocate_lock")()
+        self._exiting = False
 
     # -- who needs a lease -----------------------------------------------------
 
@@ -139,6 +144,8 @@ class Keeper:
             self._users[name] = self._users.get(name, 0) + 1
             self._queues[name] = queue
             if not self._running:
+                # The last one gives the lock back as the last thing it does.
+                self._alive.acquire()
                 self._running = True
                 atexit.register(self._last_words)
                 unpatched("_thread", "start_new_thread")(self._run, ())
@@ -176,6 +183,13 @@ class Keeper:
     def _last_words(self) -> None:
         """Tell what there is to tell and give the leases back, at interpreter exit."""
         if self._connect is None or self._process.pid != os.getpid():
+            return
+        # A thread that lives on while the interpreter is taken down is killed wherever it waits. Inside
+        # a greenlet that is a crash, and the exit status that of one.
+        self._exiting = True
+        self.ring()
+        if not self._alive.acquire(True, LAST_ROUND_S):
+            logger.warning("A heartbeat still waits for the broker at exit: what was done may be done again.")
             return
         try:
             client = self._connect()
@@ -215,12 +229,15 @@ class Keeper:
                 # This thread must not die of anything, or every message it guards is given away.
                 wait = interval
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
-        self._disconnect()
-        leave_green_hub()
+        try:
+            self._disconnect()
+            leave_green_hub()
+        finally:
+            self._alive.release()
 
     def _over(self) -> bool:
         with self._start_stop:
-            self._running = bool(self._queues)
+            self._running = bool(self._queues) and not self._exiting
             if not self._running:
                 atexit.unregister(self._last_words)
             return not self._running

@@ -1,0 +1,148 @@
+"""The ZooKeeper session, on a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.zookeeper.session import Session, State
+
+
+def test_needs_hosts() -> None:
+    with pytest.raises(ConfigurationError, match="names no ZooKeeper"):
+        Session("")
+
+
+def test_makes_its_chroot_and_knows_the_negotiated_timeout(zookeeper: ZooKeeperServer, hosts: str) -> None:
+    session = Session(f"{hosts}/deeper", timeout_s=0.1)
+    try:
+        client = session.open()
+        assert client.get_children("/") == []
+        assert session.timeout_s == 2 * zookeeper.tick_ms / 1000
+        assert session.id is not None
+    finally:
+        session.close()
+    assert session.state is State.CLOSED
+
+
+def test_tells_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
+    session = Session(hosts, timeout_s=4)
+    heard: list[State] = []
+    session.listen(heard.append)
+    try:
+        session.open()
+        before = session.id
+        session.drop()
+        wait_until(lambda: heard == [State.CONNECTED, State.SUSPENDED, State.CONNECTED])
+        assert session.id == before
+    finally:
+        session.close()
+    assert heard[-1] is State.CLOSED
+
+
+def test_an_expired_session_is_lost(hosts: str) -> None:
+    session = Session(hosts, timeout_s=4)
+    heard: list[State] = []
+    try:
+        client = session.open()
+        session.listen(heard.append)
+        before = session.id
+        # Whoever knows id and password may close a session; it has then expired for us.
+        thief = type(client)(hosts=hosts, client_id=client.client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+        wait_until(lambda: State.LOST in heard and session.state is State.CONNECTED)
+        assert session.id != before
+    finally:
+        session.close()
+
+
+def test_a_paused_server_is_noticed_and_nothing_is_queued_for_it(own_zookeeper: ZooKeeperServer) -> None:
+    session = Session(own_zookeeper.hosts, timeout_s=1.5)
+    try:
+        session.open()
+        own_zookeeper.pause()
+        wait_until(lambda: session.state is State.SUSPENDED)
+        with pytest.raises(ZooKeeperUnreachable, match="did not answer within 0.1 s"):
+            session.ask(lambda client: client.create_async("/late", b""), 0.1)
+        own_zookeeper.resume()
+        client = session.open()
+        assert client.exists("/late") is None
+    finally:
+        own_zookeeper.resume()
+        session.close()
+
+
+def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeeperServer) -> None:
+    # A full backlog: further SYNs are dropped, as by a firewall.
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(hole.getsockname())
+        session = Session(f"127.0.0.1:{hole.getsockname()[1]}", timeout_s=30)
+        try:
+            began = time.monotonic()
+            with pytest.raises(ZooKeeperUnreachable):
+                session.open(0.5)
+            assert time.monotonic() - began < 5
+            client = session._mine.client
+            with pytest.raises((client.handler.timeout_exception, TimeoutError)):
+                client.handler.create_connection(hole.getsockname(), timeout=30)
+            assert time.monotonic() - began < 10
+        finally:
+            session.close()
+            for filler in fillers:
+                filler.close()
+
+
+def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
+    session = Session(hosts, timeout_s=4)
+    try:
+        session.open()
+        ours = session.id
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - the child
+            try:
+                inherited = session.state.value
+                session.open()
+                os.write(writing, f"{inherited} {session.id != ours}".encode())
+                session.close()
+            finally:
+                os._exit(0)
+        watchdog = threading.Timer(20, os.kill, (pid, signal.SIGKILL))
+        watchdog.start()
+        os.waitpid(pid, 0)
+        watchdog.cancel()
+        assert os.read(reading, 100) == b"closed True"
+        os.close(reading)
+        os.close(writing)
+        assert session.open().exists("/") is not None
+        assert session.id == ours
+    finally:
+        session.close()
+
+
+def test_digest_credentials_protect_what_they_made(hosts: str) -> None:
+    ours = Session(hosts, timeout_s=4, auth=[("digest", "shop:secret")])
+    stranger = Session(hosts, timeout_s=4)
+    try:
+        ours.ask(lambda client: client.create_async("/mine", b"x"), 5)
+        assert ours.ask(lambda client: client.get_async("/mine"), 5)[0] == b"x"
+        with pytest.raises(Exception, match=r"(?i)NoAuth|^$"):
+            stranger.ask(lambda client: client.get_async("/mine"), 5)
+    finally:
+        ours.close()
+        stranger.close()
