@@ -1,0 +1,89 @@
+"""What an office does when its server answers with an error of any kind, and what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.career import Phase, Term
+from celery_dq.leadership.office import Office
+from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+
+SESSION_S = 1.5
+
+
+class Hands:
+    """Duties that cannot be hurried: what runs, runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.runs = threading.Event()
+        self.let_go = threading.Event()
+
+    def floor(self) -> int:
+        return 0
+
+    def serve(self, term: Term) -> None:
+        term.inaugurated()
+        self.runs.set()
+        try:
+            term.wait(20)
+            self.let_go.wait(20)
+        finally:
+            self.runs.clear()
+
+    def trust(self, term: Term, until: float) -> None:
+        """Nothing to arm."""
+
+    def abort(self, term: Term) -> None:
+        self.let_go.set()
+
+
+@pytest.fixture
+def own_redis() -> Any:
+    with RedisServer() as server:
+        yield server
+
+
+def office(server: RedisServer, who: str, hands: Hands) -> Office:
+    client = redis.Redis.from_url(server.url(), socket_timeout=1)
+    return Office(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
+
+
+def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_redis: RedisServer) -> None:
+    """A server out of memory refuses the renewal, and a moment later it is well again."""
+    first, second = Hands(), Hands()
+    offices = [office(own_redis, "one", first), office(own_redis, "two", second)]
+    admin = redis.Redis.from_url(own_redis.url())
+    both = []
+    try:
+        offices[0].open()
+        wait_until(first.runs.is_set, 10)
+        offices[1].open()
+        term = offices[0].term
+        assert term is not None
+        admin.config_set("maxmemory", 1)
+        wait_until(lambda: not term.firm or offices[0].term is not term, 10)
+        admin.config_set("maxmemory", 0)
+        until = time.monotonic() + SESSION_S
+        while time.monotonic() < until:
+            both.append(first.runs.is_set() and second.runs.is_set())
+            time.sleep(0.01)
+        assert not any(both), "two terms are served at the same time"
+        # And somebody leads in the end: nobody has died of the error.
+        first.let_go.set()
+        wait_until(lambda: any(each.term is not None and each.term.firm for each in offices), 10)
+        assert all(each._thread is not None and each._thread.is_alive() for each in offices)
+        assert term.phase is Phase.OVER
+    finally:
+        admin.config_set("maxmemory", 0)
+        for hands in (first, second):
+            hands.let_go.set()
+        for each in offices:
+            each.close(5)
