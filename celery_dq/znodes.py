@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["LeadershipNodes", "sequence_of", "serial_order"]
+__all__ = ["LeadershipNodes", "beat_entry", "sequence_of", "serial_order"]
 
 ROOT = "/dq"
 #: ZooKeeper counts the children of a folder in a signed number of 32 bits.
@@ -56,6 +56,11 @@ class LeadershipNodes:
     def candidate(self, node: str) -> str:
         """The path of the child called `node`."""
         return f"{self.candidates}/{node}"
+
+
+def beat_entry(environment: str, entry: str) -> str:
+    """What elected beats share about one entry of their schedule; percent-encoded in the path."""
+    return f"{ROOT}/{environment}/beat/{quote(entry, safe='').replace('.', '%2E')}"
 
 
 def sequence_of(node: str) -> int:
