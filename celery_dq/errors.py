@@ -24,6 +24,10 @@ class InvalidMessage(DQError, ValueError):
     """A message cannot be accepted: its tenant, priority, id or times are unusable."""
 
 
+class InvalidRequest(DQError, TypeError):
+    """A call asks for too little, for too much, or for what contradicts itself."""
+
+
 class InvalidTenant(InvalidMessage):
     """A tenant's name is neither str nor int, too long, or holds control characters."""
 

@@ -12,7 +12,7 @@ from celery_dq.app.dead_letters import DeadLetterQueues
 from celery_dq.app.queues import Queues
 from celery_dq.app.quotas import Quotas
 from celery_dq.app.senders import AppSender
-from celery_dq.errors import InvalidMessage
+from celery_dq.errors import InvalidRequest
 from celery_dq.hooks import Wires
 from celery_dq.inspector.explain import Explanation, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
@@ -96,7 +96,7 @@ class DQ:
             task_id: Which task, in whatever queue it is.
 
         Raises:
-            InvalidMessage: Neither a task nor a tenant with its queue is named.
+            InvalidRequest: Neither a task nor a tenant with its queue is named.
         """
         if task_id is not None and tenant is None:
             for message in self.find(task_id):
@@ -105,7 +105,7 @@ class DQ:
                         return explain_message(partition, client, message)
             return explain_unknown(task_id, [queue] if queue else self._broker.queue_names())
         if tenant is None or queue is None or task_id is not None:
-            raise InvalidMessage("explain: give either task_id=…, or tenant=… together with queue=…")
+            raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
         return self.queues[queue].explain(tenant)
 
     def revoke(self, task_ids: Sequence[str], connection: Any = None) -> None:

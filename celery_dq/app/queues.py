@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_dq.app.broker import Broker, Opened
 from celery_dq.app.moving import Mover
-from celery_dq.errors import InvalidMessage
+from celery_dq.errors import InvalidRequest
 from celery_dq.hooks import Wires
 from celery_dq.inspector import messages, queues, tenants
 from celery_dq.inspector.explain import Explanation, explain_tenant
@@ -140,12 +140,12 @@ class QueueFace:
             How many messages moved: those that a worker has taken meanwhile stay.
 
         Raises:
-            InvalidMessage: Not exactly one of `task_id` and `tenant` is given, or `to` is this queue.
+            InvalidRequest: Not exactly one of `task_id` and `tenant` is given, or `to` is this queue.
         """
         if (task_id is None) == (tenant is None):
-            raise InvalidMessage("move: say what: task_id=… or tenant=…, one of them")
+            raise InvalidRequest("move: say what: task_id=… or tenant=…, one of them")
         if to == self.name:
-            raise InvalidMessage(f"move: {to!r} is the queue itself")
+            raise InvalidRequest(f"move: {to!r} is the queue itself")
         head_start = self._wires.options.queue(to).head_start_us
         with self._broker.channel() as channel:
             self._broker.declare(channel, to)

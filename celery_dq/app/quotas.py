@@ -30,6 +30,8 @@ class Quotas:
     def set(self, queue: str, tenant: str | int, **parts: Any) -> Quota:
         """Give a tenant a quota of its own; a part that is not named keeps what is in force for it.
 
+        From then on all parts are the tenant's own: a later change of the default does not reach it.
+
         Arguments:
             queue: Which queue.
             tenant: Whose quota.

@@ -131,3 +131,11 @@ def free_refusing_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def bodies(messages: list[Any]) -> list[Any]:
+    return [message.payload for message in messages]
+
+
+def consumer_of(connection: Any) -> str:
+    return str(connection.transport.session.process.consumer)

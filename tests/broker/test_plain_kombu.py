@@ -4,67 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import threading
 import time
 from typing import Any
 
-import pytest
-
 from celery_dq.testing.waiting import wait_until
-from tests.broker.counter import Counter
-from tests.broker.proxy import Proxy
-
-
-def bodies(messages: list[Any]) -> list[Any]:
-    return [message.payload for message in messages]
-
-
-def test_a_fork_after_publishing_loses_nothing(counter: Counter) -> None:
-    # As a preforking web server does: the parent has published, the children inherit its connection.
-    with counter.connect() as connection:
-        counter.publish("parent", connection=connection)
-        pids = []
-        for child in range(2):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    for n in range(20):
-                        counter.publish(f"{child}-{n}", connection=connection)
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-        for n in range(20):
-            counter.publish(f"parent-{n}", connection=connection)
-        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
-        assert counter.depth() == 61
-
-
-def test_a_fork_after_consuming_leaves_the_parent_its_messages(counter: Counter) -> None:
-    counter.publish(1, 2)
-    with counter.connect() as connection, counter.consuming(connection, prefetch=1) as got:
-        counter.drain(connection, got, 1)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                # The child does what an interpreter does at its end.
-                import atexit
-
-                atexit._run_exitfuncs()
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
-        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
-        got[0].ack()
-        counter.drain(connection, got, 2)
-        got[1].ack()
-        wait_until(lambda: counter.depth() == 0)
-
-
-def consumer_of(connection: Any) -> str:
-    return str(connection.transport.session.process.consumer)
+from tests.broker.counter import Counter, bodies, consumer_of
 
 
 def test_what_was_lost_with_the_lease_is_not_delivered(counter: Counter) -> None:
@@ -284,83 +230,6 @@ def test_queues_of_other_environments_and_prefixes_are_apart(counter: Counter) -
     assert counter.depth() == 1
 
 
-def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, proxy: Proxy) -> None:
-    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
-    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
-        with counter.consuming(connection, prefetch=5) as got:
-            counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
-            proxy.drop_answers_to, proxy.drops_left = claim, 1
-            counter.publish(1, 2)
-            with pytest.raises(connection.connection_errors):
-                counter.drain(connection, got, 1)
-        since = time.monotonic()
-        # The process lives on and keeps its lease; whoever asks next gets them, unharmed.
-        with counter.connect() as other, counter.consuming(other) as got:
-            counter.drain(other, got, 2, timeout_s=3)
-            assert bodies(got) == [1, 2]
-            assert [message.deliveries for message in got] == [0, 0]
-            assert time.monotonic() - since < 3
-            for message in got:
-                message.ack()
-    assert counter.depth() == 0
-
-
-def test_a_claim_whose_answer_is_lost_comes_back_to_who_connects_anew(counter: Counter, proxy: Proxy) -> None:
-    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
-    connection = counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms")
-    with counter.consuming(connection, prefetch=5) as got:
-        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
-        proxy.drop_answers_to, proxy.drops_left = claim, 1
-        counter.publish(1, 2)
-        with pytest.raises(connection.connection_errors):
-            counter.drain(connection, got, 1)
-        connection.collect()
-        with counter.consuming(connection, prefetch=5) as got:
-            counter.drain(connection, got, 2, timeout_s=3)
-            assert bodies(got) == [1, 2]
-            assert [message.deliveries for message in got] == [0, 0]
-            for message in got:
-                message.ack()
-            counter.drain_until(connection, lambda: counter.depth() == 0)
-
-
-def test_get_whose_answer_is_lost_gives_its_message_back(counter: Counter, proxy: Proxy) -> None:
-    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
-    counter.publish(1)
-    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
-        proxy.drop_answers_to, proxy.drops_left = claim, 1
-        with pytest.raises(connection.connection_errors):
-            connection.default_channel.basic_get(counter.queue)
-        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
-        message = connection.default_channel.basic_get(counter.queue)
-        assert message.deliveries == 0
-        message.ack()
-    assert counter.depth() == 0
-
-
-def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) -> None:
-    with (
-        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
-        counter.consuming(connection, prefetch=5) as got,
-    ):
-        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
-        channel = connection.default_channel
-        channel.intake.fetcher.wake()
-        counter.publish(1)
-        channel.tick()  # as if the loop stopped here: the claim is sent, and its answer not read
-        wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1)
-        with counter.connect() as other, counter.consuming(other) as others:
-            counter.drain(other, others, 1, timeout_s=3)
-            others[0].ack()
-            counter.drain_until(other, lambda: counter.depth() == 0)
-            # It comes to life again, and does not deliver what it was too late for.
-            counter.publish(2)
-        counter.drain(connection, got, 1)
-        assert bodies(got) == [2]
-        got[0].ack()
-    assert counter.depth() == 0
-
-
 def test_a_cancel_leaves_nothing_on_its_way(counter: Counter) -> None:
     counter.publish(1)
     with counter.connect() as connection:
@@ -404,50 +273,6 @@ def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(co
         for message in got:
             message.ack()
     assert counter.depth() == 0
-
-
-def test_a_child_that_closes_what_it_inherited_does_no_harm(counter: Counter) -> None:
-    counter.publish(1)
-    with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
-        counter.drain(connection, got, 1)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                connection.close()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # The parent has its message still, and hears of the next one.
-        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
-        counter.publish(2)
-        counter.drain(connection, got, 2)
-        assert bodies(got) == [1, 2]
-        for message in got:
-            message.ack()
-        counter.drain_until(connection, lambda: counter.depth() == 0)
-
-
-def test_a_child_may_use_the_connection_that_it_inherited(counter: Counter) -> None:
-    with counter.connect() as connection:
-        counter.publish(1, 2, connection=connection)
-        first = connection.default_channel.basic_get(counter.queue)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                connection.collect()
-                with counter.consuming(connection, prefetch=1) as got:
-                    counter.drain(connection, got, 1)
-                    assert bodies(got) == [2]
-                    got[0].ack()
-                connection.close()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert counter.depth() == 1
-        first.ack()
-        wait_until(lambda: counter.depth() == 0)
 
 
 def test_priorities_are_strict_or_age(counter: Counter) -> None:

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 import celery_dq
-from celery_dq.errors import InvalidMessage
+from celery_dq.errors import InvalidRequest
 from tests.integration.shop import bury, claim, send
 
 # Looking.
@@ -196,7 +196,7 @@ def test_a_mover_that_dies_gives_back(shop: Any, countdown: int | None) -> None:
 def test_a_move_needs_one_thing_and_another_queue(shop: Any) -> None:
     queue = shop.dq.queues["push"]
     for wrong in ({}, {"task_id": "a", "tenant": "b"}):
-        with pytest.raises(InvalidMessage, match="one of them"):
+        with pytest.raises(InvalidRequest, match="one of them"):
             queue.move("other", **wrong)
-    with pytest.raises(InvalidMessage, match="the queue itself"):
+    with pytest.raises(InvalidRequest, match="the queue itself"):
         queue.move("push", tenant="a")

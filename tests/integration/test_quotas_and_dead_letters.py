@@ -10,7 +10,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 import celery_dq
-from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidTenant
+from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidRequest, InvalidTenant
 from celery_dq.options import Quota
 from tests.integration.shop import bury, claim, send
 
@@ -153,7 +153,7 @@ def test_every_other_state_is_explained(shop: Any) -> None:
     assert explain(task_id=delayed).reason == "cancelled"
     assert explain(task_id="never").reason == "unknown"
     assert explain(tenant="nobody", queue="push").reason == "empty"
-    with pytest.raises(InvalidMessage, match="task_id=…, or tenant=… together with queue="):
+    with pytest.raises(InvalidRequest, match="task_id=…, or tenant=… together with queue="):
         explain(tenant="a")
 
 

@@ -1,0 +1,88 @@
+"""The broker did it, and its answer never came."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from tests.broker.counter import Counter, bodies, consumer_of
+from tests.broker.proxy import Proxy
+
+
+def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+            proxy.drop_answers_to, proxy.drops_left = claim, 1
+            counter.publish(1, 2)
+            with pytest.raises(connection.connection_errors):
+                counter.drain(connection, got, 1)
+        since = time.monotonic()
+        # The process lives on and keeps its lease; whoever asks next gets them, unharmed.
+        with counter.connect() as other, counter.consuming(other) as got:
+            counter.drain(other, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            assert time.monotonic() - since < 3
+            for message in got:
+                message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_whose_answer_is_lost_comes_back_to_who_connects_anew(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    connection = counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms")
+    with counter.consuming(connection, prefetch=5) as got:
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        counter.publish(1, 2)
+        with pytest.raises(connection.connection_errors):
+            counter.drain(connection, got, 1)
+        connection.collect()
+        with counter.consuming(connection, prefetch=5) as got:
+            counter.drain(connection, got, 2, timeout_s=3)
+            assert bodies(got) == [1, 2]
+            assert [message.deliveries for message in got] == [0, 0]
+            for message in got:
+                message.ack()
+            counter.drain_until(connection, lambda: counter.depth() == 0)
+
+
+def test_get_whose_answer_is_lost_gives_its_message_back(counter: Counter, proxy: Proxy) -> None:
+    claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
+    counter.publish(1)
+    with counter.connect(proxy.url(counter.url), lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        proxy.drop_answers_to, proxy.drops_left = claim, 1
+        with pytest.raises(connection.connection_errors):
+            connection.default_channel.basic_get(counter.queue)
+        wait_until(lambda: counter.client.exists(counter.keys.turn), 2)
+        message = connection.default_channel.basic_get(counter.queue)
+        assert message.deliveries == 0
+        message.ack()
+    assert counter.depth() == 0
+
+
+def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) -> None:
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=5) as got,
+    ):
+        counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+        channel = connection.default_channel
+        channel.intake.fetcher.wake()
+        counter.publish(1)
+        channel.tick()  # as if the loop stopped here: the claim is sent, and its answer not read
+        wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1)
+        with counter.connect() as other, counter.consuming(other) as others:
+            counter.drain(other, others, 1, timeout_s=3)
+            others[0].ack()
+            counter.drain_until(other, lambda: counter.depth() == 0)
+            # It comes to life again, and does not deliver what it was too late for.
+            counter.publish(2)
+        counter.drain(connection, got, 1)
+        assert bodies(got) == [2]
+        got[0].ack()
+    assert counter.depth() == 0
