@@ -102,6 +102,9 @@ class Terms(Protocol):
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader than `token`."""
 
+    def doubt(self, queue: str, token: int) -> None:
+        """Nobody knows what the term with this token holds: it is to end in good order."""
+
     def attach(self, queue: str, consumption: Consumption) -> None:
         """From now on this one consumes the queue."""
 

@@ -77,6 +77,8 @@ class Term:
         self.since = clock.wall()
         #: Why it ended; "" until it ends.
         self.reason = ""
+        #: Whether it has come to execute anything.
+        self.executed = False
         self._clock = clock
         self._confirmed_at = sent_at
         self._suspended = False
@@ -151,6 +153,7 @@ class Term:
             self._look()
             if self._phase is Phase.INAUGURATING:
                 self._phase = Phase.EXECUTING
+                self.executed = True
             return self._phase is Phase.EXECUTING
 
     def end(self, reason: str) -> None:

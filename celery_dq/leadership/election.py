@@ -53,6 +53,9 @@ class Election(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Wait until :meth:`stand` may say something else, at most `timeout_s` seconds."""
 
+    def wake(self) -> None:
+        """End a :meth:`wait` that goes on in another thread, if it may be a long one."""
+
     def accede(self, floor: int, since: float) -> Accession:
         """Take the lead: one conditional write.
 

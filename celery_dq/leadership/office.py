@@ -77,6 +77,9 @@ class Office:
         self._bell = threading.Event()
         self._failures = 0
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        #: The work of the present term has begun.
+        self._serving = False
 
     @property
     def term(self) -> Term | None:
@@ -89,10 +92,13 @@ class Office:
         return self.election.name
 
     def open(self) -> None:
-        """Volunteer: stand for election from now on."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"dq-office-{self.name}", daemon=True)
-            self._thread.start()
+        """Volunteer: stand for election from now on, or again."""
+        with self._lock:
+            self._closing = False
+            if self._thread is None:
+                name = f"dq-office-{self.name}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
 
     def resign(self, reason: str = "resigned") -> None:
         """Hand over in good order, and stand again behind the others."""
@@ -103,36 +109,60 @@ class Office:
 
     def close(self, timeout_s: float | None = None, reason: str = "closed") -> bool:
         """Hand over in good order and stand no more; returns whether that was done in time."""
-        self._closing = True
+        with self._lock:
+            self._closing = True
+            thread = self._thread
         self.resign(reason)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
+        self.election.wake()
+        if thread is not None:
+            thread.join(timeout_s)
+            return not thread.is_alive()
         return True
 
     # -- the thread
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                if not self.election.stand():
-                    self._failures = 0
-                    self.election.wait(self._patience_s())
-                elif self._may_lead():
-                    self._lead()
-                else:
-                    self.election.resign(clean=False)
-                    self._pause()
-            except Exception as error:  # noqa: PERF203 - one candidacy after the other
-                self._lament(error)
-                # First in line and unable to lead, we would stand in everybody's way.
-                self._leave(clean=False)
-                self._pause()
-                self._failures += 1
+        while True:
+            while not self._closing:
+                self._stand()
+            self._withdraw()
+            with self._lock:
+                if self._closing:
+                    self._thread = None
+                    return
+
+    def _stand(self) -> None:
+        """One candidacy: until something changes, or to the end of a term."""
         try:
-            self.election.resign(clean=False)
-        except (OSError, NotElected) as error:
-            logger.info("The candidacy for %r ends with its session: %s", self.name, error)
+            if not self.election.stand():
+                self._failures = 0
+                if not self._closing:
+                    self.election.wait(LONGEST_WAIT_S)
+            elif self._may_lead():
+                self._lead()
+            else:
+                self.election.resign(clean=False)
+                self._pause()
+        except Exception as error:
+            self._lament(error)
+            # First in line and unable to lead, we would stand in everybody's way.
+            self._leave(clean=False)
+            self._failures += 1
+            self._pause()
+
+    def _withdraw(self) -> None:
+        """Stand no more. A candidate that is left behind would stand in everybody's way."""
+        deadline = self._clock.monotonic() + self.election.session_s
+        while True:
+            try:
+                self.election.resign(clean=False)
+                return
+            except Exception as error:
+                if self._clock.monotonic() >= deadline:
+                    logger.warning("The candidacy for %r ends with its session only: %s", self.name, error)
+                    return
+            self._bell.wait(PAUSE_S)
+            self._bell.clear()
 
     def _lament(self, error: Exception) -> None:
         if isinstance(error, NotElected):
@@ -141,10 +171,6 @@ class Office:
             logger.warning("The election for %r: %s", self.name, error)
         else:
             logger.error("The candidacy for %r goes on after an error.", self.name, exc_info=error)
-
-    def _patience_s(self) -> float:
-        # Closing cannot wake a wait for the server.
-        return min(LONGEST_WAIT_S, 0.5)
 
     def _pause(self) -> None:
         pause_s = min(PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
@@ -155,17 +181,57 @@ class Office:
         floor = self._duties.floor()
         sent_at = self._clock.monotonic()
         won = self.election.accede(floor, self._clock.wall())
-        term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
-        self._term = term
-        self._failures = 0
-        self._tell_trust(term)
-        served = threading.Event()
-        worker: threading.Thread | None = None
-        grace_until = self._clock.monotonic() + (0.0 if won.clean else self._grace_s)
+        term = self._term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
         logger.info("Elected to lead %r, token %d.", self.name, won.token)
-        if self._closing:
-            term.end("closed")
+        served = threading.Event()
+        self._serving = False
+        try:
+            self._tell_trust(term)
+            if self._closing:
+                term.end("closed")
+            self._reign(term, 0.0 if won.clean else self._grace_s, sent_at, served)
+        except Exception as error:
+            # Whatever it was: nobody may follow while the work goes on.
+            self._lament(error)
+            term.fall("the office failed")
+            self._abort(term)
+        if self._serving:
+            self._outlast(term, served)
+        # Who has only waited out the grace knows no more of the predecessor than at the beginning.
+        clean = term.trusted and (self._serving or won.clean)
+        term.close()
+        self._term = None
+        logger.info("The term of %r, token %d, is over: %s.", self.name, term.token, term.reason)
+        self._failures = 0 if term.executed else self._failures + 1
+        self._leave(clean)
+        self._pause()
 
+    def _reign(self, term: Term, grace_s: float, sent_at: float, served: threading.Event) -> None:
+        """Renew the term until its work is done, or it has fallen."""
+        renew_at = sent_at + term.session_s / RENEWALS
+        grace_until = self._clock.monotonic() + grace_s
+        while not served.is_set():
+            now = self._clock.monotonic()
+            if term.phase is Phase.FALLEN:
+                logger.warning(
+                    "The term of %r, token %d, has fallen: %s.", self.name, term.token, term.reason
+                )
+                self._abort(term)
+                return
+            if not self._serving:
+                if term.ended:
+                    return
+                if now >= grace_until:
+                    self._serve(term, served)
+            if now >= renew_at:
+                renew_at = self._renew(term)
+            wait_s = min(renew_at - self._clock.monotonic(), max(term.trust_left_s, 0.001))
+            if not self._serving:
+                wait_s = min(wait_s, max(grace_until - self._clock.monotonic(), 0.001))
+            self._bell.wait(max(wait_s, 0.0))
+            self._bell.clear()
+
+    def _serve(self, term: Term, served: threading.Event) -> None:
         def serve() -> None:
             try:
                 self._duties.serve(term)
@@ -176,43 +242,21 @@ class Office:
                 served.set()
                 self._bell.set()
 
-        aborted = False
-        renew_at = sent_at + term.session_s / RENEWALS
-        fell_at = 0.0
-        while True:
-            now = self._clock.monotonic()
-            if worker is None and now >= grace_until and not term.ended:
-                worker = threading.Thread(target=serve, name=f"dq-term-{self.name}", daemon=True)
-                worker.start()
-            if worker is None and term.ended:
-                served.set()
-            if served.is_set():
-                break
-            if term.phase is Phase.FALLEN:
-                if not aborted:
-                    aborted, fell_at = True, now
-                    logger.warning(
-                        "The term of %r, token %d, has fallen: %s.", self.name, term.token, term.reason
-                    )
-                    self._duties.abort(term)
-                elif now - fell_at > (1 - TRUST) * term.session_s:
-                    # The work does not end. Do not stand in anybody's way.
-                    self._leave(clean=False)
-                wait_s = 0.05
-            else:
-                if now >= renew_at:
-                    renew_at = self._renew(term)
-                wait_s = min(renew_at - self._clock.monotonic(), max(term.trust_left_s, 0.001))
-                if worker is None:
-                    wait_s = min(wait_s, max(grace_until - self._clock.monotonic(), 0.001))
-            self._bell.wait(max(wait_s, 0.0))
-            self._bell.clear()
-        clean = term.trusted
-        term.close()
-        self._term = None
-        logger.info("The term of %r, token %d, is over: %s.", self.name, term.token, term.reason)
-        self._leave(clean)
-        self._pause()
+        threading.Thread(target=serve, name=f"dq-term-{self.name}", daemon=True).start()
+        self._serving = True
+
+    def _outlast(self, term: Term, served: threading.Event) -> None:
+        """Wait for the end of the work of a term that has fallen, standing in nobody's way."""
+        left = served.wait((1 - TRUST) * term.session_s)
+        while not left:
+            self._leave(clean=False)
+            left = served.wait(term.session_s)
+
+    def _abort(self, term: Term) -> None:
+        try:
+            self._duties.abort(term)
+        except Exception:
+            logger.exception("What runs in the term of %r, token %d, was not stopped.", self.name, term.token)
 
     def _renew(self, term: Term) -> float:
         """Renew once; return the monotonic time of the next renewal."""
@@ -222,8 +266,9 @@ class Office:
             self.election.renew()
         except NotElected as error:
             term.fall(str(error))
-        except OSError as error:
-            term.suspend(self.election.suspended)
+        except Exception as error:
+            # An answer that is an error confirms nothing. Trust ends by itself.
+            term.suspend(self.election.suspended or not isinstance(error, OSError))
             logger.info("A renewal for %r was not confirmed: %s", self.name, error)
             return sent_at + interval / 4
         else:
@@ -238,5 +283,5 @@ class Office:
     def _leave(self, clean: bool) -> None:
         try:
             self.election.resign(clean)
-        except (OSError, NotElected) as error:
+        except Exception as error:
             logger.info("The resignation from %r was not confirmed: %s", self.name, error)

@@ -70,6 +70,9 @@ class RedisElection:
             except OSError:
                 time.sleep(min(patience, 0.2))
 
+    def wake(self) -> None:
+        """No wait is long."""
+
     def accede(self, floor: int, since: float) -> Accession:
         """Take the lead; see the protocol."""
         session_ms = int(self.session_s * 1000)
@@ -106,8 +109,8 @@ class RedisElection:
     def leader(self) -> Leader | None:
         """Who leads; None when the lease has run out or was given back."""
         who, token, since, until = self._do("HMGET", self._keys.leader, "who", "token", "since", "until")
-        seconds, _ = self._do("TIME")
-        if who is None or int(until) / 1e6 <= int(seconds):
+        seconds, micros = self._do("TIME")
+        if who is None or int(until) <= int(seconds) * 1_000_000 + int(micros):
             return None
         return Leader(_text(who), int(token), float(since))
 
@@ -122,7 +125,8 @@ class RedisElection:
     def _guarded(self, call: Any) -> Any:
         try:
             answer = call()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
+            # A full server, or one in a fail-over, may be well again in a moment: it is as good as silent.
             self.suspended = True
             raise ConnectionError(f"Redis did not answer the election for {self.name!r}: {error}") from error
         self.suspended = False

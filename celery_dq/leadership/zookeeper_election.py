@@ -60,6 +60,8 @@ class ZooKeeperElection:
         self._guid = uuid.uuid4().hex
         self._node = ""
         self._node_session: int | None = None
+        #: The session in which a node of ours may be left whose name we do not know.
+        self._left_in: int | None = None
         self._epoch_version = -1
         self._token = 0
         self._since = 0.0
@@ -81,9 +83,7 @@ class ZooKeeperElection:
 
     def stand(self) -> bool:
         """Become or stay a candidate; see the protocol."""
-        if not self._listening:
-            self._listening = True
-            self._session.listen(self._on_state)
+        self._listen(True)
         for _ in range(LOOKS):
             self._changed.clear()
             node = self._candidate()
@@ -106,6 +106,15 @@ class ZooKeeperElection:
         """Wait until the predecessor has gone or the connection has changed."""
         self._changed.wait(timeout_s)
 
+    def wake(self) -> None:
+        """End a wait."""
+        self._changed.set()
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted != self._listening:
+            self._listening = wanted
+            (self._session.listen if wanted else self._session.unlisten)(self._on_state)
+
     def _on_gone(self, event: Any) -> None:
         self._changed.set()
 
@@ -123,14 +132,8 @@ class ZooKeeperElection:
             return self._node
         self._node = ""
         data = json.dumps({"who": self.who}).encode()
-        try:
-            left = [name for name in self._line() if self._guid in name]
-        except NoNodeError:
-            left = []
-        for name in left:
-            # Of a creation whose answer was lost, or of an earlier session of ours.
-            self._delete(name)
-        session = self._session.id
+        self._sweep()
+        session = self._left_in = self._session.id
         path, stat = self._ask(
             lambda client: client.create_async(
                 self._nodes.candidate_prefix(self._guid),
@@ -145,6 +148,14 @@ class ZooKeeperElection:
             raise ZooKeeperUnreachable(f"the session changed while we stood for {self.name!r}")
         self._node, self._node_session = path.rpartition("/")[2], session
         return self._node
+
+    def _sweep(self) -> None:
+        """Delete what is left of a creation whose answer was lost, or of an earlier session of ours."""
+        with contextlib.suppress(NoNodeError):
+            for name in self._line():
+                if self._guid in name:
+                    self._delete(name)
+        self._left_in = None
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(NoNodeError):
@@ -188,11 +199,17 @@ class ZooKeeperElection:
         self._check_session()
 
     def resign(self, clean: bool) -> None:
-        """Say whether the work has ended, and leave the line of candidates, in one transaction."""
+        """Say whether the work has ended, and leave the line of candidates, in one transaction.
+
+        When that fails, a node may be left; calling again looks for it.
+        """
+        self._listen(False)
         node, self._node = self._node, ""
         token, self._token = self._token, 0
-        # What this one leaves behind is found by its GUID at the next candidacy, or goes with the session.
+        if self._left_in is None or self._left_in != self._session.id:
+            return  # there is none, or it has gone with its session
         if not node:
+            self._sweep()
             return
         if token and clean:
             data = {"token": token, "who": self.who, "since": self._since, "clean": True}
@@ -206,10 +223,12 @@ class ZooKeeperElection:
                         batch.delete(self._nodes.candidate(node)),
                     ),
                 )
+                self._left_in = None
                 return
             except NotElected:
                 pass  # somebody else has the epoch, or the node is gone
         self._delete(node)
+        self._left_in = None
 
     def standing(self) -> list[str]:
         """The names of all candidates, by age."""
@@ -242,9 +261,7 @@ class ZooKeeperElection:
         return max(self.session_s * PATIENCE, 0.1)
 
     def _ask(self, request: Any) -> Any:
-        answer = self._session.ask(request, self._patience_s)
-        self._answered_at = self._clock.monotonic()
-        return answer
+        return self._session.ask(request, self._patience_s)
 
     def _read_epoch(self) -> tuple[dict[str, Any], int]:
         path = self._nodes.epoch
@@ -263,7 +280,10 @@ class ZooKeeperElection:
             fill(batch)
             return batch.commit_async()
 
-        failed = [each for each in self._ask(request) if isinstance(each, Exception)]
+        answers = self._ask(request)
+        # Only a write tells that the server belongs to its ensemble.
+        self._answered_at = self._clock.monotonic()
+        failed = [each for each in answers if isinstance(each, Exception)]
         if not failed:
             return
         for error in failed:

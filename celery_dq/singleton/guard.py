@@ -47,7 +47,7 @@ class Guard:
         self._clock: Clock = clock or SystemClock()
         self._places = {name: number * _SLOT_SIZE for number, name in enumerate(sorted(queues))}
         self._memory = mmap.mmap(-1, max(len(self._places), 1) * _SLOT_SIZE)
-        self._watch = _Watch(0)
+        self._watches: dict[int, _Watch] = {}
 
     # -- the main process
 
@@ -86,10 +86,13 @@ class Guard:
             os.kill(os.getpid(), signal.SIGKILL)
         _disarm_handlers()
         _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, os.getpid())
-        watch = self._watch
-        if watch.pid != os.getpid():
-            watch = self._watch = _Watch(os.getpid())
-            unpatched("_thread", "start_new_thread")(self._look_on, (watch,))
+        watch = self._watches.get(os.getpid())
+        if watch is None:
+            # One per process, whichever thread is first: there is only one alarm.
+            made = _Watch()
+            watch = self._watches.setdefault(os.getpid(), made)
+            if watch is made:
+                unpatched("_thread", "start_new_thread")(self._look_on, (watch,))
         with watch.lock:
             watch.running[queue] = token
             self._arm(watch)
@@ -97,8 +100,8 @@ class Guard:
 
     def end(self, queue: str) -> None:
         """It has ended, whatever its outcome."""
-        watch = self._watch
-        if watch.pid == os.getpid() and queue in watch.running:
+        watch = self._watches.get(os.getpid())
+        if watch is not None and queue in watch.running:
             with watch.lock:
                 del watch.running[queue]
                 self._arm(watch)
@@ -145,8 +148,7 @@ def _disarm_handlers() -> None:
 class _Watch:
     """What one process runs, and the thread that looks after it."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self) -> None:
         self.running: dict[str, int] = {}
         self.lock = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()

@@ -103,7 +103,7 @@ class Leaderships:
                 may_lead=lambda: self._spread.may_take(queue),
             )
             self._offices[queue] = office
-            office.open()
+        self._offices[queue].open()
 
     def resign(self, queue: str, reason: str) -> None:
         """Hand `queue` over to the next candidate; stand again behind the others."""
@@ -111,15 +111,28 @@ class Leaderships:
         if office is not None:
             office.resign(reason)
 
-    def close(self, timeout_s: float) -> None:
-        """Hand everything over, and stand no more. Waits at most `timeout_s` seconds in all."""
+    def withdraw(self, queue: str) -> None:
+        """Hand `queue` over, and stand no more, until :meth:`volunteer` is called again. Does not wait."""
+        office = self._offices.get(queue)
+        if office is not None:
+            office.close(0, "the worker does not consume the queue any more")
+
+    def close(self, timeout_s: float) -> bool:
+        """Hand everything over, and stand no more. Waits at most `timeout_s` seconds in all.
+
+        Returns whether all is handed over.
+        """
         deadline = self._clock.monotonic() + timeout_s
         for office in self._offices.values():
             office.close(0, "the worker stops")
+        all_over = True
         for office in self._offices.values():
             left_s = max(deadline - self._clock.monotonic(), 0.0)
-            if not office.close(left_s) and timeout_s:
-                logger.warning("The leadership of %r was not handed over in time.", office.name)
+            if not office.close(left_s):
+                all_over = False
+                if timeout_s:
+                    logger.warning("The leadership of %r was not handed over in time.", office.name)
+        return all_over
 
     def report(self) -> list[Leading]:
         """What this worker is to every queue it volunteers for."""
@@ -159,6 +172,12 @@ class Leaderships:
         if term is not None and term.token == token:
             term.fall("the broker does not know this term")
             self.changed()
+
+    def doubt(self, queue: str, token: int) -> None:
+        """A claim got no answer."""
+        term = self._term(queue)
+        if term is not None and term.token == token:
+            term.end("a claim got no answer from the broker")
 
     def attach(self, queue: str, consumption: Consumption) -> None:
         """From now on this one consumes the queue."""

@@ -15,6 +15,8 @@ def broker_client(app: Any, timeout_s: float) -> Any:
         client = connection.default_channel.keeper_clients()()
     pool = client.connection_pool
     if type(pool) is not redis.ConnectionPool:
+        # It was made for this client, and no connection has been.
+        pool.connection_kwargs.update(socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
         return client
     options = {**pool.connection_kwargs, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     ours = redis.ConnectionPool(connection_class=pool.connection_class, **options)

@@ -139,11 +139,12 @@ class Lifecycle:
     def _veto(self, request: Any, message: Message) -> None:
         """Do not start what others may have by now."""
         channel = message.channel
-        held = channel.ledger.get(message.delivery_tag)
-        if held is not None and channel.ledger.trusted(held.partition):
+        if channel.intake.may_start(message):
             return
         logger.warning(
-            "Task %s[%s] is not started: the lease on its message is not fresh.", request.name, request.id
+            "Task %s[%s] is not started: the lease on its message is not fresh, or the term of its leader.",
+            request.name,
+            request.id,
         )
         self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)

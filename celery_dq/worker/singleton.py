@@ -85,6 +85,7 @@ class SingletonStep(bootsteps.StartStopStep):
             kills=kills,
         )
         wires.terms = self._leaderships
+        self._heed_control(consumer, self._leaderships)
 
     def start(self, consumer: Any) -> None:
         """Volunteer for the queues that the worker consumes."""
@@ -93,6 +94,22 @@ class SingletonStep(bootsteps.StartStopStep):
                 if self._leaderships.governs(name):
                     self._leaderships.volunteer(name)
 
+    def _heed_control(self, consumer: Any, leaderships: Leaderships) -> None:
+        """Follow ``celery control add_consumer`` and ``cancel_consumer``."""
+        add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
+
+        def add_task_queue(queue: str, *args: Any, **options: Any) -> Any:
+            added = add(queue, *args, **options)
+            if leaderships.governs(queue):
+                leaderships.volunteer(queue)
+            return added
+
+        def cancel_task_queue(queue: str) -> Any:
+            leaderships.withdraw(queue)
+            return cancel(queue)
+
+        consumer.add_task_queue, consumer.cancel_task_queue = add_task_queue, cancel_task_queue
+
     def stop(self, consumer: Any) -> None:
         """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
         if self._leaderships is not None and stops():
@@ -100,9 +117,10 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""
-        if self._leaderships is not None:
-            self._leaderships.close(CLOSE_TIMEOUT_S)
-        if self._elections is not None:
+        if self._leaderships is None or self._elections is None:
+            return
+        # To end the session lets a successor in: not while something may still run.
+        if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()
 
 
@@ -128,7 +146,9 @@ class Attendant:
     def _of(task: Any) -> tuple[int, str]:
         request = getattr(task, "request", None)
         token = getattr(request, TOKEN, None)
-        return (int(token), str(getattr(request, QUEUE, ""))) if token else (0, "")
+        # A dedup key has a token, too, but no queue beside it.
+        queue = getattr(request, QUEUE, "")
+        return (int(token), str(queue)) if token and queue else (0, "")
 
 
 class BrokerFence:

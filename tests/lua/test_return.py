@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from celery_dq.clock import SystemClock
+from celery_dq.transport.redis.ledger import Ledger
 from celery_dq.transport.redis.replies import Tag
 from tests.lua.desk import LEASE_MS, Desk, make_record, tags_of
 
@@ -230,6 +232,17 @@ class TestReaping:
     def test_unknown_consumer_is_not_alive(self, desk: Desk) -> None:
         assert desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).alive is False
         assert desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).alive is True
+
+    def test_heartbeat_tells_which_claims_came_before_it(self, desk: Desk) -> None:
+        desk.push("a", "b", "c")
+        ledger = Ledger(SystemClock(), lease_s=15.0)
+        earlier = [desk.claim().entries[0] for _ in range(2)]
+        renewed = desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client)
+        for entry in (*earlier, *desk.claim().entries):
+            ledger.hold("p", entry.id, entry.claim)
+        # The answer of a heartbeat may be read after that of a later claim.
+        assert ledger.lose("p", frozenset(), renewed.claim) == 2
+        assert ledger.holds_of("p") == 1
 
     def test_heartbeat_tidies(self, desk: Desk) -> None:
         desk.client.zadd(desk.keys.limiter, {f"t{i}": i for i in range(1, 30)})

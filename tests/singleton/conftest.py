@@ -13,13 +13,6 @@ from tests.singleton.office import Bank
 
 
 @pytest.fixture(scope="session")
-def zookeeper() -> Iterator[ZooKeeperServer]:
-    """Do not stop or pause it."""
-    with ZooKeeperServer(tick_ms=200) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def book_server() -> Iterator[RedisServer]:
     """Where the judge keeps his book."""
     with RedisServer() as server:

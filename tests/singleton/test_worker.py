@@ -182,3 +182,33 @@ def test_leadership_spreads_over_the_workers(open_bank: Callable[..., Bank], ele
         with bank.worker(queues=queues):
             wait_until(lambda: sorted(leads().values()) == [2, 2], 30, what=lambda: str(leads()))
         wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
+
+
+def test_who_is_told_to_consume_no_more_hands_over_and_may_volunteer_again(bank: Bank) -> None:
+    with bank.worker(), bank.worker(queues=["mail"]):
+        leader = bank.leader()
+        bank.post(range(3))
+        bank.finished(3)
+        bank.app.control.cancel_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        wait_until(lambda: not leads(bank), 10)
+        bank.post(range(3, 6))
+        bank.app.control.add_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        assert bank.finished(6) == list(range(6))
+        assert bank.leader() == "w2@proof"
+        bank.app.control.add_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        bank.app.control.cancel_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        bank.post(range(6, 9))
+        assert bank.finished(9) == list(range(9))
+    assert bank.overlaps() == 0
+    assert sorted({entry.token for entry in bank.book.entries()}) == [1, 2, 3]
+
+
+def leads(bank: Bank) -> list[str]:
+    """The workers that lead the queue."""
+    answers = bank.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
+    return [
+        node
+        for answer in answers
+        for node, rows in answer.items()
+        if any(row["leads"] and row["queue"] == QUEUE for row in rows)
+    ]

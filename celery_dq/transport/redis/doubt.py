@@ -62,7 +62,11 @@ class Doubts:
 
     def under_way(self, partition: str) -> bool:
         """Whether the broker may hear something yet, or know something that we do not."""
-        return bool(self._claims.get(partition) or self._reports.get(partition) or partition in self._looks)
+        return self.speaks(partition) or partition in self._looks
+
+    def speaks(self, partition: str) -> bool:
+        """Whether a call is on its way."""
+        return bool(self._claims.get(partition) or self._reports.get(partition))
 
     # -- the keeper ------------------------------------------------------------
 

@@ -52,12 +52,20 @@ class DrivenChannel(RedisChannel):
             self._subscribe()
         if self._subscribed:
             self._check_health()
-        if self.intake.lanes is not None:
-            self.intake.lanes.follow()
+        self.follow_terms()
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
             try:
                 fetcher.tick()
+            except self.connection_errors:
+                self._lose()
+                raise
+
+    def follow_terms(self) -> None:
+        """Let the next messages of led queues go; see :class:`~celery_dq.transport.redis.lanes.Lanes`."""
+        if self.intake.lanes is not None:
+            try:
+                self.intake.lanes.follow()
             except self.connection_errors:
                 self._lose()
                 raise

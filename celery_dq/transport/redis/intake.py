@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import QUEUE, TOKEN, Terms, WorkerGate
+from celery_dq.hooks import Terms, WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher
 from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
@@ -235,8 +235,7 @@ class Intake:
             channel.bury_unreadable(source.queue, entry, tag, exc)
             return
         if source.queue.token and self.lanes is not None:
-            message.headers[TOKEN] = source.queue.token
-            message.headers[QUEUE] = source.queue.name
+            message.lead(source.queue.token)
             self.lanes.put(message)
         else:
             self._put(message)
@@ -262,6 +261,9 @@ class Intake:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
         while len(self):
             self.deliver_one()
+            if self.lanes is not None and not len(self):
+                # The next one of a led queue need not wait for a round of the loop.
+                self._channel.follow_terms()
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""
@@ -282,8 +284,8 @@ class Intake:
         consumers = self._consumers.get(message.queue)
         gate = self._gate
         closing = gate is not None and gate.closing
-        if held is None or not consumers or closing or not channel.ledger.trusted(held.partition):
-            # Too late: the lease is not fresh, so somebody else may have it by now.
+        if held is None or not consumers or closing or not self.may_start(message):
+            # Too late: the lease or the term is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
             return False
@@ -300,6 +302,17 @@ class Intake:
             self.fetcher.step_back()
         callback(message)
         return True
+
+    def may_start(self, message: Message) -> bool:
+        """Return whether nobody else can have the message: its lease is fresh, and its term if it has one."""
+        channel = self._channel
+        held = channel.ledger.get(message.delivery_tag)
+        if held is None or not channel.ledger.trusted(held.partition):
+            return False
+        if not message.token:
+            return True
+        terms = channel.session.terms
+        return terms is not None and terms.term(message.queue) == message.token and terms.firm(message.queue)
 
     def _discard(self, message: Message) -> bool:
         gate = self._gate
@@ -331,9 +344,13 @@ class Intake:
 
     def _check(self, now: float) -> None:
         """Look, in the keeper's thread, whether this consumer still consumes."""
-        if len(self) and now - self._delivered_at > self._process.lease_s / 2:
-            self._give_back()
         fetcher = self._fetcher
+        since = max(self._delivered_at, fetcher.claimed_at if fetcher is not None else 0.0)
+        if len(self) and now - since > self._process.lease_s / 2:
+            for name in tuple(self._inbox):
+                # What comes from a led queue is nobody else's.
+                if self.lanes is None or name not in self.lanes:
+                    self._give_back(name)
         if fetcher is not None:
             fetcher.teller.disown_claims(now - self._process.lease_s / 4)
         if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:

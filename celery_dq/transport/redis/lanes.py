@@ -119,12 +119,12 @@ class Lanes:
     def busy(self, name: str, token: int) -> bool:
         """Whether something of that term is held, or not told yet. From any thread."""
         process, key = self._process, replace(self._bases[name], token=token).key
-        if not process.keeper.owes(key):
-            return False
-        if process.ledger.outbox(key) and not process.ledger.has_listener:
+        ledger = process.ledger
+        if ledger.outbox(key) and not ledger.has_listener:
             # No connection is left, and the next heartbeat is seconds away.
             process.keeper.ring()
-        return True
+        # What a claim without an answer has taken, the fence of the next term takes back.
+        return bool(ledger.outbox(key) or ledger.holds_of(key) or process.doubts.speaks(key))
 
     def cut_off(self, name: str, token: int) -> bool:
         """Whether the broker has been silent for a whole lease. From any thread."""
@@ -139,10 +139,18 @@ class Lanes:
             token = self._terms.term(name)
             if lane.queue is not None and lane.queue.token != token:
                 self._close(lane)
-            if lane.queue is None and token:
-                self._open(lane, token)
-            if lane.queue is not None:
-                self._advance(lane, lane.queue)
+            queue = lane.queue
+            if queue is None and token:
+                queue = replace(lane.base, token=token)
+            if queue is not None and self._process.doubts.exists(queue.key):
+                # A claim got no answer. What it has taken goes before all that is claimed now, and only
+                # the fence of a new term brings it back at once.
+                self._terms.doubt(name, queue.token)
+                self._close(lane)
+            elif queue is not None:
+                if lane.queue is None:
+                    self._open(lane, queue)
+                self._advance(lane, queue)
 
     def put(self, message: Message) -> None:
         """Take a claimed message in."""
@@ -154,9 +162,8 @@ class Lanes:
 
     # -- inside ----------------------------------------------------------------
 
-    def _open(self, lane: Lane, token: int) -> None:
-        queue = lane.queue = replace(lane.base, token=token)
-        lane.current = None
+    def _open(self, lane: Lane, queue: Queue) -> None:
+        lane.queue, lane.current = queue, None
         self._process.keeper.use(queue, self._clients)
         lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
@@ -172,6 +179,8 @@ class Lanes:
         """How many messages to claim: what fits the claim-ahead time, and at least the next one."""
         if lane.queue is None or lane.spills or not self._terms.firm(lane.queue.name):
             return 0
+        if self._process.ledger.returning(lane.queue.key):
+            return 0  # it goes before whatever a claim would bring now
         ahead = 0 if not lane.service_s else int(self._claim_ahead_s / max(lane.service_s, 1e-6))
         most = min(max(ahead, 1), MOST_WAITING)
         # Half of it at a time, so that a call is worth it.

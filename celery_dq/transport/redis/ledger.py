@@ -86,6 +86,8 @@ class Outbox:
     finishes: deque[Held] = field(default_factory=deque)
     releases: deque[tuple[str, Held]] = field(default_factory=deque)
     burials: deque[Burial] = field(default_factory=deque)
+    #: One for every release not answered yet; counted by its length, as several threads do.
+    returning: deque[None] = field(default_factory=deque)
     #: Monotonic time of the oldest finish in here, about.
     finishes_since: float = 0.0
 
@@ -131,9 +133,16 @@ class Ledger:
     def __contains__(self, tag: str) -> bool:
         return tag in self._held
 
-    def holds_of(self, partition: str) -> int:
-        """Return how many messages of *partition* are held."""
-        return sum(1 for held in list(self._held.values()) if held.partition == partition)
+    def holds_of(self, partition: str, last_claim: int | None = None) -> int:
+        """Return how many messages of *partition* are held; of those up to the claim of this number."""
+        return len(self._held_of(partition, last_claim))
+
+    def _held_of(self, partition: str, last_claim: int | None = None) -> list[Held]:
+        return [
+            held
+            for held in list(self._held.values())
+            if held.partition == partition and (last_claim is None or int(held.claim) <= last_claim)
+        ]
 
     # -- telling ---------------------------------------------------------------
 
@@ -166,12 +175,25 @@ class Ledger:
         """
         held = self._held.pop(tag, None)
         if held is not None:
-            held.comes_back, held.gone = not held.settled, True
+            box = self.outbox(held.partition)
             if held.settled:
                 # Settled means never again: releasing it could only run it twice.
-                self.outbox(held.partition).finishes.append(held)
+                box.finishes.append(held)
             else:
-                self.outbox(held.partition).releases.append((mode, held))
+                box.returning.append(None)
+                box.releases.append((mode, held))
+            # Last: who sees that it is gone relies on the above.
+            held.comes_back, held.gone = not held.settled, True
+            self._tell()
+
+    def returning(self, partition: str) -> bool:
+        """Return whether something of *partition* is on its way back: a claim might bring what is behind."""
+        return bool(self.outbox(partition).returning)
+
+    def returned(self, partition: str, count: int) -> None:
+        """The broker has answered so many releases."""
+        _pop(self.outbox(partition).returning, count)
+        if count:
             self._tell()
 
     def bury(self, tag: str, reason: str, record: bytes) -> None:
@@ -182,19 +204,23 @@ class Ledger:
             self.outbox(held.partition).burials.append(Burial(held, reason, record))
             self._tell()
 
-    def lose(self, partition: str, running: frozenset[str]) -> int:
+    def lose(self, partition: str, running: frozenset[str], last_claim: int | None = None) -> int:
         """The lease on *partition* had run out: let go of what has not begun; return how many.
 
         Others may have it by now. What runs goes on, and the broker will refuse
-        its acknowledgement if somebody else has it.
+        its acknowledgement if somebody else has it. So is what came by a claim after
+        the one numbered *last_claim*: it is held under the lease that we have now.
         """
         lost = [
             held.tag
-            for held in list(self._held.values())
-            if held.partition == partition and held.tag not in running and not (held.settled or held.begun)
+            for held in self._held_of(partition, last_claim)
+            if held.tag not in running and not (held.settled or held.begun)
         ]
         for tag in lost:
-            self._held.pop(tag, None)
+            held = self._held.pop(tag, None)
+            if held is not None:
+                # The broker has it again, in its place.
+                held.comes_back, held.gone = True, True
         return len(lost)
 
     def drop(self, tag: str) -> Held | None:
@@ -280,7 +306,7 @@ class Ledger:
     def abandon(self, partition: str) -> int:
         """Hold nothing of *partition* any more; return how many were held or finished and not told."""
         box = self.outbox(partition)
-        held = [held.tag for held in list(self._held.values()) if held.partition == partition]
+        held = [held.tag for held in self._held_of(partition)]
         for tag in held:
             self._held.pop(tag, None)
         return len(held) + len(box.finishes) + len(box.releases) + len(box.burials)

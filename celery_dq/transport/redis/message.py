@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_dq.hooks import TOKEN
+from celery_dq.hooks import QUEUE, TOKEN
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
@@ -24,12 +24,14 @@ class Message(KombuMessage):
         settles: :meth:`ack` comes before the task runs, so it settles and does not finish.
         burial: when it is rejected, it becomes a dead letter with this reason.
         crashed: a requeue counts as a delivery, because a worker was lost.
+        token: of the term in which it was claimed from a led queue; 0 for other queues.
     """
 
     def __init__(self, record: Record, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
         headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
-        # What a retry has inherited: the leader's token is written anew at every delivery.
+        # What a retry has inherited, or somebody has forged: they are written anew at every delivery.
         headers.pop(TOKEN, None)
+        headers.pop(QUEUE, None)
         if record.due_us:
             # It is due: with the header still there, the worker would put it into its timer.
             headers["eta"] = None
@@ -43,7 +45,7 @@ class Message(KombuMessage):
         properties["delivery_tag"] = tag
         if record.dedup:
             # Fencing token of the run: larger than that of any run before it.
-            headers["dq_token"] = int(entry.claim)
+            headers[TOKEN] = int(entry.claim)
         if record.tenant:
             properties["tenant"] = record.tenant
         super().__init__(
@@ -66,6 +68,13 @@ class Message(KombuMessage):
         self.settles = False
         self.crashed = False
         self.burial = ""
+        self.token = 0
+
+    def lead(self, token: int) -> None:
+        """It comes from a led queue, in the term with this token."""
+        self.token = token
+        self.headers[TOKEN] = token
+        self.headers[QUEUE] = self.queue
 
     def ack(self, multiple: bool = False) -> None:
         """Acknowledge: settle before the task runs, finish after it or where no task is.

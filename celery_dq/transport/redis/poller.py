@@ -289,6 +289,7 @@ class Poller:
                 os.read(self._pipe[0], 4096)
         if self._loop is not None:
             for channel in tuple(self._channels):
+                channel.follow_terms()
                 if channel.has_inbox:
                     channel.intake.deliver_all()
         if self._loop is not None:

@@ -15,7 +15,7 @@ import socket
 import struct
 import uuid
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -23,10 +23,11 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
-from celery_dq.transport.redis.ledger import TRUST, Burial, Held, Ledger
-from celery_dq.transport.redis.partition import Call, ReleaseMode, load_scripts
+from celery_dq.transport.redis.ledger import TRUST, Burial, Ledger
+from celery_dq.transport.redis.partition import load_scripts
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Tag
+from celery_dq.transport.redis.reports import bury, release, tags
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +75,15 @@ class Process:
         #: Servers found fit for use, so that each is asked once.
         self.fit_servers: set[str] = set()
 
-    def lease_was_lost(self, partition: str) -> None:
-        """A claim or renewal found no lease: let go of what was held under it and has not begun."""
-        if self.ledger.holds_of(partition):
-            lost = self.ledger.lose(partition, self.running_tags())
+    def lease_was_lost(self, partition: str, last_claim: int | None = None) -> None:
+        """A claim or renewal found no lease: let go of what was held under it and has not begun.
+
+        Arguments:
+            partition: name of the partition.
+            last_claim: number of the last claim before that was found; what was claimed meanwhile is ours.
+        """
+        if self.ledger.holds_of(partition, last_claim):
+            lost = self.ledger.lose(partition, self.running_tags(), last_claim)
             logger.warning(
                 "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
                 "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
@@ -264,7 +270,7 @@ class Keeper:
                 process.fenced_out(queue)
             else:
                 if not renewal.alive:
-                    process.lease_was_lost(name)
+                    process.lease_was_lost(name, renewal.claim)
                 ledger.renewed(name, sent_at)
             if process.doubts.exists(name):
                 self._clear_doubts(queue, client)
@@ -321,6 +327,7 @@ class Keeper:
                     mode = releases[0][0]
                     same = [held for how, held in releases if how == mode]
                     ledger.stale += release(process, queue, mode, same).run(client)
+                    ledger.returned(name, len(same))
                     releases = [(how, held) for how, held in releases if how != mode]
                 while (burial := ledger.take_burial(name)) is not None:
                     burials = [burial]
@@ -376,33 +383,3 @@ class Keeper:
                 client.connection_pool.disconnect()
             except (redis.RedisError, OSError) as exc:
                 logger.debug("Closing the keeper's connection failed: %s.", exc)
-
-
-def tags(helds: list[Held]) -> list[Tag]:
-    """Return what the scripts want to know of held messages."""
-    return [Tag(held.claim, held.id) for held in helds]
-
-
-def release(process: Process, queue: Queue, mode: str, helds: list[Held]) -> Call[int]:
-    """Return the call that gives *helds* back to their place."""
-    return queue.partition.release(
-        queue.consumer(process.consumer),
-        tags(helds),
-        mode=cast(ReleaseMode, mode),
-        max_deliveries=queue.max_deliveries,
-        worker=process.consumer,
-    )
-
-
-def bury(process: Process, queue: Queue, burial: Burial) -> Call[str]:
-    """Return the call that makes a dead letter of a held message."""
-    return cast(
-        "Call[str]",
-        queue.partition.dead_letter(
-            queue.consumer(process.consumer),
-            Tag(burial.held.claim, burial.held.id),
-            reason=burial.reason,
-            worker=process.consumer,
-            record=burial.record,
-        ),
-    )

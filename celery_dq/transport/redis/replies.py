@@ -84,13 +84,15 @@ class Renewed(NamedTuple):
     """The answer to a heartbeat.
 
     ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
-    something was due that nobody had been woken for. ``fenced``: as in a claim; nothing was done.
+    something was due that nobody had been woken for. ``fenced``: as in a claim; nothing was done. ``claim``:
+    the number of the last claim before this; what was claimed later is not lost.
     """
 
     alive: bool
     reaped: int
     overdue: bool
     fenced: bool = False
+    claim: int = 0
 
 
 class Moved(NamedTuple):
@@ -157,7 +159,7 @@ def read_entries(reply: Any) -> list[ClaimedEntry]:
 def read_renewed(reply: Any) -> Renewed:
     """Return what a heartbeat found."""
     alive = int(reply[0])
-    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0)
+    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0, int(reply[3]))
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:

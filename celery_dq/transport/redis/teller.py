@@ -18,8 +18,9 @@ from redis.exceptions import NoScriptError
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.ledger import Burial, Held
 from celery_dq.transport.redis.partition import Call
-from celery_dq.transport.redis.process import TELL_LIMIT, Process, bury, release, tags
+from celery_dq.transport.redis.process import TELL_LIMIT, Process
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.reports import bury, release, tags
 from celery_dq.transport.redis.wire import Wire
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,9 @@ class Teller:
         The loop is blocked or nobody turns it, and others may have time for what was claimed.
         """
         for sent in tuple(self._sent):
-            if sent.claim is not None and not sent.disowned and sent.sent_at < sent_before:
+            # A led queue is nobody else's, and what is claimed of it goes before what is claimed later.
+            waits = sent.claim is not None and not sent.queue.token
+            if waits and not sent.disowned and sent.sent_at < sent_before:
                 sent.disowned = True
                 self._process.doubts.unanswered(sent.queue.key)
 
@@ -205,6 +208,8 @@ class Teller:
         self._process.doubts.reports(sent.queue.key, -1)
         if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
+        if sent.releases:
+            self._process.ledger.returned(sent.queue.key, len(sent.releases))
 
     def _refused(self, sent: Sent, exc: redis.ResponseError) -> None:
         """The connection is sound, but the script failed: a full server, or a foreign key in our place.
