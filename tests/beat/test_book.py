@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_dq.beat.book import Book, Ran, RedisBook, ZooKeeperBook, micros
 from celery_dq.errors import Fenced
@@ -100,6 +102,6 @@ def test_times_in_any_zone_are_the_same(book: Book) -> None:
 
 
 def test_a_server_that_is_away_is_an_oserror(redis_url: str) -> None:
-    away = RedisBook(redis.Redis(port=1, socket_timeout=0.2), "dq:online:beat")
+    away = RedisBook(redis.Redis(port=1, retry=Retry(NoBackoff(), 0)), "dq:online:beat")
     with pytest.raises(OSError, match="did not answer the beat"):
         away.begin(1, NAME, START)
