@@ -1,0 +1,73 @@
+"""What a candidate leaves behind when an answer was lost: nothing, or nobody would ever lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.znodes import LeadershipNodes
+from celery_dq.zookeeper.session import Session
+
+NODES = LeadershipNodes("online", "ledger")
+
+
+class Deaf(Session):
+    """Does what it is asked, and does not hear the answer when it is told to."""
+
+    deaf_to = ""
+
+    def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
+        heard: list[str] = []
+
+        class Listening:
+            def __init__(self, client: Any) -> None:
+                self._client = client
+
+            def __getattr__(self, name: str) -> Any:
+                heard.append(name)
+                return getattr(self._client, name)
+
+        answer = super().ask(lambda client: request(Listening(client)), timeout_s)
+        if self.deaf_to and self.deaf_to in heard:
+            self.deaf_to = ""
+            raise ZooKeeperUnreachable("the answer is lost")
+        return answer
+
+
+@pytest.mark.parametrize("lost", ["create_async", "delete_async"])
+def test_a_candidate_that_is_withdrawn_stands_in_nobodys_way(lost: str, hosts: str) -> None:
+    ours, theirs = Deaf(hosts, timeout_s=30), Session(hosts, timeout_s=30)
+    try:
+        first = ZooKeeperElection(ours, NODES, "first")
+        ours.deaf_to = lost
+        if lost == "create_async":
+            with pytest.raises(ZooKeeperUnreachable):
+                first.stand()
+        else:
+            assert first.stand()
+        # The session lives on: it serves other elections.
+        try:
+            first.resign(clean=False)
+        except ZooKeeperUnreachable:
+            first.resign(clean=False)
+        assert ZooKeeperElection(theirs, NODES, "second").stand()
+    finally:
+        theirs.close()
+        ours.close()
+
+
+def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
+    session = Session(hosts, timeout_s=30)
+    try:
+        before = len(session._mine.listeners)
+        for number in range(3):
+            election = ZooKeeperElection(session, LeadershipNodes("online", f"queue-{number}"), "w")
+            assert election.stand()
+            election.resign(clean=False)
+        assert len(session._mine.listeners) == before
+    finally:
+        session.close()
