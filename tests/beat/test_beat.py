@@ -154,7 +154,8 @@ def test_a_broker_that_goes_away_costs_no_tick_and_no_beat() -> None:
 
 
 def test_a_beat_that_starts_before_its_broker() -> None:
-    app = make_app(settings("redis://127.0.0.1:1/0"))
+    once_only = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    app = make_app(settings("redis://127.0.0.1:1/0", broker_transport_options=once_only))
     beat = ElectedScheduler(app)
     assert beat.tick() == scheduler.RETRY_S
     beat.close()
