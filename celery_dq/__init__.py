@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     from celery_dq.leadership.career import Career as Career
     from celery_dq.leadership.runner import Runner as Runner
     from celery_dq.options import Quota as Quota
-    from celery_dq.producer.errors import BufferFull as BufferFull, NotOnDisk as NotOnDisk
+    from celery_dq.producer.errors import (
+        BrokerUnavailable as BrokerUnavailable,
+        BufferFull as BufferFull,
+        NotOnDisk as NotOnDisk,
+    )
     from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
 
 __version__ = "0.1.0"
@@ -73,6 +77,7 @@ _HOMES = (
     ("ServerError", "celery_dq.errors"),
     ("SpillFailed", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
+    ("BrokerUnavailable", "celery_dq.producer.errors"),
     ("BufferFull", "celery_dq.producer.errors"),
     ("NotOnDisk", "celery_dq.producer.errors"),
     ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),

@@ -8,6 +8,7 @@ from itertools import cycle
 
 import pytest
 
+from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 
@@ -16,6 +17,13 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 def redis_server() -> Iterator[RedisServer]:
     """One Redis server for the whole session; do not stop, pause or reconfigure it."""
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitMQServer]:
+    """One RabbitMQ server for the whole session; do not stop it. Name your own queues: they last."""
+    with RabbitMQServer() as server:
         yield server
 
 

@@ -60,6 +60,14 @@ def find_zookeeper() -> str | None:
     return next((f"{java} with {place}" for place in places if place.exists()), None)
 
 
+def find_rabbitmq() -> str | None:
+    # Debian's own is not on the PATH; Homebrew's may not be.
+    for place in ("/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin", "/opt/homebrew/sbin", None):
+        if path := shutil.which("rabbitmq-server", path=place):
+            return path
+    return None
+
+
 SERVERS = (
     Server(
         "redis",
@@ -80,6 +88,17 @@ SERVERS = (
         {"apt-get": ("libzookeeper-java", "libslf4j-java", "default-jre-headless", "openssl")},
         "unpack a release of https://zookeeper.apache.org and set ZOOKEEPER_HOME to its folder; "
         "it needs Java on the PATH",
+    ),
+    Server(
+        "rabbitmq",
+        find_rabbitmq,
+        {
+            "apt-get": ("rabbitmq-server",),
+            "dnf": ("rabbitmq-server",),
+            "apk": ("rabbitmq-server",),
+            "brew": ("rabbitmq",),
+        },
+        "unpack a release of https://www.rabbitmq.com and put its sbin folder on the PATH; it needs Erlang",
     ),
 )
 

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from celery._state import get_current_task
+from kombu import pools
 
 from celery_dq.app.duplicates import CALL_OPTION, DedupRules, conclude, ticket_for
 from celery_dq.app.face import dq_of
+from celery_dq.app.punctual import punctual_connection
 from celery_dq.hooks import CLAIM_HEADER, DEDUP, WIRES
+from celery_dq.producer.stand_in import StandIn
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
@@ -28,6 +31,7 @@ class WiredAMQP:
     """Mixed over the app's AMQP class by ``celery_dq.setup``."""
 
     app: Any
+    _producer_pool: Any
 
     def Connection(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Celery's name
         """Return a kombu connection whose transport finds this app's wires.
@@ -45,6 +49,22 @@ class WiredAMQP:
         return connection(*args, transport_options=options, **kwargs)
 
     BrokerConnection = Connection  # Celery's old name for it
+
+    @property
+    def producer_pool(self) -> Any:
+        """Celery's pool of producers, on connections that answer in time."""
+        if self._producer_pool is None:
+            face = dq_of(self.app)
+            connection = punctual_connection(self.app, face.options.publishing.step_s)
+            if face.options.publishing.timeout_us:
+                # Where a call says retry=False it means it: kombu would try to connect for some seconds.
+                connection.transport_options.setdefault("max_retries", max(len(connection.alt) - 1, 0))
+                connection.transport_options.setdefault("errback", face.deadline)
+            self._producer_pool = pools.producers[connection]
+            self._producer_pool.limit = self.app.pool.limit
+        return self._producer_pool
+
+    publisher_pool = producer_pool  # Celery's old name for it
 
     def _create_task_sender(self) -> Callable[..., Any]:
         send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
@@ -75,6 +95,11 @@ class WiredAMQP:
             if found is None:
                 return send(producer, name, message, **options)
             rule, key = found
+            if isinstance(producer, StandIn):
+                # Its sender knows what becomes of the ticket; the verdict comes after the call.
+                return send(
+                    producer, name, message, **{DEDUP: ticket_for(rule, key, message, None)}, **options
+                )
             ticket = ticket_for(rule, key, message, slip)
             if not _is_ours(producer):
                 # The worker that receives it gives the verdict.

@@ -13,6 +13,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import Wires
+from celery_dq.inspector.spill import Spill, survey
 from celery_dq.options.buffer import BufferOptions
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, Snapshot
@@ -181,3 +182,7 @@ class Buffer:
         if self.options.folder is None:
             return Snapshot(0, 0, 0, 0.0, 0, (), (), degraded=False, last_error="", counters={})
         return self.producer.snapshot()
+
+    def spill(self) -> Spill:
+        """What lies in the folder, of all processes, alive and dead. Reads all of it."""
+        return survey(self.folder)

@@ -2,9 +2,9 @@
 
 A call is buffered when it says so (``buffered=True``), or a ``with app.dq.buffer.buffered()`` around it does,
 or its task (``@app.task(buffered=True)``), or else the setting ``dq_buffer``. Never are calls with a producer
-or connection of the caller's (beat and groups pass one), calls with a dedup key, calls with ``retry=False``
-(both want to know at once), and, unless asked for, what a task publishes: its own message would be
-acknowledged first.
+or connection of the caller's (beat passes one), calls with a dedup key (unless their verdict may come later),
+calls with ``retry=False`` (both want to know at once), and, unless asked for, what a task publishes: its own
+message would be acknowledged first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from celery.result import AsyncResult
 from vine import promise
 
 from celery_dq.app.buffer import Buffer
+from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.app.duplicates import DedupRules
 from celery_dq.app.face import dq_of
-from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.fast_calls import FastCalls, in_task
+from celery_dq.app.pool_producer import PoolProducer, lend_lazily
 from celery_dq.app.quick_apply import make_quick
+from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.sender import Addressed, Sender
 from celery_dq.producer.stand_in import StandIn
 
@@ -50,17 +53,28 @@ class BufferedCalls:
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, and the module for ``buffered``."""
         asked = options.pop("buffered", None)
+        found = self._dedup.find(name, options.get("dedup"))
+        if found is not None and not _may_wait(found[0], options):
+            # The caller is told who covers his call, and that only the broker knows.
+            return self._send_task(name, args, kwargs, *more, **options)
+        lent = options.get("producer")
+        if type(lent) is PoolProducer:
+            # Canvas shares one producer between its calls; nobody has chosen it.
+            del options["producer"]
         if more or not self._wanted(asked, name, options):
+            if lent is not None:
+                options["producer"] = lent
             return self._send_task(name, args, kwargs, *more, **options)
         stand_in = self._stand_in
         fast = self.fast
         if fast is None or fast.pid != os.getpid():
             fast = self._begin()
-        if not _task_stack.stack and fast.allowed:
+        if found is None and fast.allowed and not in_task():
             kind = fast.kind_of(name, options)
             if kind is not None:
-                filled = fast.fill(kind, args, kwargs, options)
-                if filled is not None:
+                plan = fast.plan(kind)
+                filled = plan and fast.fill(plan, args, kwargs, options.get("task_id"), options.get("tenant"))
+                if filled:
                     self.put(filled[1])
                     task = options.get("task_type")
                     if task is not None:
@@ -89,8 +103,6 @@ class BufferedCalls:
             or get("connection") is not None
             or get("publisher") is not None
             or get("router") is not None
-            # The caller of a keyed call is told who covers it, and that only the broker knows.
-            or self._dedup.find(name, get("dedup")) is not None
         ):
             return False
         if asked is not None:
@@ -106,7 +118,7 @@ class BufferedCalls:
             wanted = buffer.options.enabled
         if not wanted or get("retry") is False:
             return False
-        in_worker = self.in_worker() or _task_stack.stack
+        in_worker = self.in_worker() or in_task()
         return (buffer.options.in_workers or not in_worker) and self._possible(options)
 
     def in_worker(self) -> bool:
@@ -125,8 +137,10 @@ class BufferedCalls:
             # The rpc backend declares its reply queue before each message, on the message's channel.
             return False
         uwsgi = sys.modules.get("uwsgi")
-        # Without that option no thread of a uWSGI process ever runs.
-        return uwsgi is None or "enable-threads" in uwsgi.opt or "threads" in uwsgi.opt
+        # Without that option no thread of a uWSGI process ever runs, and in its master (0) none does anyway.
+        return uwsgi is None or (
+            ("enable-threads" in uwsgi.opt or "threads" in uwsgi.opt) and uwsgi.worker_id() != 0
+        )
 
     # -- how
 
@@ -192,6 +206,27 @@ class BufferedCalls:
         result._ignored = options.get("ignore_result")
         return result
 
+    def result_of(self, task: Any, task_id: str) -> Any:
+        """The result of a plain call of a task that went the quick way."""
+        result_class = self._app.__dict__.get("AsyncResult") or self._result_class()
+        if (
+            task._backend is not None
+            or result_class.__init__ is not AsyncResult.__init__
+            or type(task).AsyncResult is not Task.AsyncResult
+        ):
+            return self.result(task_id, {"result_cls": task.AsyncResult, "ignore_result": task.ignore_result})
+        result = result_class.quick(task_id)
+        result._ignored = task.ignore_result
+        return result
+
+
+def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
+    """Whether a call with a dedup key may be published after it has returned."""
+    running = _task_stack.top
+    # What a run publishes in its own place must be there before the run has ended.
+    continues = running is not None and running.request.id == options.get("task_id")
+    return rule.verdict == "later" and not continues
+
 
 class _UnlessBuffered:
     """A backend's ``on_task_call``: subscribing to the result can wait until somebody asks for it.
@@ -252,4 +287,5 @@ class HurryingResult:
 
 def buffer_calls(app: Any) -> None:
     """Put :class:`BufferedCalls` before the app's ``send_task``. To be called once."""
-    app.send_task = BufferedCalls(app, app.send_task)
+    app.send_task = BufferedCalls(app, DirectCalls(app, app.send_task))
+    lend_lazily(app)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from celery._state import get_current_task
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.machine import Verdict
@@ -68,7 +68,6 @@ class Ticket:
 
     def __init__(self, section: DedupSection) -> None:
         self.section = section.pack()
-        self._says = section
         self.key = section.key
         self.verdict: Verdict | None = None
         self.covering = ""
@@ -77,7 +76,7 @@ class Ticket:
 
     def claim_header(self) -> dict[str, Any]:
         """Return what a worker on another broker must know."""
-        says = self._says
+        says = DedupSection.unpack(self.section)
         return {
             "key": says.key,
             "timeout": says.timeout_us / 1e6 or None,
@@ -143,7 +142,8 @@ def ticket_for(rule: Dedup, key: Key, message: Any, slip: Slip | None) -> Ticket
         args, kwargs, embed = body["args"], body["kwargs"], body
     else:
         args, kwargs, embed = body
-    attached = any(embed.get(name) for name in ("callbacks", "errbacks", "chain", "chord"))
+    get = embed.get
+    attached = bool(get("callbacks") or get("errbacks") or get("chain") or get("chord"))
     awaited = attached or not headers.get("ignore_result")
     named = slip is None or slip.named
     seconds = rule.seconds
@@ -167,7 +167,7 @@ def ticket_for(rule: Dedup, key: Key, message: Any, slip: Slip | None) -> Ticket
 
 def _continued_run(task_id: Any) -> tuple[str, int]:
     """Message id and claim number of the run that publishes itself anew, by ``retry`` or ``replace``."""
-    running = get_current_task()
+    running = _task_stack.top
     if running is None or running.request.id != task_id:
         return "", 0
     properties = running.request.properties or {}
@@ -185,14 +185,15 @@ def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     """
     if ticket.verdict is None:
         return
-    verdict_given.send(
-        sender=name,
-        verdict=ticket.verdict,
-        key=ticket.key,
-        task_id=task_id,
-        covering=ticket.covering,
-        replaced=ticket.replaced,
-    )
+    if verdict_given.receivers:
+        verdict_given.send(
+            sender=name,
+            verdict=ticket.verdict,
+            key=ticket.key,
+            task_id=task_id,
+            covering=ticket.covering,
+            replaced=ticket.replaced,
+        )
     if ticket.verdict is not Verdict.DECLINE:
         return
     logger.info("Call %s[%s] is declined: %s covers it (%s).", name, task_id, ticket.covering, ticket.key)

@@ -9,6 +9,7 @@ from celery_dq.app.broker import Broker
 from celery_dq.app.buffer import Buffer
 from celery_dq.app.claims import Claims
 from celery_dq.app.dead_letters import DeadLetterQueues
+from celery_dq.app.punctual import Deadline
 from celery_dq.app.queues import Queues
 from celery_dq.app.quotas import Quotas
 from celery_dq.app.senders import AppSender
@@ -53,6 +54,8 @@ class DQ:
         self.dedup = Claims(self._broker)
         #: ``setup`` has put dedup and the buffer before the app's ``send_task``.
         self.calls_are_wrapped = False
+        #: Of calls that are not buffered.
+        self.deadline = Deadline()
         self.buffer = Buffer(app, self.wires, self.make_sender)
 
     def __repr__(self) -> str:
@@ -60,7 +63,7 @@ class DQ:
 
     def make_sender(self, app: Any) -> Sender:
         """What sends the buffered messages of the app; one per process."""
-        return AppSender(app, partitioned=self._broker.serves_queues())
+        return AppSender(app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s)
 
     @property
     def options(self) -> Options:

@@ -12,6 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from celery import Celery, signals
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute
 
@@ -19,10 +20,10 @@ from celery_dq.app.amqp import TenantRules, WiredAMQP
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.template import BodyWriter, Ids, json_is_kombus, plain_args, plain_kwargs, quoted
 from celery_dq.transport.redis.publisher import STAMPS, stamp
-from celery_dq.transport.redis.record import TEXT, Record, pack_record
+from celery_dq.transport.redis.record import TEXT, Record, pack_joined
 from celery_dq.transport.tenant import Rule, check_tenant
 
-__all__ = ["FastCalls"]
+__all__ = ["FastCalls", "Plan", "in_task"]
 
 #: Options that make a kind of call.
 _KIND = frozenset(
@@ -33,24 +34,39 @@ _FILLED = frozenset(
     ("task_id", "tenant", "result_cls", "task_type", "add_to_parent", "retry", "retry_policy")
 )
 _ID, _ARGS, _KWARGS, _REPLY = ("@dq-id@", "@dq-args@", "@dq-kwargs@", "@dq-reply@")
-_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+_before, _after, _sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
 _KNOWN_PROPERTIES = frozenset(
     ("correlation_id", "reply_to", "delivery_mode", "priority", "delivery_info", "tenant", STAMPS)
 )
+#: Where Celery has the stacks of tasks that run, unless it keeps them per thread.
+_running: Any = getattr(getattr(_task_stack, "_local", None), "__storage__", None)
+#: Makes a named tuple without the detour over its own ``__new__``.
+_addressed = tuple.__new__
+
+
+def in_task() -> bool:
+    """Whether a task calls: its call is the child of another one."""
+    # While nobody runs a task its storage is empty, and that is quicker to see than the missing stack.
+    if _running is not None and not _running:
+        return False
+    return bool(_task_stack.stack)
 
 
 class Plan(NamedTuple):
     """What calls of one kind share.
 
+    :param name: of the task.
     :param lane: where they go.
-    :param envelopes: templates, by whether there are args and kwargs.
+    :param envelopes: templates, by whether there are args (1) and kwargs (2). They take the id, then the
+        representations that there are, then the address for replies.
     :param rule: from the arguments to the tenant.
     """
 
+    name: str
     lane: str
     priority: int
     task: bytes
-    envelopes: dict[tuple[bool, bool], str]
+    envelopes: tuple[str, ...]
     rule: Rule | None
 
 
@@ -93,15 +109,18 @@ class FastCalls:
     @property
     def allowed(self) -> bool:
         """Whether any call may go the quick way now: nobody listens to signals, or has changed routes."""
-        for signal in _SIGNALS:
-            if signal.receivers:
-                return False
-        # Not `amqp.router`: kombu's cached properties are slow to read.
-        return self._stock and self._amqp.__dict__.get("router") is self._router
+        return (
+            self._stock
+            and not _before.receivers
+            and not _after.receivers
+            and not _sent.receivers
+            # Not `amqp.router`: kombu's cached properties are slow to read.
+            and self._amqp.__dict__.get("router") is self._router
+        )
 
-    def fills(self, kind: tuple[Any, ...]) -> bool:
-        """Whether calls of the kind have a template."""
-        return self._plans.get(kind) is not None
+    def plan(self, kind: tuple[Any, ...]) -> Plan | None:
+        """What is known of calls of the kind; None when they go Celery's way."""
+        return self._plans.get(kind)
 
     def knows(self, kind: tuple[Any, ...]) -> bool:
         """Whether a call of the kind was seen; it may be one that always goes Celery's way."""
@@ -125,44 +144,47 @@ class FastCalls:
         return tuple(kind)
 
     def fill(
-        self, kind: tuple[Any, ...], args: Any, kwargs: Any, options: dict[str, Any]
+        self, plan: Plan, args: Any, kwargs: Any, task_id: Any = None, tenant: Any = None
     ) -> tuple[str, Addressed] | None:
-        """The id and the message of a call of a kind that is known; None: go Celery's way."""
-        plan = self._plans.get(kind)
-        if plan is None:
-            return None
-        args_text, kwargs_text = plain_args(args), plain_kwargs(kwargs)
+        """The id and the message of a call whose plan is known; None: go Celery's way."""
+        args_text = plain_args(args) if args else "()"
+        kwargs_text = plain_kwargs(kwargs) if kwargs else "{}"
         if args_text is None or kwargs_text is None:
             return None
-        task_id = options.get("task_id")
         if task_id is None:
             task_id = self._ids.new()
         elif type(task_id) is not str or not 0 < len(task_id) <= 50:
             return None
         try:
-            body = self._bodies.write(args, kwargs).encode()
+            body = self._bodies.write(args, kwargs)
         except Exception:
             self._bodies = BodyWriter()
             return None  # Celery's way raises Celery's error
-        tenant = options.get("tenant")
-        if tenant is None and plan.rule is not None:
-            tenant = plan.rule(args or (), kwargs or {})
-        values = {
-            "id": quoted(task_id),
-            "args": quoted(args_text),
-            "kwargs": quoted(kwargs_text),
-            "reply": quoted(self._app.thread_oid),
-        }
-        template = plan.envelopes[args_text != "()", kwargs_text != "{}"]
-        envelope = (template % values).encode("utf-8", "surrogatepass")
-        owner = self._tenants.get(tenant) if type(tenant) is str else None
-        if owner is None:
-            owner = self._checked(tenant, kind[0], options)
-        record = pack_record(owner, plan.task, plan.priority, TEXT, 0, 0, envelope, body)
-        return task_id, Addressed(plan.lane, task_id.encode(), record)
+        if tenant is None and plan.rule is None:
+            owner = b""
+        else:
+            chosen = (
+                tenant if tenant is not None or plan.rule is None else plan.rule(args or (), kwargs or {})
+            )
+            known = self._tenants.get(chosen) if type(chosen) is str else None
+            owner = self._checked(chosen, plan.name, named=tenant is not None) if known is None else known
+        reply = quoted(self._app.thread_oid)
+        if args_text == "()":
+            if kwargs_text == "{}":
+                filled = plan.envelopes[0] % (quoted(task_id), reply)
+            else:
+                filled = plan.envelopes[2] % (quoted(task_id), quoted(kwargs_text), reply)
+        elif kwargs_text == "{}":
+            filled = plan.envelopes[1] % (quoted(task_id), quoted(args_text), reply)
+        else:
+            filled = plan.envelopes[3] % (quoted(task_id), quoted(args_text), quoted(kwargs_text), reply)
+        # The body is ASCII.
+        content = (filled + body).encode("utf-8", "surrogatepass")
+        record = pack_joined(owner, plan.task, plan.priority, TEXT, content, len(content) - len(body))
+        return task_id, _addressed(Addressed, (plan.lane, task_id.encode(), record))
 
-    def _checked(self, tenant: Any, name: str, options: dict[str, Any]) -> bytes:
-        where = f"tenant of task {name}" if options.get("tenant") is None else f"{name}: tenant"
+    def _checked(self, tenant: Any, name: str, *, named: bool) -> bytes:
+        where = f"{name}: tenant" if named else f"tenant of task {name}"
         checked = check_tenant(tenant, where=where)
         owner = checked.encode()
         if len(self._tenants) < 10_000:
@@ -176,9 +198,9 @@ class FastCalls:
     ) -> None:
         """Keep what the calls of a kind share, from the message that Celery made for one of them."""
         if len(self._plans) < 10_000:  # kinds may be made of anything a program puts into its options
-            self._plans[kind] = self._plan(lane, message, exchange, queue)
+            self._plans[kind] = self._make_plan(lane, message, exchange, queue)
 
-    def _plan(self, lane: str, message: dict[str, Any], exchange: str, queue: str) -> Plan | None:
+    def _make_plan(self, lane: str, message: dict[str, Any], exchange: str, queue: str) -> Plan | None:
         headers, properties = message["headers"], message["properties"]
         task_id, task = headers.get("id"), headers.get("task")
         if (
@@ -194,18 +216,18 @@ class FastCalls:
             or not isinstance(task, str)
         ):
             return None
-        envelopes = {}
-        for some_args in (False, True):
-            for some_kwargs in (False, True):
-                template = self._envelope(message, queue, some_args, some_kwargs)
-                if template is None:
-                    return None
-                envelopes[some_args, some_kwargs] = template
-        return Plan(lane, properties.get("priority") or 0, task.encode(), envelopes, self._rules.rule(task))
+        envelopes = []
+        for which in range(4):
+            template = self._envelope(message, queue, some_args=bool(which & 1), some_kwargs=bool(which & 2))
+            if template is None:
+                return None
+            envelopes.append(template)
+        priority = properties.get("priority") or 0
+        return Plan(task, lane, priority, task.encode(), tuple(envelopes), self._rules.rule(task))
 
     @staticmethod
-    def _envelope(message: dict[str, Any], queue: str, some_args: bool, some_kwargs: bool) -> str | None:
-        """The envelope of the message with places to fill in."""
+    def _envelope(message: dict[str, Any], queue: str, *, some_args: bool, some_kwargs: bool) -> str | None:
+        """The envelope of the message with places to fill in, in the order that a plan promises."""
         headers = dict(message["headers"], id=_ID, root_id=_ID)
         headers["argsrepr"] = _ARGS if some_args else "()"
         headers["kwargsrepr"] = _KWARGS if some_kwargs else "{}"
@@ -214,15 +236,13 @@ class FastCalls:
         sample = dict(message, headers=headers, properties=properties)
         packed = stamp(sample, queue, "", int, 0).outgoing.record
         text = Record.unpack(packed).envelope.decode("utf-8", "surrogatepass").replace("%", "%%")
-        places = {_ID: "%(id)s", _REPLY: "%(reply)s"}
-        if some_args:
-            places[_ARGS] = "%(args)s"
-        if some_kwargs:
-            places[_KWARGS] = "%(kwargs)s"
-        for place, name in places.items():
-            if text.count(f'"{place}"') != 1:
-                return None
-            text = text.replace(f'"{place}"', name)
+        places = [_ID, *([_ARGS] if some_args else ()), *([_KWARGS] if some_kwargs else ()), _REPLY]
+        if any(text.count(f'"{place}"') != 1 for place in places):
+            return None
+        if sorted(places, key=text.index) != places:
+            return None
+        for place in places:
+            text = text.replace(f'"{place}"', "%s")
         return text
 
 

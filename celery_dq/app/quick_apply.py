@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.task import Task
 
-from celery_dq.app.fast_calls import FastCalls
+from celery_dq.app.fast_calls import FastCalls, Plan, in_task
 
 if TYPE_CHECKING:
     from celery_dq.app.calling import BufferedCalls
@@ -27,23 +26,22 @@ class QuickApply:
 
     :param task: the task.
     :param calls: of its app.
-    :param fast: of this process; knows the plain calls of the task.
-    :param kind: of a plain call.
+    :param fast: of this process.
+    :param plan: of a plain call.
     :param eager: names under which ``task_always_eager`` may be set.
     """
 
-    __slots__ = ("_apply", "_calls", "_eager", "_fast", "_kind", "_options", "_task")
+    __slots__ = ("_apply", "_calls", "_eager", "_fast", "_plan", "_task")
 
     def __init__(
-        self, task: Any, calls: BufferedCalls, fast: FastCalls, kind: tuple[Any, ...], eager: tuple[str, ...]
+        self, task: Any, calls: BufferedCalls, fast: FastCalls, plan: Plan, eager: tuple[str, ...]
     ) -> None:
         self._task = task
         self._calls = calls
         self._fast = fast
-        self._kind = kind
+        self._plan = plan
         self._eager = eager
         self._apply: Callable[..., Any] = Task.apply_async
-        self._options = {"result_cls": task.AsyncResult, "ignore_result": task.ignore_result}
 
     def __call__(
         self,
@@ -64,18 +62,15 @@ class QuickApply:
             and link is None
             and link_error is None
             and shadow is None
-            and not _task_stack.stack
             and self._still_so(task)
+            and not in_task()
         ):
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
-            known = self._options
-            filled = self._fast.fill(
-                self._kind, args, kwargs, known if task_id is None else {**known, "task_id": task_id}
-            )
+            filled = self._fast.fill(self._plan, args, kwargs, task_id)
             if filled is not None:
                 self._calls.put(filled[1])
-                return self._calls.result(filled[0], known)
+                return self._calls.result_of(task, filled[0])
         # Found on the class, where monitoring tools put theirs.
         return type(task).apply_async(
             task, args, kwargs, task_id, producer, link, link_error, shadow, **options
@@ -123,8 +118,9 @@ def make_quick(task: Any, calls: BufferedCalls, fast: FastCalls) -> None:
         return
     plain = dict(task._get_exec_options(), ignore_result=task.ignore_result, task_type=task)
     kind = fast.kind_of(task.name, plain)
-    if kind is None or not fast.fills(kind):
+    plan = None if kind is None else fast.plan(kind)
+    if plan is None:
         return
     task.__dict__["apply_async"] = QuickApply(
-        task, calls, fast, kind, tuple(task.app.conf._to_keys("task_always_eager"))
+        task, calls, fast, plan, tuple(task.app.conf._to_keys("task_always_eager"))
     )

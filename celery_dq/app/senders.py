@@ -5,18 +5,20 @@ A message for a partition is packed as the record that the broker stores, so the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import redis
 
+from celery_dq.app.punctual import punctual_connection
+from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage
+from celery_dq.hooks import CLAIM_HEADER, DEDUP
 from celery_dq.producer.buffer import Message
 from celery_dq.producer.kombu_sender import KombuSender
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
-from celery_dq.transport.redis.publisher import Stamped, stamp
+from celery_dq.transport.redis.publisher import stamp
 from celery_dq.transport.redis.replies import Outgoing
 
 __all__ = ["AppSender", "partition_lane"]
@@ -42,25 +44,20 @@ class AppSender:
 
     :param app: a Celery app, on any broker.
     :param partitioned: whether the broker is one of celery-dq, whose queues are partitions.
+    :param step_s: seconds that one step on a connection may take; 0 is for ever.
     """
 
-    def __init__(self, app: Any, *, partitioned: bool) -> None:
+    def __init__(self, app: Any, *, partitioned: bool, step_s: float = 0.0) -> None:
         self._app = app
+        self._step_s = step_s
         self._partitioned = partitioned
-        self._kombu = KombuSender(self._connect, self._make_producer, self._queue)
+        self._kombu = KombuSender(self._connect, self._make_producer, self._queue, step_s)
+        self._wall = SystemClock().wall
         self._connection: Any = None
         self._declared: set[str] = set()
 
     def _connect(self) -> Any:
-        options = dict(self._app.conf.broker_transport_options or {})
-        # Without it AMQP confirms nothing, and a flush would mean nothing.
-        options.setdefault("confirm_publish", True)
-        amqp = str(self._app.connection_for_write().transport_cls) in ("amqp", "amqps", "pyamqp")
-        return (
-            self._app.connection_for_write(transport_options=options)
-            if amqp
-            else self._app.connection_for_write()
-        )
+        return punctual_connection(self._app, self._step_s)
 
     def _make_producer(self, connection: Any) -> Any:
         return self._app.amqp.Producer(connection, auto_declare=False)
@@ -71,11 +68,15 @@ class AppSender:
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See the protocol."""
         if not self._partitioned or exchange or _any_transient(declare):
+            ticket = message["properties"].pop(DEDUP, None)
+            if ticket is not None:
+                # The worker that receives it gives the verdict.
+                message["headers"][CLAIM_HEADER] = ticket.claim_header()
             return self._kombu.address(message, exchange, routing_key, declare)
         message["properties"].setdefault("delivery_info", {}).update(
             exchange=exchange, routing_key=routing_key
         )
-        outgoing = stamp(message, routing_key, "", int, int(time.time() * 1_000_000)).outgoing
+        outgoing = stamp(message, routing_key, "", int, int(self._wall() * 1_000_000)).outgoing
         priority = message["properties"].get("priority") or 0
         return Addressed(partition_lane(routing_key, priority), outgoing.id.encode(), outgoing.record)
 
@@ -89,8 +90,7 @@ class AppSender:
             channel = self._open()
             self._declare(channel, name)
             # A message is laid out as an `Outgoing`, with an id that needs no encoding any more.
-            stamped = [Stamped(producer, cast(Outgoing, message)) for message in messages]
-            channel.publisher.push(channel.queue(name), stamped)
+            channel.publisher.deliver(channel.queue(name), producer, cast(Sequence[Outgoing], messages))
         except _PASSING as error:
             self.close()
             raise Unreachable(f"{type(error).__name__}: {error}") from error
@@ -105,7 +105,7 @@ class AppSender:
 
     def _open(self) -> Any:
         if self._connection is None:
-            connection = self._app.connection_for_write()
+            connection = punctual_connection(self._app, self._step_s)
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
                 connection.default_channel  # noqa: B018 - opens it

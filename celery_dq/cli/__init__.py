@@ -11,6 +11,7 @@ import click
 from celery_dq.cli.dedup import claims
 from celery_dq.cli.keep import dead, doctor, quotas
 from celery_dq.cli.operate import cancel, explain, find, move, peek, purge, queues, tenants
+from celery_dq.cli.spill import spill
 from celery_dq.wiring import equip_every_app
 
 equip_every_app()
@@ -21,5 +22,19 @@ def dq() -> None:
     """Tenant queues: look, cancel, move, set quotas, replay dead letters."""
 
 
-for command in (queues, tenants, quotas, peek, find, cancel, move, purge, dead, claims, explain, doctor):
+for command in (
+    queues,
+    tenants,
+    quotas,
+    peek,
+    find,
+    cancel,
+    move,
+    purge,
+    dead,
+    claims,
+    spill,
+    explain,
+    doctor,
+):
     dq.add_command(command)

@@ -38,10 +38,23 @@ def release(dq: DQ, as_json: bool, queue: str, key: str, tenant: str) -> None:
 
 @claims.command()
 @click.argument("queue")
+@command
+def verdicts(dq: DQ, as_json: bool, queue: str) -> None:
+    """How often each verdict was given in QUEUE, and how many runs were evicted."""
+    found = dq.dedup[queue].verdicts()
+    said = "\n".join(f"{name:<8} {count:>12,}" for name, count in sorted(found.items()))
+    show(as_json, found, said or f"No call to {queue!r} had a key.")
+
+
+@claims.command()
+@click.argument("queue")
 @click.option("--consumers", required=True, type=click.IntRange(1), help="Tasks that run at a time.")
 @click.option("--sample", default=1_000, show_default=True, help="Waiting messages to look at.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the distances, as PNG or SVG.")
 @command
-def repetition(dq: DQ, as_json: bool, queue: str, consumers: int, sample: int) -> None:
+def repetition(dq: DQ, as_json: bool, queue: str, consumers: int, sample: int, plot: str | None) -> None:
     """How much the calls that wait in QUEUE repeat each other."""
     found = dq.dedup[queue].repetition(consumers, sample=sample)
+    if plot is not None:
+        found.plot(plot)
     show(as_json, found, f"{found.kind.value}: {found.advice}")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -86,4 +87,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return value.isoformat() if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else value

@@ -44,6 +44,9 @@ class Dedup:
             the place of the one that waits; ``"raise"`` raises :class:`~celery_dq.errors.DuplicateCall`.
         waiting: 1: one call may wait while another runs. 0: none may.
         name: in front of every key; default: the task's name. Tasks of one name share their keys.
+        verdict: ``"now"``: the broker is asked before the call returns. ``"later"``: the call may go through
+            the producer's buffer, as calls without a key do, and its result has no verdict; a call that is
+            then declined ends with the result of the one that covers it.
     """
 
     key: str | Callable[..., Any] | None = None
@@ -51,8 +54,16 @@ class Dedup:
     on_duplicate: DuplicatePolicy = "decline"
     waiting: int = 1
     name: str | None = None
+    verdict: Literal["now", "later"] = "now"
 
     def __post_init__(self) -> None:
+        if self.verdict not in ("now", "later"):
+            raise ConfigurationError(f"dedup: verdict={self.verdict!r} is neither 'now' nor 'later'")
+        if self.verdict == "later" and self.on_duplicate == "raise":
+            raise ConfigurationError(
+                "dedup: verdict='later' and on_duplicate='raise': the call has returned when its verdict "
+                "comes; give 'decline' or 'replace', or ask for the verdict now"
+            )
         if self.on_duplicate not in ("decline", "replace", "raise"):
             raise ConfigurationError(
                 f"dedup: on_duplicate={self.on_duplicate!r} is none of 'decline', 'replace', 'raise'"
@@ -84,13 +95,14 @@ def dedup(
     on_duplicate: DuplicatePolicy = "decline",
     waiting: int = 1,
     name: str | None = None,
+    verdict: Literal["now", "later"] = "now",
 ) -> Callable[[_F], _F]:
     """Decorate a function that will be a task; the arguments are those of :class:`Dedup`.
 
     Raises:
         ConfigurationError: An argument is unusable, or the decorator stands above the task decorator.
     """
-    rule = Dedup(key, timeout, on_duplicate, waiting, name)
+    rule = Dedup(key, timeout, on_duplicate, waiting, name, verdict)
 
     def decorate(function: _F) -> _F:
         if not (inspect.isroutine(function) or inspect.isclass(function)):

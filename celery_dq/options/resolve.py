@@ -14,6 +14,7 @@ from typing import Any
 from celery_dq.duration import format_duration
 from celery_dq.errors import ConfigurationError, InvalidQuota
 from celery_dq.options.buffer import buffer_options
+from celery_dq.options.publishing import publishing_options
 from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
 from celery_dq.options.schema import Setting, refuse_unknown
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
@@ -57,6 +58,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         tombstone_ttl_us=values["dq_tombstone_ttl"],
         dedup_url=values["dq_dedup_url"],
         buffer=buffer_options(values),
+        publishing=publishing_options(values),
         defaults=defaults,
         queues=tuple(_queues(values["dq_queues"], defaults)),
         singletons=singletons,

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_dq.duration import SECOND_US
 from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
+from celery_dq.options.publishing import PUBLISHING_SETTINGS, PublishingOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.singleton import ELECTION_SETTINGS, SingletonOptions
@@ -122,6 +123,7 @@ SETTINGS = (
     ),
     *ELECTION_SETTINGS,
     *BUFFER_SETTINGS,
+    *PUBLISHING_SETTINGS,
 )
 
 # What dq_queues[name] takes besides the parts of a quota. The names lack the prefix there.
@@ -168,6 +170,7 @@ class Options:
     :param tombstone_ttl_us: ``dq_tombstone_ttl``, memory for early cancellations; default 3 h.
     :param dedup_url: ``dq_dedup_url``, Redis of the dedup claims on other brokers; default "".
     :param buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
+    :param publishing: ``dq_publish_timeout`` and ``dq_breaker_…``, of calls that are not buffered.
     :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
         ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
     :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
@@ -190,6 +193,7 @@ class Options:
     tombstone_ttl_us: int = 3 * 3_600 * SECOND_US
     dedup_url: str = ""
     buffer: BufferOptions = field(default_factory=BufferOptions)
+    publishing: PublishingOptions = field(default_factory=PublishingOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
     singletons: tuple[SingletonOptions, ...] = ()

@@ -132,6 +132,7 @@ class BufferedProducer:
         self.limits = limits or Limits()
         self.persistence = persistence or Persistence()
         self.hooks = Hooks()
+        self._syncs = bool(self.persistence.sync_every or self.persistence.sync_interval_s)
         self._sender = sender
         self._max_block_s = max_block_s
         self._close_timeout_s = close_timeout_s
@@ -155,9 +156,8 @@ class BufferedProducer:
         outbox = own.outbox
         if not outbox.put(*message):
             self._wait_for_room(outbox, message)
-        kept = self.persistence
-        if kept.sync_every or kept.sync_interval_s:
-            self._persist(own, kept)
+        if self._syncs:
+            self._persist(own, self.persistence)
 
     def _wait_for_room(self, outbox: Outbox, message: Addressed) -> None:
         deadline = time.monotonic() + (0.0 if in_event_loop() else self._max_block_s)

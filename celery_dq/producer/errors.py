@@ -1,4 +1,4 @@
-"""What a caller of the buffer may have to handle."""
+"""What a caller may have to handle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.errors import DQError
 
-__all__ = ["BufferFull", "NotOnDisk"]
+__all__ = ["BrokerUnavailable", "BufferFull", "NotOnDisk"]
+
+
+class BrokerUnavailable(DQError, OperationalError):
+    """A call that is not buffered was not sent, or nobody knows: the broker did not answer in time.
+
+    Either within ``dq_publish_timeout``, or to the calls before, so that this one did not try.
+    """
 
 
 class BufferFull(DQError, OperationalError):

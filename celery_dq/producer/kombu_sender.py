@@ -1,13 +1,12 @@
 """Sends to any broker of kombu: in batches where its transport can, with confirms where it has them.
 
-The broker does not recognise a message that was sent before. So a batch whose answer was lost is there twice,
-or, where each message is confirmed, the one message whose answer was lost.
+The broker does not recognise a message that was sent before. So what it has not confirmed when the connection
+is lost, a batch at most, may be there twice.
 """
 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,10 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
+from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import Message
+from celery_dq.producer.confirms import Confirms
 from celery_dq.producer.sender import Addressed, Refused, Unreachable
 
 __all__ = ["KombuSender"]
@@ -31,6 +32,8 @@ class KombuSender:
     :param connect: makes a connection; it will be this sender's own.
     :param make_producer: makes a producer for it.
     :param queues: returns the queue of a name, None for an unknown one.
+    :param confirm_s: seconds that may pass without a confirm; 0 is any.
+    :param clock: its wall time tells for how long a message with an expiration has waited.
     """
 
     def __init__(
@@ -38,12 +41,17 @@ class KombuSender:
         connect: Callable[[], Any],
         make_producer: Callable[[Any], Any],
         queues: Callable[[str], Queue | None],
+        confirm_s: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
         self._connect = connect
         self._make_producer = make_producer
         self._queues = queues
         self._connection: Any = None
         self._producer: Any = None
+        self._confirms: Confirms | None = None
+        self._confirm_s = confirm_s or None
+        self._wall = (clock or SystemClock()).wall
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See the protocol."""
@@ -59,7 +67,7 @@ class KombuSender:
                     "headers": headers,
                     "properties": {key: value for key, value in properties.items() if key != "delivery_info"},
                     "type": [message["content-type"], message["content-encoding"]],
-                    "at": time.time(),
+                    "at": self._wall(),
                 }
             ).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, RecursionError) as error:
@@ -78,6 +86,8 @@ class KombuSender:
                 with publisher.batch(max_size=max(len(messages), 1)):
                     for message in messages:
                         self._publish(publisher, message)
+            elif self._confirms is not None:
+                self._publish_and_confirm(publisher, self._confirms, messages)
             else:
                 for message in messages:
                     self._publish(publisher, message)
@@ -85,14 +95,23 @@ class KombuSender:
         except InvalidMessage as error:
             raise Refused(str(error)) from error
         except self._lost() as error:
+            sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
             raise Unreachable(repr(error), sent) from error
         except Exception as error:
             # Whatever state the channel is in now: kombu's virtual ones stay open, AMQP's do not.
+            sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
             if sent:
                 raise Unreachable(repr(error), sent) from error
             raise
+
+    def _publish_and_confirm(self, publisher: Any, confirms: Confirms, messages: Sequence[Message]) -> None:
+        confirms.begin()
+        for message in messages:
+            self._publish(publisher, message)
+            confirms.published()
+        confirms.wait(lambda: self._connection.drain_events(timeout=self._confirm_s))
 
     def _lost(self) -> tuple[type[BaseException], ...]:
         errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
@@ -104,7 +123,10 @@ class KombuSender:
         if self._producer is None:
             self._connection = self._connect()
             self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
-            self._producer = self._make_producer(self._connection)
+            producer = self._make_producer(self._connection)
+            if Confirms.possible(producer.channel):
+                self._confirms = Confirms(producer.channel)
+            self._producer = producer
         return self._producer
 
     def _publish(self, publisher: Any, message: Message) -> None:
@@ -118,7 +140,7 @@ class KombuSender:
         expiration = properties.get("expiration")
         if expiration is not None:
             # It counts from the call, and AMQP's from the publication.
-            waited_ms = max(time.time() - meta["at"], 0) * 1000
+            waited_ms = max(self._wall() - meta["at"], 0) * 1000
             properties["expiration"] = str(int(max(float(expiration) - waited_ms, 0)))
         publisher._publish(
             body,
@@ -143,6 +165,7 @@ class KombuSender:
     def close(self) -> None:
         """See the protocol."""
         connection, self._connection, self._producer = self._connection, None, None
+        self._confirms = None
         if connection is not None:
             connection.collect(socket_timeout=1)
 

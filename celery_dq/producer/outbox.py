@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: A lane that was empty for so many seconds is forgotten.
 IDLE_LANE_S = 60.0
+#: Makes a named tuple without the detour over its own ``__new__``.
+_message = tuple.__new__
 
 
 @dataclass
@@ -109,10 +111,10 @@ class Outbox:
         if journal is None:
             if not in_memory:
                 return False
-            message = Message(lane.next_sequence, message_id, payload)
+            message = _message(Message, (lane.next_sequence, message_id, payload))
             lane.next_sequence += 1
         else:
-            message = Message(lane.next_sequence, message_id, payload)
+            message = _message(Message, (lane.next_sequence, message_id, payload))
             # Before the write: a number that may be on disk is never given twice.
             lane.next_sequence += 1
             try:

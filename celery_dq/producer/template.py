@@ -72,10 +72,17 @@ def plain_args(args: Any) -> str | None:
         return None
     parts = []
     for value in args:
-        text = _plain(value)
-        if text is None:
-            return None
-        parts.append(text)
+        kind = type(value)
+        # The two most frequent ones without a call.
+        if kind is int:
+            parts.append(str(value))
+        elif kind is str and len(value) < MAX_REPR and "'" not in value:
+            parts.append(f"'{value}'")
+        else:
+            text = _plain(value)
+            if text is None:
+                return None
+            parts.append(text)
     inner = ", ".join(parts)
     if len(inner) > MAX_REPR:
         return None

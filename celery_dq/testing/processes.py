@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["ChildProcess", "find_redis_server", "free_port"]
@@ -53,11 +53,14 @@ class ChildProcess:
     has ended.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path, folder: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], *, log: Path, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

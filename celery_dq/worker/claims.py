@@ -27,7 +27,7 @@ from celery_dq.clock import Clock
 from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
+from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import InvalidKey
 from celery_dq.worker.followers import Followers
 
@@ -69,10 +69,12 @@ class Claims:
         self._run = consumer.on_task_request
         self._followers = Followers(consumer)
         self.keeper: Keeper | None = None
-        self._lock = threading.Lock()
+        # Where there is no event loop, the turn of a parked task may come while another one is asked for.
+        self._lock = threading.RLock()
         self._waiting: dict[Holding, Any] = {}
         self._covered: list[tuple[Any, str, str]] = []
         self._retried: dict[Holding, float] = {}
+        self._taken_from: set[Holding] = set()
         consumer.on_task_request = self.ask
 
     # -- before the pool -------------------------------------------------------
@@ -85,6 +87,10 @@ class Claims:
             return self._refuse(request, exc)
         if wish is None:
             return self._run(request)
+        with self._lock:
+            return self._ask(request, wish)
+
+    def _ask(self, request: Any, wish: Wish) -> Any:
         call = f"{request.id}/{uuid.uuid4().hex}"
         try:
             grant = self._coordinator.enqueue(
@@ -108,8 +114,7 @@ class Claims:
         if grant.token:
             return self._start(request, holding)
         self._park(request)
-        with self._lock:
-            self._waiting[holding] = request
+        self._waiting[holding] = request
         return self._hold(holding)
 
     def _refuse(self, request: Any, exc: InvalidKey) -> None:
@@ -161,6 +166,11 @@ class Claims:
     def _settle_covered(self) -> None:
         covered, self._covered = self._covered, []
         for request, key, covering in covered:
+            if request.id in state.revoked:
+                self._unpark(request)
+                # Celery's own bookkeeping of a revoked task, on its way to the pool.
+                self._run(request)
+                continue
             # Asked first: a result is stored before its key is given back.
             runs = self._runs(key, covering)
             task_id = covering.partition("/")[0]
@@ -245,17 +255,22 @@ class Claims:
                     # It has come already, as the heir of the run.
                     self._forget_retried(waits)
         elif not self._coordinator.finish(key, call, token):
-            logger.warning("%s ended after its dedup claim had been taken away: %s.", call, key)
+            self._taken(holding)
+            self._taken_from.discard(holding)
         if self.look_soon is not None:
             self.look_soon()
 
     # -- whose turn it is ------------------------------------------------------
 
-    #: Called from any thread when :meth:`look` is to be called in the consumer's own.
+    #: Called from any thread when :meth:`look` is to be called where tasks may be given to the pool.
     look_soon: Callable[[], None] | None = None
 
     def look(self) -> None:
-        """Start what may start. In the consumer's own thread."""
+        """Start what may start."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         for holding, request in list(self._waiting.items()):
             revoked = request.id in state.revoked
             if revoked:
@@ -263,9 +278,8 @@ class Claims:
             token = None if revoked else self._coordinator.start(holding.key, holding.call)
             if token == 0:
                 continue
-            with self._lock:
-                if self._waiting.pop(holding, None) is None:
-                    continue
+            if self._waiting.pop(holding, None) is None:
+                continue
             self._drop(holding)
             self._unpark(request)
             if revoked:
@@ -290,7 +304,7 @@ class Claims:
         """The connection is gone, and with it what was not acknowledged: the broker delivers it anew."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-        self._covered = []
+            self._covered = []
         for holding in waiting:
             self._drop(holding)
             try:
@@ -302,7 +316,17 @@ class Claims:
         """A claim is ours no more: replaced, evicted, or not renewed in time; or a retry has its place."""
         self._retried.pop(holding, None)
         if holding.token:
-            logger.warning("The dedup claim %s was taken from %s.", holding.key, holding.call)
+            self._taken(holding)
+
+    def _taken(self, holding: Holding) -> None:
+        """A run has lost its key. Found out at a renewal, and again at its end; told once."""
+        if holding in self._taken_from:
+            self._taken_from.discard(holding)
+            return
+        self._taken_from.add(holding)
+        key, call, token = holding
+        logger.warning("The dedup claim %s was taken from %s.", key, call)
+        claim_lost.send(sender=self._coordinator, key=key, task_id=call.partition("/")[0], token=token)
 
     def _displaced(self, request: Any, holding: Holding) -> None:
         """It waited, and another one has its place: that one covers it. Without one it may ask again."""

@@ -43,6 +43,7 @@ class ClaimsStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._claims: Claims | None = None
         self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._rung = False
         app = consumer.app
         wires = consumer.conninfo.transport_options.get(WIRES)
         if not isinstance(wires, Wires) or str(consumer.conninfo.transport_cls).startswith("dq-"):
@@ -81,12 +82,20 @@ class ClaimsStep(bootsteps.StartStopStep):
                 end.close()
 
     def _ring(self) -> None:
-        """From any thread: look at what is parked, in the consumer's own thread."""
+        """From any thread: look at what is parked, where tasks may be given to the pool."""
         if self._bell is not None:
             with contextlib.suppress(OSError):
                 self._bell[1].send(b"1")
-        elif self._claims is not None and hasattr(self, "_consumer"):
-            self._consumer.call_soon(self._claims.look)
+        elif hasattr(self, "_consumer") and not self._rung:
+            # Without an event loop (green pools) the consumer may sit in a read for seconds: the timer, which
+            # starts tasks with an ETA, does not.
+            self._rung = True
+            self._consumer.timer.call_after(0, self._timed)
+
+    def _timed(self) -> None:
+        assert self._claims is not None
+        self._rung = False
+        self._claims.look()
 
     def _heard(self) -> None:
         assert self._bell is not None

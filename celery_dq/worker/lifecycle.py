@@ -115,19 +115,44 @@ class Lifecycle:
 
         After one, Celery flushes the pool: the buffer is emptied, and the callbacks of
         what the children have not confirmed are forgotten, or of everything, by
-        release. The children run what they were given all the same. So those callbacks
-        are kept, and only what never left the buffer is given back.
+        release. The children run what they were given all the same. So what a living
+        child has, whole or in part, stays known during the flush and after it, and only
+        what no child has is given back. A child that died first has put what it had not
+        confirmed back into the buffer.
         """
-        flush = getattr(getattr(pool, "_pool", None), "flush", None)
-        if not callable(flush):
+        children = getattr(pool, "_pool", None)
+        flush = getattr(children, "flush", None)
+        if children is None or not callable(flush):
             return
-        cache: dict[Any, Any] = pool._pool._cache
+        cache: dict[Any, Any] = children._cache
 
         def guarded() -> None:
-            begun = {number: job for number, job in list(cache.items()) if _is_begun(job)}
-            flush()
+            buffered = set(map(id, children.outbound_buffer))
+            begun = {
+                number: job
+                for number, job in list(cache.items())
+                if id(job) not in buffered and _is_begun(job)
+            }
+            put_back = children._put_back
+
+            def forget(job: Any) -> None:
+                # Its child has died just now, and what is put back is emptied out with the buffer.
+                if begun.pop(job._job, None) is not None:
+                    del job.discard
+                job.discard()
+
+            for job in begun.values():
+                job.discard = _stay
+            children._put_back = forget
+            try:
+                flush()
+            finally:
+                children._put_back = put_back
+                for job in begun.values():
+                    del job.discard
             for number, job in begun.items():
-                cache.setdefault(number, job)
+                if not job.ready():
+                    cache.setdefault(number, job)
             kept = set(map(id, cache.values()))
             for tag, (job, message) in list(self._jobs.items()):
                 if id(job) not in kept:
@@ -242,5 +267,9 @@ def _note_successor(message: Message, exc: BaseException | None) -> None:
 
 
 def _is_begun(job: Any) -> bool:
-    """Whether a child has the job, or a part of it."""
+    """Whether a child has the job, or a part of it; or had it, when it was put back into the buffer."""
     return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
+
+
+def _stay() -> None:
+    """Instead of a job's own way to be forgotten."""

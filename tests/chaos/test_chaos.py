@@ -14,7 +14,7 @@ SHORT = Plan(
     messages=1200,
     kills=6,
     lease=2.0,
-    patience=6.0,
+    patience=15.0,
     modes=("kill-worker", "kill-child", "kill-connections", "script-flush", "restart-broker", "pause"),
 )
 

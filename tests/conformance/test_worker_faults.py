@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from uuid import uuid4
 
 import pytest
@@ -112,3 +114,29 @@ def test_messages_of_the_first_protocol(workplace: Workplace) -> None:
     with workplace.worker("solo"), Connection(workplace.conf["broker_url"]) as connection:
         Producer(connection.channel()).publish(body, routing_key=workplace.queue, serializer="json")
         assert workplace.witness.wait(subject) == "old style"
+
+
+@pytest.mark.parametrize("state", ["not read", "running"])
+def test_a_child_dies_while_the_connection_is_lost(
+    workplace: Workplace, redis_server: RedisServer, state: str
+) -> None:
+    key = uuid4().hex
+    with workplace.worker("prefork", concurrency=1) as worker:
+        (child,) = workplace.ask("stats")["pool"]["processes"]
+        if state == "not read":
+            os.kill(child, signal.SIGSTOP)
+        result = workplace.send("hold_or_die", key)
+        if state == "running":
+            workplace.witness.wait(f"started:{key}")
+        else:
+            worker.wait_for_log(result.id)
+        # When the worker learns of both at once
+        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(child, signal.SIGKILL)
+        kill_connections(redis_server.port, BROKER_DB)
+        os.kill(worker.pid, signal.SIGCONT)
+        # Then another child gets what the first one had.
+        workplace.witness.wait(f"started:{key}", WAIT)
+        workplace.witness.release(key)
+        assert result.get(timeout=WAIT) == key
+    assert workplace.waiting() == 0

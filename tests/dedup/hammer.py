@@ -2,13 +2,17 @@
 
 The hammer pushes and works against the scripts of the tenant broker themselves, without Celery: pushers call,
 workers claim, settle half of the messages early, hold them a moment, and finish, give back or die. Each
-worker process is killed by SIGKILL now and then (its lease is short, so others reap it). Every event gets a
-number from one counter in another database of the same Redis, so that the judge can order them all.
+worker process is killed by SIGKILL now and then, or stands still for longer than its lease, so that others
+reap it. Every event gets a number and a time in another database of the same Redis, so that the judge can
+order them all.
 
-The judge reads the events, knows nothing of the scripts, and says: never two running (unless an eviction,
-or a lease that was lost without a kill, let the second one start: both are counted), never two blocked, no
-key left behind, and no lost update: whoever covered a declined call started after that call was made, or
-was cancelled with it.
+The judge (:mod:`tests.dedup.hammer_judge`) says: never two running, unless an eviction or a lost lease forced
+it, which is counted; never two blocked; no key left behind; and no lost update: whoever covered a declined
+call started after that call was made, or was cancelled with it.
+
+A million calls, as 8 processes with 64 threads::
+
+    python -m tests.dedup.hammer --calls 1000000 --kills 200
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -34,12 +40,16 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from celery_dq.transport.redis.record import DedupSection, Record
 from celery_dq.transport.redis.replies import Outgoing
+from tests.dedup.hammer_judge import Event, Verdict, judge
 
-LEASE_MS = 1_000
 EVENTS, CLOCK = "events", "clock"
 
 # Numbers the event in the same step in which it is written down.
-TELL = "local n = redis.call('INCR', KEYS[2]) redis.call('RPUSH', KEYS[1], n .. ' ' .. ARGV[1]) return n"
+TELL = """
+local n, t = redis.call('INCR', KEYS[2]), redis.call('TIME')
+redis.call('RPUSH', KEYS[1], n .. ' ' .. t[1] .. string.format('%06d', t[2]) .. ' ' .. ARGV[1])
+return n
+"""
 
 
 @dataclass(frozen=True)
@@ -47,74 +57,100 @@ class Plan:
     seed: int = 1
     calls: int = 20_000
     keys: int = 100
-    pushers: int = 2
-    workers: int = 3
+    #: Processes: those that call, and those that work.
+    pushers: int = 4
+    workers: int = 4
+    #: In each process.
     threads: int = 8
     kills: int = 3
+    #: How often a worker stands still for longer than its lease.
+    stalls: int = 0
     timeout_us: int = 0
+    lease_ms: int = 2_000
 
 
 class Hand:
     """One thread's connections."""
 
     def __init__(self, port: int) -> None:
-        self.client: Any = redis.Redis(port=port, db=1, socket_timeout=30)
-        self.journal: Any = redis.Redis(port=port, db=2, socket_timeout=30)
+        self.client: Any = redis.Redis(port=port, db=1, socket_timeout=60)
+        self.journal: Any = redis.Redis(port=port, db=2, socket_timeout=60)
         self.partition = Partition(PartitionKeys("online", "cache"), load_scripts())
+        self._tell = self.journal.register_script(TELL)
 
-    def tell(self, what: str, key: str, call: str, **more: Any) -> int:
-        text = json.dumps([what, key, call, more])
-        return int(self.journal.eval(TELL, 2, EVENTS, CLOCK, text))
+    def tell(self, what: str, key: str, call: str, **more: Any) -> None:
+        self._tell([EVENTS, CLOCK], [json.dumps([what, key, call, more])])
+
+    def now(self) -> int:
+        """A number that all later events exceed."""
+        return int(self.journal.incr(CLOCK))
 
 
-def push(port: int, plan: Plan, pusher: int, thread: int, amount: int) -> None:
-    hand, chance = Hand(port), random.Random(f"{plan.seed}/{pusher}/{thread}")
+def push(port: int, plan: Plan, pusher: int) -> None:
+    """One process that calls."""
+    amount = plan.calls // (plan.pushers * plan.threads)
+    _in_threads(plan.threads, lambda thread: _push(Hand(port), plan, f"{pusher}.{thread}", amount))
+
+
+def _push(hand: Hand, plan: Plan, name: str, amount: int) -> None:
+    chance = random.Random(f"{plan.seed}/{name}")
     for number in range(amount):
         key = f"k{min(int(abs(chance.gauss(0, plan.keys / 3))), plan.keys - 1)}"
-        call = f"{pusher}.{thread}.{number}"
+        call = f"{name}.{number}"
         section = DedupSection(key, timeout_us=plan.timeout_us, replace=chance.random() < 0.05)
         record = Record("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
-        made = hand.tell("call", key, call)
+        made = hand.now()
         (pushed,) = hand.partition.push([Outgoing(0, call, record)]).run(hand.client)
         hand.tell(pushed.status, key, call, covering=pushed.covering, replaced=pushed.replaced, made=made)
 
 
 def work(port: int, plan: Plan, name: str, ready: Any) -> None:
-    """One worker process: all its threads hold under one lease, as a Celery worker does."""
-    threading.Thread(target=_renew, args=(port, name), daemon=True).start()
-    threads = [
-        threading.Thread(target=_work, args=(port, plan, name, thread), daemon=True)
-        for thread in range(plan.threads)
-    ]
+    """One process that works: all its threads hold under one lease, as a Celery worker does."""
+    threading.Thread(target=_renew, args=(Hand(port), plan, name), daemon=True).start()
+    ready.set()
+    _in_threads(plan.threads, lambda thread: _work(Hand(port), plan, name, thread))
+
+
+def _in_threads(amount: int, target: Any) -> None:
+    threads = [threading.Thread(target=target, args=(thread,), daemon=True) for thread in range(amount)]
     for thread in threads:
         thread.start()
-    ready.set()
     for thread in threads:
         thread.join()
 
 
-def _renew(port: int, name: str) -> None:
-    hand = Hand(port)
+def _renew(hand: Hand, plan: Plan, name: str) -> None:
     while True:
-        hand.partition.renew(name, lease_ms=LEASE_MS, max_deliveries=0).run(hand.client)
-        time.sleep(LEASE_MS / 4000)
+        sent = _microseconds()
+        hand.partition.renew(name, lease_ms=plan.lease_ms, max_deliveries=0).run(hand.client)
+        hand.tell("renewed", "", name, sent=sent)
+        time.sleep(plan.lease_ms / 4000)
 
 
-def _work(port: int, plan: Plan, name: str, thread: int) -> None:
-    hand, chance = Hand(port), random.Random(f"{plan.seed}/{name}/{thread}")
-    while hand.journal.get("over") is None:
-        asked = int(hand.journal.incr(CLOCK))
-        claimed = hand.partition.claim(name, lease_ms=LEASE_MS, want=1, max_deliveries=0).run(hand.client)
+def _microseconds() -> int:
+    # The server's clock is the same: it runs on this machine.
+    return time.time_ns() // 1000
+
+
+def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
+    chance = random.Random(f"{plan.seed}/{name}/{thread}")
+    while True:
+        asked, asked_at = hand.now(), _microseconds()
+        claimed = hand.partition.claim(name, lease_ms=plan.lease_ms, want=1, max_deliveries=0).run(
+            hand.client
+        )
         if not claimed.entries:
-            time.sleep(0.001)
+            if hand.journal.get("over") is not None:
+                return
+            time.sleep(0.002)
             continue
         (entry,) = claimed.entries
         key = DedupSection.unpack(Record.unpack(entry.record).dedup).key
         if entry.reason:
             hand.partition.finish(name, [entry.tag]).run(hand.client)
             continue
-        told: dict[str, Any] = {"claim": int(entry.claim), "worker": name, "asked": asked}
-        hand.tell("start", key, entry.id, **told)
+        told: dict[str, Any] = {"claim": int(entry.claim), "worker": name}
+        hand.tell("start", key, entry.id, asked=asked, asked_at=asked_at, **told)
         if chance.random() < 0.5:
             hand.partition.settle(name, [entry.tag]).run(hand.client)
         time.sleep(chance.random() * 0.002)
@@ -129,152 +165,124 @@ def _work(port: int, plan: Plan, name: str, thread: int) -> None:
             hand.tell("stale", key, entry.id, **told)
 
 
-@dataclass
-class Verdict:
-    """What the judge found."""
+class Journal:
+    """The events, in a file: they do not fit into memory."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    overlaps: int = 0
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._over = threading.Event()
 
-    def __str__(self) -> str:
-        seen = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-        lines = [seen, f"overlaps that evictions and lost leases forced: {self.overlaps}"]
-        return "\n".join([*lines, *self.wrong[:20], f"{len(self.wrong)} violations"])
-
-
-Event = tuple[int, str, str, str, dict[str, Any]]
-
-
-def judge(events: list[Event], evictions: bool) -> Verdict:
-    """Check the journal. A killed worker does not say that its runs ended: the journal says "kill"."""
-    verdict = Verdict()
-    running: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)  # key -> call -> worker, claim
-    started: dict[str, list[int]] = defaultdict(list)
-    declined: list[tuple[str, str, int]] = []
-    gave_way: dict[str, str] = {}
-    taken_for_dead = {(call, more["claim"]) for _, what, _, call, more in events if what == "stale"}
-    for number, what, key, call, more in events:
-        verdict.counts[what] += 1
-        if what == "start":
-            for other, (worker, claim) in list(running[key].items()):
-                if evictions or (other, claim) in taken_for_dead:
-                    verdict.overlaps += 1
-                    del running[key][other]
+    def write(self, hand: Hand) -> None:
+        """Fetch what is told, until it is over and there is nothing left."""
+        with self.path.open("ab") as file:
+            while True:
+                over = self._over.is_set()
+                lines = hand.journal.lpop(EVENTS, 5_000)
+                if lines:
+                    file.write(b"\n".join(lines) + b"\n")
+                elif over:
+                    return
                 else:
-                    verdict.wrong.append(f"{number}: {call} starts on {key} while {other} runs on {worker}")
-                # An evicted run may be told of after the next one.
-                if claim >= more["claim"] and not evictions:
-                    verdict.wrong.append(f"{number}: {call} has token {more['claim']}, {other} had {claim}")
-            running[key][call] = (more["worker"], more["claim"])
-            started[call].append(number)
-        elif what == "end":
-            running[key].pop(call, None)
-        elif what == "kill":
-            for runs in running.values():
-                for other in [other for other, (worker, _) in runs.items() if worker == call]:
-                    del runs[other]
-        elif what == "declined":
-            declined.append((call, more["covering"], more["made"]))
-        if more.get("replaced"):
-            gave_way[more["replaced"]] = call
-    verdict.wrong += _two_waiting(events)
-    for call, covering, made in declined:
-        while covering in gave_way:
-            covering = gave_way[covering]
-        if not any(number > made for number in started[covering]):
-            verdict.wrong.append(
-                f"{call}, made at {made}, is covered by {covering}, which began {started[covering]}"
-            )
-    return verdict
+                    time.sleep(0.05)
+
+    def close(self) -> None:
+        """All is told."""
+        self._over.set()
+
+    def __iter__(self) -> Iterator[Event]:
+        with self.path.open("rb") as file:
+            for line in file:
+                number, at, text = line.split(b" ", 2)
+                yield Event(int(number), int(at), *json.loads(text))
 
 
-def _two_waiting(events: list[Event]) -> list[str]:
-    """A tail waits at least from when its pusher was told until a worker asks for it, or its replacement is
-    made.
+class Works:
+    """The worker processes, one of which is killed now and then."""
 
-    What a worker had claimed and not told when it was killed cannot be judged.
-    """
-    kills = [number for number, what, _, _, _ in events if what == "kill"]
-    begin: dict[str, tuple[str, int]] = {}
-    end: dict[str, int] = {}
-    for number, what, key, call, more in events:
-        if what == "blocked":
-            begin[call] = (key, number)
-        if what == "start":
-            end.setdefault(call, more["asked"])
-        if more.get("replaced"):
-            end[more["replaced"]] = min(more["made"], end.get(more["replaced"], number))
-    last: dict[str, tuple[int, str]] = {}
-    wrong = []
-    for call, (key, number) in sorted(begin.items(), key=lambda each: each[1][1]):
-        if end.get(call, 0) <= number:
-            continue  # it was told so late that it waited no more
-        until, other = last.get(key, (0, ""))
-        if until > number and not any(begin[other][1] < kill < until for kill in kills):
-            wrong.append(f"{number}: {call} waits on {key} while {other} does, until {until}")
-        last[key] = max(last.get(key, (0, "")), (end.get(call, 0), call))
-    return wrong
+    def __init__(self, port: int, plan: Plan, hand: Hand) -> None:
+        self._port, self._plan, self._hand = port, plan, hand
+        self._context = multiprocessing.get_context("spawn")
+        self._serial = 0
+        self._workers: dict[str, Any] = {}
+
+    def process(self, target: Any, *args: Any) -> Any:
+        started = self._context.Process(target=target, args=(self._port, self._plan, *args), daemon=True)
+        started.start()
+        return started
+
+    def start(self) -> None:
+        self._serial += 1
+        name, ready = f"w{self._serial}", self._context.Event()
+        self._workers[name] = self.process(work, name, ready)
+        ready.wait(60)
+
+    def kill(self, chance: random.Random) -> None:
+        name = chance.choice(sorted(self._workers))
+        victim = self._workers.pop(name)
+        self._hand.tell("dying", "", name)
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join(30)
+        self._hand.tell("dead", "", name)
+
+    def stall(self, chance: random.Random) -> None:
+        victim = self._workers[chance.choice(sorted(self._workers))]
+        os.kill(victim.pid, signal.SIGSTOP)
+        time.sleep(self._plan.lease_ms / 1000 * 1.5)
+        os.kill(victim.pid, signal.SIGCONT)
+
+    def join(self) -> None:
+        for process in self._workers.values():
+            process.join(60)
 
 
 def hammer(plan: Plan) -> Verdict:
     """Run the plan on a server of its own, and judge it."""
     chance = random.Random(plan.seed)
-    context = multiprocessing.get_context("spawn")
-    with RedisServer() as server:
-        hand = Hand(server.port)
-        serial = 0
-        workers: dict[str, Any] = {}
-
-        def start_worker() -> None:
-            nonlocal serial
-            serial += 1
-            name, ready = f"w{serial}", context.Event()
-            workers[name] = context.Process(target=work, args=(server.port, plan, name, ready), daemon=True)
-            workers[name].start()
-            ready.wait(30)
-
+    with RedisServer() as server, tempfile.TemporaryDirectory(prefix="dedup-hammer-") as folder:
+        hand, journal = Hand(server.port), Journal(Path(folder) / "events")
+        writer = threading.Thread(target=journal.write, args=(Hand(server.port),))
+        writer.start()
+        works = Works(server.port, plan, hand)
         for _ in range(plan.workers):
-            start_worker()
-        amount = plan.calls // (plan.pushers * plan.threads)
-        pushers = [
-            threading.Thread(target=push, args=(server.port, plan, pusher, thread, amount))
-            for pusher in range(plan.pushers)
-            for thread in range(plan.threads)
-        ]
-        for pusher in pushers:
-            pusher.start()
-        for _ in range(plan.kills):
-            time.sleep(chance.uniform(0.3, 1.0))
-            name = chance.choice(sorted(workers))
-            victim = workers.pop(name)
-            os.kill(victim.pid, signal.SIGKILL)
-            victim.join(10)
-            hand.tell("kill", "", name)
-            start_worker()
+            works.start()
+        pushers = [works.process(push, pusher) for pusher in range(plan.pushers)]
+        faults = ["kill"] * plan.kills + ["stall"] * plan.stalls
+        chance.shuffle(faults)
+        for number, fault in enumerate(faults):
+            # They are spread over the run.
+            told = plan.calls * (number + chance.random()) / len(faults)
+            while _called(hand) < told and any(pusher.is_alive() for pusher in pushers):
+                time.sleep(0.02)
+            if fault == "stall":
+                works.stall(chance)
+                continue
+            works.kill(chance)
+            works.start()
         for pusher in pushers:
             pusher.join()
         keys = hand.partition.keys
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while hand.client.exists(keys.messages, keys.claims) and time.monotonic() < deadline:
             time.sleep(0.05)
         hand.journal.set("over", "1")
-        for process in workers.values():
-            process.join(20)
-        events = [_event(line) for line in hand.journal.lrange(EVENTS, 0, -1)]
-        verdict = judge(sorted(events, key=lambda event: event[0]), plan.timeout_us > 0)
+        works.join()
+        journal.close()
+        writer.join()
+        verdict = judge(journal, lease_us=plan.lease_ms * 1000, timeout_us=plan.timeout_us)
         left = hand.client.exists(keys.claims, keys.claimants, keys.blocked, keys.following, keys.messages)
         if left:
             verdict.wrong.append(f"{left} keys of dedup are left behind")
         for name, count in hand.client.hgetall(keys.verdicts).items():
             verdict.counts[f"broker {name.decode()}"] = int(count)
+        if verdict.forced["an eviction"] > verdict.counts["broker evict"]:
+            verdict.wrong.append("more overlaps are put down to evictions than there were evictions")
         return verdict
 
 
-def _event(line: bytes) -> Event:
-    number, _, text = line.partition(b" ")
-    what, key, call, more = json.loads(text)
-    return int(number), what, key, call, more
+def _called(hand: Hand) -> int:
+    """How many calls were made, by the broker's own count."""
+    verdicts = hand.client.hmget(hand.partition.keys.verdicts, "accept", "block", "decline")
+    return sum(int(each or 0) for each in verdicts)
 
 
 def main() -> int:
@@ -283,7 +291,9 @@ def main() -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     started = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
-        verdict = hammer(Plan(**vars(parser.parse_args())))
+        plan = Plan(**vars(parser.parse_args()))
+        print(plan, flush=True)
+        verdict = hammer(plan)
         print(verdict, f"took {time.monotonic() - started:.0f} s", sep="\n")
         return 1 if verdict.wrong else 0
     return 2

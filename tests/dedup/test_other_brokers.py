@@ -11,7 +11,7 @@ import redis
 from celery import Celery, chain, group
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
+from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import ConfigurationError, InvalidKey
 from celery_dq.keys import ClaimKeys
 from celery_dq.testing.waiting import wait_until
@@ -20,10 +20,18 @@ from tests.dedup.conftest import redis_coordinator
 from tests.dedup.worker import Shop
 
 
+@pytest.fixture(params=["redis", "amqp"])
+def broker_url(request: pytest.FixtureRequest, redis_url: str) -> str:
+    return redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
+
+
 @pytest.fixture
-def shop(redis_url: str) -> Iterator[Shop]:
-    shop = Shop(redis_url, redis_url, dq_lease=1, worker_prefetch_multiplier=1)
+def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
+    queue = f"cache-{uuid.uuid4().hex}"
+    shop = Shop(broker_url, redis_url, dq_lease=3, worker_prefetch_multiplier=1, task_default_queue=queue)
     yield shop
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(queue)
     shop.app.pool.force_close_all()
     shop.app.close()
     with redis.Redis.from_url(redis_url) as client:
@@ -117,7 +125,7 @@ def test_a_revoked_task_that_waits_leaves_its_place(
     coordinator = redis_coordinator(redis.Redis.from_url(redis_url))
 
     def nobody_waits() -> bool:
-        now = coordinator.inspect("cache|refresh(sku=1)")
+        now = coordinator.inspect(f"{shop.queue}|refresh(sku=1)")
         return now is not None and now.tail is None
 
     with shop.working():
@@ -130,14 +138,24 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         wait_until(lambda: tail.state == "REVOKED")
         third = refresh.delay(1, version=3)
         wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
+        covered = refresh.delay(1, version=4)
+        wait_until(lambda: verdicts[3:] == [Verdict.DECLINE])
+        shop.app.control.revoke(covered.id)
+        wait_until(lambda: covered.state == "REVOKED")
         shop.open(1, 2)
         assert third.get(timeout=10) == [1, 3]
 
 
 def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     refresh = shop.task("refresh")
+    lost: list[Any] = []
+
+    def hear(key: str, task_id: str, token: int, **_: Any) -> None:
+        lost.append((key, task_id, token))
+
+    claim_lost.connect(hear)
     with shop.working():
-        refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
+        head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
         running(shop, 1)
         tail = refresh.delay(1, version=2)
         running(shop, 2)
@@ -146,6 +164,9 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         shop.overlaps.clear()
         shop.open(1, 2)
         assert tail.get(timeout=10)[0] == 1
+    # It is told once, though it shows at a renewal and at the end.
+    assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
+    claim_lost.disconnect(hear)
 
 
 def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
@@ -161,12 +182,14 @@ def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdic
         running(shop, 2)
 
 
-def test_a_coordinator_that_does_not_answer_is_asked_again(shop: Shop, redis_url: str) -> None:
+def test_a_coordinator_that_does_not_answer_is_asked_again(
+    shop: Shop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with redis.Redis.from_url(redis_url) as client, shop.working():
-        claim = ClaimKeys("online").claim("cache|refresh(sku=1)")
+        claim = ClaimKeys("online").claim(f"{shop.queue}|refresh(sku=1)")
         client.set(claim, "not a claim")
         first = shop.task("refresh").delay(1, version=1)
-        wait_until(lambda: client.llen("cache") == 0)
+        wait_until(lambda: "cannot be asked for" in caplog.text)
         assert shop.runs == []
         client.delete(claim)
         shop.open(1)
@@ -176,7 +199,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_again(shop: Shop, redis_url
 def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
     # A caller that does not know the task sends no key.
     with shop.working(), Celery("other", broker=shop.app.conf.broker_url, set_as_current=False) as other:
-        other.send_task("refresh", (), task_id="wrong", queue="cache")
+        other.send_task("refresh", (), task_id="wrong", queue=shop.queue)
         with pytest.raises(InvalidKey, match="missing a required argument"):
             shop.app.AsyncResult("wrong").get(timeout=10)
 

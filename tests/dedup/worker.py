@@ -24,6 +24,8 @@ class Shop:
             task_default_queue="cache",
             worker_hijack_root_logger=False,
             broker_connection_retry_on_startup=True,
+            # Such a worker learns that it is to stop when its loop turns.
+            broker_heartbeat=1,
         )
         self.app.conf.update(conf)
         celery_dq.setup(self.app)
@@ -112,6 +114,11 @@ class Shop:
         finally:
             self.now.remove(sku)
         return [sku, version]
+
+    @property
+    def queue(self) -> str:
+        name: str = self.app.conf.task_default_queue
+        return name
 
     def task(self, name: str) -> Any:
         return self.app.tasks[name]

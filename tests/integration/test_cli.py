@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,18 +118,21 @@ def test_a_hostile_name_does_not_reach_the_terminal(run: Run, shop: Any) -> None
     assert len(output.splitlines()) == 2
 
 
-def test_claims(run: Run, shop: Any) -> None:
+def test_claims(run: Run, shop: Any, tmp_path: Path) -> None:
     call = shop.tasks["notify"].apply_async(("a",), dedup={"key": "{merchant}"})
     (row,) = data(run("claims", "list", "push", "--json"))
     assert (row["tenant"], row["key"], row["head"]) == ("a", 'notify(merchant="a")', call.id)
     assert call.id in run("claims", "list", "push").output
-    assert "high: 1 of 1" in _twice(run, shop)
+    assert data(run("claims", "verdicts", "push", "--json")) == {"accept": 1}
+    plot = tmp_path / "repetition.png"
+    assert "high: 1 of 1" in _twice(run, shop, plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert "no claim any more" in run("claims", "release", "push", row["key"], "--tenant", "a").output
     assert "Nobody has" in run("claims", "release", "push", row["key"], "--tenant", "a").output
     assert run("claims", "list", "push").output == "Nobody has a key in 'push'.\n"
 
 
-def _twice(run: Run, shop: Any) -> str:
+def _twice(run: Run, shop: Any, plot: Path) -> str:
     for _ in range(2):
         shop.tasks["notify"].delay("b")
-    return run("claims", "repetition", "push", "--consumers", "2").output
+    return run("claims", "repetition", "push", "--consumers", "2", "--plot", str(plot)).output

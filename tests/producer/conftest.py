@@ -13,6 +13,7 @@ import celery_dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.record import Record
+from tests.producer.desk import Desk
 
 MakeApp = Callable[..., Celery]
 
@@ -79,3 +80,12 @@ def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
     for app in made:
         app.dq.buffer.close(timeout=0.2)
         app.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "spill")
+    yield desk
+    desk.shelf.down = True
+    for producer in desk.made:
+        producer.close(0.05)

@@ -4,8 +4,8 @@
 
 A producer calls tasks as fast as its pace allows, and notes each id in a ledger of its own *after* the call
 has returned. At a random moment it gets SIGKILL. Meanwhile the broker is stopped (SIGSTOP), loses its
-connections, or is killed and restarted (with its data on disk). At the end a last process takes over what is
-left, and the broker's content is compared with the ledgers:
+connections, is killed and restarted (with its data on disk), or flaps: comes and goes in quick succession. At
+the end a last process takes over what is left, and the broker's content is compared with the ledgers:
 
 * lost: noted, and not in the broker;
 * duplicated: in the broker more than once (it then carries the suffix ``~1``);
@@ -193,12 +193,15 @@ class Run:
             self._end_trouble = None
             self._trouble_until = now + self.chance.uniform(0.1, 0.5)
             return
-        kind = self.chance.choice(("stopped", "cut off", "cut off", "killed"))
+        kind = self.chance.choice(("stopped", "cut off", "cut off", "killed", "flapping"))
         self.verdict.troubles[kind] = self.verdict.troubles.get(kind, 0) + 1
         if kind == "stopped":
             self.server.pause()
             self._end_trouble = self.server.resume
-        elif kind == "killed":
+        elif kind in ("killed", "flapping"):
+            for _ in range(3 if kind == "flapping" else 0):
+                self.server.kill()
+                self.server.start()
             self.server.kill()
             self._end_trouble = self.server.start
         else:

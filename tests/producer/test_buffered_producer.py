@@ -1,4 +1,4 @@
-"""The whole way from a put to a sender, with a sender that keeps what it gets and can be told to be down."""
+"""The whole way from a put to a sender."""
 
 from __future__ import annotations
 
@@ -6,95 +6,19 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from celery_dq.producer.buffer import Limits, Message
-from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
+from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.segment import read_header, scan
-from celery_dq.producer.sender import Addressed, Refused, Unreachable
+from celery_dq.producer.sender import Addressed
 from celery_dq.testing.waiting import wait_until
-
-ROOT = Path(__file__).parents[2]
-
-
-class Shelf:
-    """A sender that keeps messages, as a broker that knows its producers."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.got: dict[str, list[bytes]] = {}
-        self.batches: list[int] = []
-        self.seen: dict[str, int] = {}
-
-    def __call__(self) -> Shelf:
-        return self
-
-    def address(self, message: Any, exchange: str, routing_key: str, declare: Any) -> Addressed:
-        raise NotImplementedError
-
-    def send(self, lane: str, producer: str, messages: Sequence[Message]) -> None:
-        if self.down:
-            raise Unreachable("told to be down")
-        if any(b"refused" in message.payload for message in messages):
-            raise Refused("one of them")
-        self.batches.append(len(messages))
-        for message in messages:
-            if message.sequence > self.seen.get(producer, 0):
-                self.seen[producer] = message.sequence
-                self.got.setdefault(lane, []).append(message.payload)
-
-    def close(self) -> None: ...
-
-
-class Desk:
-    """Producers on one shelf, closed at the end of a test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shelf = Shelf()
-        self.made: list[BufferedProducer] = []
-
-    def producer(
-        self, *, memory: bool = False, limits: Limits | None = None, **kept: Any
-    ) -> BufferedProducer:
-        persistence = Persistence(None if memory else self.folder, **kept)
-        made = BufferedProducer(
-            self.shelf, limits=limits or Limits(linger_s=0.001), persistence=persistence, max_block_s=0.05
-        )
-        self.made.append(made)
-        return made
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "spill")
-    yield desk
-    desk.shelf.down = True
-    for producer in desk.made:
-        producer.close(0.05)
-
-
-def put(producer: BufferedProducer, *numbers: int, lane: str = "a", size: int = 10) -> None:
-    for number in numbers:
-        producer.put(Addressed(lane, b"%d" % number, b"%d " % number + b"x" * size))
-
-
-def arrived(desk: Desk, lane: str = "a") -> list[int]:
-    return [int(payload.split()[0]) for payload in desk.shelf.got.get(lane, [])]
-
-
-def outbox(producer: BufferedProducer) -> Any:
-    assert producer._own is not None
-    return producer._own.outbox
+from tests.producer.desk import Desk, arrived, outbox, put
 
 
 def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None:
@@ -349,80 +273,6 @@ def test_closing_leaves_to_the_next_process_what_is_on_disk(desk: Desk) -> None:
     assert later.snapshot().counters["replayed"] == 10
     put(producer, 10)
     assert producer.flush(10) == 0
-
-
-SENDER_OF_A_CHILD = """
-import sys, time
-from pathlib import Path
-from celery_dq.producer.buffer import Limits
-from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
-from celery_dq.producer.segment import read_header, scan
-from celery_dq.producer.sender import Addressed
-
-class Printing:
-    def send(self, lane, producer, messages):
-        time.sleep(0.02)
-        print(*(message.payload.decode() for message in messages), flush=True)
-    def close(self): ...
-
-producer = BufferedProducer(Printing, limits=Limits(linger_s=LINGER), persistence=Persistence(FOLDER))
-"""
-
-
-def run(program: str, folder: Path | None, *, linger: float = 60.0, first: str = "") -> str:
-    head = SENDER_OF_A_CHILD.replace("LINGER", str(linger)).replace(
-        "FOLDER", "None" if folder is None else f"Path({str(folder)!r})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", first + head + program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("memory", [False, True])
-def test_the_end_of_a_program_sends_what_is_left(tmp_path: Path, memory: bool) -> None:
-    program = "for n in range(5): producer.put(Addressed('a', b'', b'%d' % n))\n"
-    assert run(program, None if memory else tmp_path).split() == list("01234")
-
-
-def test_the_end_of_a_multiprocessing_child_does_too(tmp_path: Path) -> None:
-    program = (
-        "import multiprocessing\n"
-        "def work():\n"
-        "    for n in range(5): producer.put(Addressed('a', b'', b'%d' % n))\n"
-        "child = multiprocessing.get_context('fork').Process(target=work); child.start(); child.join()\n"
-    )
-    assert run(program, tmp_path).split() == list("01234")
-
-
-@pytest.mark.parametrize("patch", ["gevent.monkey.patch_all", "eventlet.monkey_patch"])
-def test_greenlets_put_and_flush_while_others_go_on(tmp_path: Path, patch: str) -> None:
-    program = (
-        f"kept = Persistence(Path({str(tmp_path)!r}), sync_every=1)\n"
-        "producer = BufferedProducer(Printing, persistence=kept)\n"
-        "import threading\n"
-        "ticks = []\n"
-        "def tick():\n"
-        "    while not over: ticks.append(1); time.sleep(0.001)\n"
-        "over = False\n"
-        "ticker = threading.Thread(target=tick); ticker.start()\n"
-        "def work(lane):\n"
-        "    for n in range(20): producer.put(Addressed(lane, b'', f'{lane}{n}'.encode()))\n"
-        "workers = [threading.Thread(target=work, args=(lane,)) for lane in 'abc']\n"
-        "[each.start() for each in workers]; [each.join() for each in workers]\n"
-        "left = producer.flush(10)\n"
-        "over = True; ticker.join()\n"
-        "print('left', left, 'ticks', len(ticks) > 3)\n"
-    )
-    printed = run(program, tmp_path, first=f"import {patch.rpartition('.')[0]}; {patch}()\n").split()
-    assert printed[-4:] == ["left", "0", "ticks", "True"]
-    for lane in "abc":
-        assert [each for each in printed[:-4] if each[0] == lane] == [f"{lane}{n}" for n in range(20)]
 
 
 def test_waiting_is_short_for_a_caller_while_the_broker_is_down(desk: Desk) -> None:

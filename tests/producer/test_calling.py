@@ -133,8 +133,9 @@ def test_send_task_and_signatures_are_buffered_and_producers_of_the_caller_are_n
     with app.connection_for_write() as connection:
         notify.apply_async((1,), connection=connection)
     notify.apply_async((1,), retry=False)
-    group(notify.si(1), notify.si(2)).apply_async()
     assert app.dq.buffer.inspect().counters["accepted"] == 2
+    group(notify.si(1), notify.si(2)).apply_async()
+    assert app.dq.buffer.inspect().counters["accepted"] == 4
     assert app.dq.buffer.flush(10) == 0
     assert stored.count("push") == 7
 

@@ -123,7 +123,8 @@ class Bench:
 
     def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:
         kind = self.fast.kind_of(name, options)
-        filled = None if kind is None else self.fast.fill(kind, args, kwargs, options)
+        plan = None if kind is None else self.fast.plan(kind)
+        filled = plan and self.fast.fill(plan, args, kwargs, options.get("task_id"), options.get("tenant"))
         return None if filled is None else filled[1]
 
 

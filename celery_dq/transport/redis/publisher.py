@@ -200,38 +200,51 @@ class Publisher:
             redis.RedisError: no answer, or the server refused; sending again is safe.
             TooFewReplicas: it is stored, but fewer replicas than asked for have it; sending again is safe.
         """
+        lane = messages[0].lane
         self._be_ours()
+        if lane == self._lane:
+            self._markers.add(queue.partition.keys.producer(lane))
+        outgoing = [message.outgoing for message in messages]
+        call, answer = self._deliver(queue, lane, outgoing, messages[0].marker_ttl_ms)
+        pushed = call.parse(answer)
+        for message, result in zip(messages, pushed, strict=True):
+            if message.ticket is not None:
+                message.ticket.told(*result)
+        return pushed
+
+    def deliver(self, queue: Queue, lane: str, messages: Sequence[Outgoing]) -> None:
+        """Send messages that somebody else has numbered, and wait for the answer; raises as :meth:`push`."""
+        self._be_ours()
+        self._deliver(queue, lane, messages)
+
+    def _deliver(
+        self, queue: Queue, lane: str, messages: Sequence[Outgoing], marker_ttl_ms: int | None = None
+    ) -> tuple[Call[list[Pushed]], Any]:
         options = self._options
-        if messages[0].lane == self._lane:
-            self._markers.add(queue.partition.keys.producer(self._lane))
         call = queue.partition.push(
-            [message.outgoing for message in messages],
-            producer=messages[0].lane,
-            marker_ttl_ms=messages[0].marker_ttl_ms or options.producer_marker_ttl_us // 1000,
+            messages,
+            producer=lane,
+            marker_ttl_ms=marker_ttl_ms or options.producer_marker_ttl_us // 1000,
             head_start_us=queue.head_start_us,
         )
         try:
-            pushed = self._ask(call)
+            answer = self._ask(call)
             if options.confirm_replicas:
                 self._confirm(options.confirm_replicas)
         except (redis.ConnectionError, redis.TimeoutError, OSError):
             self.close()
             raise
-        for message, answer in zip(messages, pushed, strict=True):
-            if message.ticket is not None:
-                message.ticket.told(*answer)
-        return pushed
+        return call, answer
 
-    def _ask(self, call: Call[list[Pushed]]) -> list[Pushed]:
+    def _ask(self, call: Call[list[Pushed]]) -> Any:
         wire = self._open()
         # Only here, where waiting is the point, may redis-py check the connection's health.
         wire.connection.send_command(*call.command())
         try:
-            answer = wire.read()
+            return wire.read()
         except NoScriptError:
             wire.send(call.command(full=True))
-            answer = wire.read()
-        return call.parse(answer)
+            return wire.read()
 
     def _confirm(self, replicas: int) -> None:
         wire = self._open()

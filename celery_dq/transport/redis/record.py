@@ -58,11 +58,13 @@ class DedupSection:
     def pack(self) -> bytes:
         """Return the section as it stands in a record, without its length."""
         flags = (
-            self.replace * REPLACE + self.waiting * WAITING + self.follow * FOLLOW + self.awaited * AWAITED
+            (REPLACE if self.replace else 0)
+            | (WAITING if self.waiting else 0)
+            | (FOLLOW if self.follow else 0)
+            | (AWAITED if self.awaited else 0)
         )
         run = self.continues[0].encode()
-        head = _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run))
-        return b"".join((head, run, self.key.encode()))
+        return _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run)) + run + self.key.encode()
 
     @classmethod
     def unpack(cls, section: bytes) -> DedupSection:
@@ -195,3 +197,12 @@ def pack_record(
     """Return the bytes of a record whose parts are encoded already; see :class:`Record`."""
     head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
     return b"".join((head, tenant, task, envelope, body))
+
+
+def pack_joined(
+    tenant: bytes, task: bytes, priority: int, flags: int, content: bytes, envelope_size: int
+) -> bytes:
+    """:func:`pack_record` for what may run at once and for ever, envelope and body in one piece."""
+    return _HEADER.pack(VERSION, priority, flags, 0, 0, len(tenant), len(task), envelope_size) + b"".join(
+        (tenant, task, content)
+    )

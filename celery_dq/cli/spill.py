@@ -1,0 +1,70 @@
+"""Look at buffered messages on disk, and send those that dead processes left."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from celery_dq.app.face import DQ
+from celery_dq.cli.output import command, show, show_table
+from celery_dq.errors import ConfigurationError
+
+_COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
+#: Seconds between two looks.
+LOOK_S = 0.05
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def spill(context: click.Context) -> None:
+    """The buffer's messages on disk. Without a subcommand: list."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_)
+
+
+@spill.command(name="list")
+@command
+def list_(dq: DQ, as_json: bool) -> None:
+    """Who has how many messages in dq_buffer_folder, and since when."""
+    found = dq.buffer.spill()
+    if as_json:
+        show(True, found)
+        return
+    if found.folder is None:
+        raise ConfigurationError(
+            "dq_buffer_folder is not set: buffered messages are in memory only, if at all"
+        )
+    click.echo(f"{found.folder}: {found.pending} pending, {found.bytes} bytes, oldest {found.age_s:.1f} s")
+    show_table(False, found.owners, _COLUMNS, "No process has a folder there.")
+    for path in found.quarantined:
+        click.echo(f"quarantined: {path} ({path.stat().st_size} bytes)")
+
+
+@spill.command()
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the broker.",
+)
+@command
+def replay(dq: DQ, as_json: bool, timeout: float) -> None:
+    """Send what dead processes left, oldest first, and wait for it. Exit status 1: not all."""
+    if dq.buffer.folder is None:
+        raise ConfigurationError("dq_buffer_folder is not set: there is nothing to replay")
+    before = dq.buffer.spill()
+    orphans = {owner.name for owner in before.owners if owner.state == "dead"}
+    deadline = time.monotonic() + timeout
+    if orphans:
+        dq.buffer.replay()
+        while orphans & set(dq.buffer.inspect().owners) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        dq.buffer.close(max(deadline - time.monotonic(), 0.5))
+    after = dq.buffer.spill()
+    left = sum(owner.pending for owner in after.owners if owner.name in orphans)
+    sent = sum(owner.pending for owner in before.owners if owner.name in orphans) - left
+    show(as_json, {"sent": sent, "left": left}, f"{sent} sent, {left} left.")
+    if left:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,82 @@
+"""Publisher confirms of AMQP for a batch: publish all of it, then wait until the broker has it.
+
+py-amqp waits for each message, so that its rate is that of the broker's disk. Here one wait serves a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_dq.errors import DQError
+
+__all__ = ["Confirms", "Nacked"]
+
+
+class Nacked(DQError):
+    """The broker says that it does not take a message, as a full queue with ``reject-publish`` does."""
+
+
+class Confirms:
+    """The confirms of one channel, which nobody else publishes on.
+
+    :param channel: of py-amqp, fresh. From now on its ``basic_publish`` does not wait.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        channel.confirm_select()
+        channel.basic_publish = channel._basic_publish
+        channel.events["basic_ack"].add(self._acked)
+        channel.events["basic_nack"].add(self._nacked)
+        #: The broker numbers what comes on a channel from 1.
+        self._published = 0
+        self._first = 1
+        self._outstanding: set[int] = set()
+        self._refused: set[int] = set()
+
+    @staticmethod
+    def possible(channel: Any) -> bool:
+        """Whether the channel is one of AMQP's."""
+        return hasattr(channel, "confirm_select") and hasattr(channel, "_basic_publish")
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._first = self._published + 1
+        self._outstanding.clear()
+        self._refused.clear()
+
+    def published(self) -> None:
+        """A message was handed to the channel."""
+        self._published += 1
+        # Its answer cannot have been read yet: that happens in `wait`, or before a message is written.
+        self._outstanding.add(self._published)
+
+    @property
+    def confirmed(self) -> int:
+        """How many messages, from the start of the batch, the broker has."""
+        missing = self._outstanding | self._refused
+        return (min(missing) if missing else self._published + 1) - self._first
+
+    def wait(self, drain: Callable[[], Any]) -> None:
+        """Read answers until each message has one.
+
+        :param drain: reads some; raises when none comes.
+
+        Raises:
+            Nacked: Some were not accepted.
+        """
+        while self._outstanding:
+            drain()
+        if self._refused:
+            raise Nacked(f"the broker did not accept {len(self._refused)} of the messages")
+
+    def _acked(self, tag: int, multiple: bool) -> None:
+        self._settle(tag, multiple)
+
+    def _nacked(self, tag: int, multiple: bool) -> None:
+        self._refused |= self._settle(tag, multiple)
+
+    def _settle(self, tag: int, multiple: bool) -> set[int]:
+        settled = {each for each in self._outstanding if each == tag or (multiple and each < tag)}
+        self._outstanding -= settled
+        return settled

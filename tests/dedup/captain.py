@@ -1,0 +1,68 @@
+"""Commands worker processes: starts and kills them, opens their doors, and reads who ran."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import redis
+
+from celery_dq.testing.waiting import wait_until
+from tests.dedup.crew import NAME, add_tasks
+from tests.workers import WorkerProcess, make_app
+
+
+class Crew:
+    """The app of the workers in :mod:`tests.dedup.crew`, as their caller has it.
+
+    `witness_url` is an empty database in which they tell of their runs.
+    """
+
+    def __init__(
+        self, broker_url: str, backend_url: str, witness_url: str, queue: str = "cache", lease: float = 1.0
+    ) -> None:
+        self.conf = {
+            "broker_url": broker_url,
+            "result_backend": backend_url,
+            "witness": witness_url,
+            "task_default_queue": queue,
+            "dq_lease": lease,
+        }
+        self.app: Any = add_tasks(make_app(NAME, None, self.conf))
+        self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True)
+
+    def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
+        return WorkerProcess("tests.dedup.crew", broker=None, conf=self.conf, pool=pool, name=name).start()
+
+    def close(self) -> None:
+        self.witness.close()
+        self.app.pool.force_close_all()
+        self.app.close()
+
+    def send(self, task: str, version: int, **options: Any) -> Any:
+        return self.app.tasks[task].apply_async((1, version), **options)
+
+    def ran(self, count: int) -> list[str]:
+        """What ran, once it is that many."""
+        wait_until(lambda: self.witness.llen("runs") >= count, 20, what=lambda: str(self.runs()))
+        return [version for version, _, _ in self.runs()]
+
+    def runs(self) -> list[list[str]]:
+        return [each.split(":") for each in self.witness.lrange("runs", 0, -1)]
+
+    def meetings(self) -> int:
+        return sum(int(met) for _, _, met in self.runs())
+
+    def open(self, times: int = 1) -> None:
+        self.witness.rpush("door:1", *["go"] * times)
+
+    def left(self) -> None:
+        """The dead one is inside no more."""
+        self.witness.decr("inside:1")
+
+
+def kill(worker: WorkerProcess) -> None:
+    """SIGKILL, for the worker and its pool."""
+    for child in worker.children():
+        child.kill()
+    worker.stop(signal.SIGKILL)

@@ -1,0 +1,148 @@
+"""Dedup between worker processes on brokers that give no verdicts: stock Redis, and RabbitMQ."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.keys import ClaimKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.conformance.mailroom import kill_connections
+from tests.dedup.captain import Crew, kill
+from tests.workers import WorkerProcess
+
+
+class Company:
+    """Workers on one queue, and the claim of the key on which they work."""
+
+    def __init__(self, crew: Crew, backend_url: str) -> None:
+        self.crew = crew
+        self.client: Any = redis.Redis.from_url(backend_url)
+        self.claim = ClaimKeys("online").claim(f"{crew.app.conf.task_default_queue}|sku(sku=1)")
+        self.workers: list[WorkerProcess] = []
+
+    def worker(self, pool: str = "prefork") -> WorkerProcess:
+        worker = self.crew.worker(f"w{len(self.workers)}", pool)
+        self.workers.append(worker)
+        return worker
+
+    def waits(self, place: str, worker: WorkerProcess | None = None) -> None:
+        """Until somebody has this place, in this worker."""
+        owner = b"" if worker is None else worker.name.encode()
+        wait_until(lambda: owner in (self.client.hget(self.claim, place) or b"-"), 15, what=self.logs)
+
+    def gone(self) -> None:
+        wait_until(lambda: not self.client.exists(self.claim), 15)
+
+    def logs(self) -> str:
+        return "\n".join(worker.log for worker in self.workers)
+
+    def silence(self, worker: WorkerProcess) -> None:
+        """What is sent from now on goes to the others."""
+        queue = self.crew.app.conf.task_default_queue
+        self.crew.app.control.cancel_consumer(queue, destination=[worker.name], reply=True, timeout=5)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.discard()
+        with self.crew.app.connection_for_write() as connection:
+            connection.default_channel.queue_delete(self.crew.app.conf.task_default_queue)
+        self.client.close()
+        self.crew.close()
+
+
+@pytest.fixture(params=["redis", "amqp"])
+def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[Company]:
+    redis_server.flush(0)
+    url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
+    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}", 3.0), redis_url)
+    yield company
+    company.close()
+    redis_server.flush(0)
+
+
+def test_two_workers_share_the_keys(company: Company) -> None:
+    crew = company.crew
+    for worker in [company.worker(), company.worker()]:
+        worker.wait_ready()
+    results = [crew.send("early", version) for version in range(6)]
+    crew.ran(1)
+    # One runs, one waits: the other four are covered.
+    wait_until(lambda: company.logs().count("is declined") >= 4, 15, what=company.logs)
+    crew.open(2)
+    values = [result.get(timeout=15) for result in results]
+    ran = [int(version) for version, _, _ in crew.runs()]
+    assert len(ran) == 2
+    # Each was given what a run brought: its own, or that of the one that covered it.
+    assert [each for each in values if each[0] != 1 or each[1] not in ran] == []
+    assert crew.meetings() == 0
+    company.gone()
+
+
+def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
+    crew = company.crew
+    first = company.worker().wait_ready()
+    crew.send("early", 1)
+    crew.ran(1)
+    # The next one goes to the second worker, which parks it: what it waits for runs elsewhere.
+    company.silence(first)
+    second = company.worker().wait_ready()
+    tail = crew.send("early", 2)
+    company.waits("tail", second)
+    kill(first)
+    crew.left()
+    crew.open(2)
+    assert tail.get(timeout=20) == [1, 2]
+    assert crew.ran(2) == ["1", "2"]
+    assert crew.meetings() == 0
+    company.gone()
+
+
+@pytest.mark.parametrize("company", ["amqp"], indirect=True)
+def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
+    crew = company.crew
+    first = company.worker().wait_ready()
+    crew.send("late", 1)
+    crew.ran(1)
+    company.silence(first)
+    second = company.worker().wait_ready()
+    tail = crew.send("late", 2)
+    company.waits("tail", second)
+    kill(first)
+    crew.left()
+    # RabbitMQ delivers it anew at once: it takes the place of the lost one, ahead of the tail.
+    assert crew.ran(2) == ["1", "1"]
+    crew.open(3)
+    assert tail.get(timeout=20) == [1, 2]
+    assert crew.ran(3) == ["1", "1", "2"]
+    assert crew.meetings() == 0
+    company.gone()
+
+
+def test_what_is_parked_survives_a_lost_connection(
+    company: Company, redis_url: str, request: pytest.FixtureRequest
+) -> None:
+    crew = company.crew
+    worker = company.worker().wait_ready()
+    crew.send("early", 1)
+    crew.ran(1)
+    tail = crew.send("early", 2)
+    company.waits("tail")
+    if crew.conf["broker_url"].startswith("amqp"):
+        request.getfixturevalue("rabbitmq_server").control("close_all_connections", "by the test")
+    else:
+        server: RedisServer = request.getfixturevalue("redis_server")
+        kill_connections(server.port, int(redis_url.rpartition("/")[2]))
+    worker.wait_for_log("Connection to broker lost", 15)
+    # What was parked comes anew, and waits once.
+    company.waits("tail")
+    crew.open(2)
+    assert tail.get(timeout=20) == [1, 2]
+    company.gone()
+    assert crew.ran(2) == ["1", "2"]
+    assert crew.meetings() == 0

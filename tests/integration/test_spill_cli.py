@@ -1,0 +1,114 @@
+"""``celery dq spill``: what dead producers left, seen and sent by another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.inspector.spill import survey
+from celery_dq.testing.servers import RedisServer
+
+PRODUCER = """
+import os, signal, sys
+from celery import Celery
+import celery_dq
+app = Celery("shop", broker=sys.argv[1])
+app.conf.update(dq_buffer=True, dq_buffer_folder=sys.argv[2])
+celery_dq.setup(app)
+for number in range(7):
+    app.send_task("job", (number,), task_id=f"job-{number}", queue="push")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def make_app(url: str, folder: str | None) -> Any:
+    app = Celery("shop", broker=url, set_as_current=False)
+    app.conf.update(dq_buffer_folder=folder)
+    celery_dq.setup(app)
+    return app
+
+
+def run(app: Any, *words: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(dq, ["spill", *words], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    assert result.exit_code == status, result.output
+    return result
+
+
+def kill_producer(url: str, folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCER, url, folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_dead_process_left_is_shown_and_replayed(tmp_path: Path) -> None:
+    folder = str(tmp_path / "spill")
+    with RedisServer() as server:
+        url = server.url(scheme="dq-redis")
+        app = make_app(url, folder)
+        server.kill()
+        kill_producer(url, folder)
+        found = json.loads(run(app, "list", "--json").stdout)
+        assert (found["pending"], found["quarantined"]) == (7, [])
+        (owner,) = found["owners"]
+        assert (owner["state"], owner["pending"], owner["damaged"]) == ("dead", 7, 0)
+        assert owner["bytes"] > 0 <= owner["age_s"]
+        assert "7 pending" in run(app).output
+        assert run(app, "replay", "--timeout", "0.2", status=1).output == "0 sent, 7 left.\n"
+        server.start()
+        assert run(app, "replay", "--timeout", "30").output == "7 sent, 0 left.\n"
+        assert run(app, "replay").output == "0 sent, 0 left.\n"
+        assert "0 pending" in run(app).output
+        assert [message.id for message in app.dq.queues["push"].peek()] == [f"job-{n}" for n in range(7)]
+        app.close()
+
+
+def test_quarantine_and_damage_are_shown(tmp_path: Path) -> None:
+    app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
+    kill_producer("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
+    (segment,) = app.dq.buffer.folder.glob("*/*.seg")
+    segment.write_bytes(segment.read_bytes()[:-3])
+    quarantine = app.dq.buffer.folder / "quarantine"
+    quarantine.mkdir()
+    (quarantine / "old.bad").write_bytes(b"xyz")
+    found = survey(app.dq.buffer.folder)
+    assert (found.pending, found.owners[0].damaged) == (6, 1)
+    assert "old.bad (3 bytes)" in run(app).output
+
+
+def test_ones_own_folder_keeps_its_lock(tmp_path: Path) -> None:
+    app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
+    app.send_task("job", task_id="mine", queue="push", buffered=True)
+    try:
+        for _ in range(3):
+            (owner,) = survey(app.dq.buffer.folder).owners
+            assert (owner.state, owner.pending) == ("this process", 1)
+        kill_producer("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))  # it looks for orphans, too
+        assert (app.dq.buffer.folder / owner.name / "lock").exists()
+        assert {each.state: each.pending for each in survey(app.dq.buffer.folder).owners} == {
+            "this process": 1,
+            "dead": 7,
+        }
+    finally:
+        app.dq.buffer.close(0.1)
+
+
+def test_without_a_folder_it_says_so() -> None:
+    app = make_app("dq-redis://127.0.0.1:1/0", None)
+    assert "dq_buffer_folder is not set" in run(app, status=1).output
+    assert "dq_buffer_folder is not set" in run(app, "replay", status=1).output
+    assert json.loads(run(app, "list", "--json").stdout)["folder"] is None

@@ -1,0 +1,121 @@
+"""The wall clock jumps, or the machine sleeps: nothing waits for longer, nothing goes out twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Producer, Queue
+
+from celery_dq.clock import ManualClock
+from celery_dq.producer.buffer import Limits, Message
+from celery_dq.producer.flusher import LAST_DELAY_S, Flusher, Hooks
+from celery_dq.producer.journal import Journal
+from celery_dq.producer.kombu_sender import KombuSender
+from celery_dq.producer.outbox import Outbox
+from celery_dq.producer.spill_log import SpillLog
+from tests.producer.desk import Shelf
+
+JUMPS = (0.0, 1.0, 1_700_000_000.0 - 3600, 1_700_000_000.0 + 3600, 4_000_000_000.0)
+
+
+class Bench:
+    """A flusher without its thread: each step is taken by the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.shelf = Shelf()
+        self.outbox = Outbox(
+            Limits(linger_s=0.5, batch_size=10), Journal(SpillLog(folder), 1 << 24), self.clock
+        )
+        self.flusher = Flusher(self.outbox, self.shelf, Hooks())
+
+    def put(self, number: int) -> None:
+        assert self.outbox.put("a", b"", b"%d" % number)
+
+    @property
+    def got(self) -> list[int]:
+        return [int(payload) for payload in self.shelf.got.get("a", [])]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    made = Bench(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+def test_linger_does_not_know_the_wall_clock(bench: Bench) -> None:
+    bench.put(1)
+    for wall in JUMPS:
+        bench.clock.set_wall(wall)
+        assert not bench.flusher.step()
+    bench.clock.advance(0.5)
+    assert bench.flusher.step()
+    assert bench.got == [1]
+
+
+def test_neither_does_a_broker_that_is_down(bench: Bench) -> None:
+    bench.shelf.down = True
+    bench.put(1)
+    bench.clock.advance(1)
+    assert bench.flusher.step()
+    bench.shelf.down = False
+    for wall in JUMPS:
+        bench.clock.set_wall(wall)
+        assert not bench.flusher.step(), "it was tried again before its time"
+    bench.clock.advance(LAST_DELAY_S)
+    assert bench.flusher.step()
+    assert bench.got == [1]
+
+
+def test_nor_the_age_of_messages(bench: Bench) -> None:
+    bench.put(1)
+    for wall in JUMPS:
+        bench.clock.set_wall(wall)
+        assert bench.outbox.age_s() == 0
+    bench.clock.advance(3)
+    assert bench.outbox.age_s() == 3
+
+
+def test_a_night_of_suspend_sends_everything_once_and_in_order(bench: Bench) -> None:
+    for number in range(25):
+        bench.put(number)
+    assert bench.flusher.step()  # a full batch does not linger
+    bench.clock.advance(9 * 3600)
+    for number in range(25, 40):
+        bench.put(number)
+    while bench.flusher.step():
+        pass
+    bench.clock.advance(9 * 3600)
+    while bench.flusher.step():
+        pass
+    assert bench.got == list(range(40))
+    assert bench.outbox.buffer.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("jump_s", "left_ms"), [(0.0, 60_000), (20.0, 40_000), (-3600.0, 60_000), (3600.0, 0)]
+)
+def test_a_relative_expiration_counts_from_the_call(jump_s: float, left_ms: int) -> None:
+    """Two processes share the wall clock only; where it goes back a message lives longer."""
+    clock = ManualClock()
+    connection = Connection("memory://")
+    sender = KombuSender(lambda: connection, Producer, lambda name: Queue(name), clock=clock)
+    made = {
+        "body": "{}",
+        "headers": {"id": "x"},
+        "properties": {"expiration": "60000", "delivery_mode": 2},
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+    }
+    addressed = sender.address(made, "", "push", [Queue("push")])
+    clock.set_wall(clock.wall() + jump_s)
+    sender.send(addressed.lane, "00", [Message(1, addressed.id, addressed.payload)])
+    queue = Queue("push")(connection.default_channel)
+    message = queue.get()
+    assert message is not None
+    assert message.properties["expiration"] == str(left_ms)
+    queue.delete()
+    sender.close()

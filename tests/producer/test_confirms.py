@@ -1,0 +1,149 @@
+"""Buffered calls on RabbitMQ, with publisher confirms."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection, Consumer, Queue
+
+import celery_dq
+from celery_dq.testing.rabbitmq import RabbitMQServer
+from celery_dq.testing.waiting import wait_until
+from tests.broker.proxy import Proxy
+
+
+class Shop:
+    """An app whose calls go to a queue of the test."""
+
+    def __init__(self, url: str, folder: Path, queue: str) -> None:
+        self.app: Any = Celery("shop", broker=url, set_as_current=False)
+        self.app.conf.update(
+            dq_buffer=True,
+            dq_buffer_folder=str(folder),
+            dq_buffer_linger="1ms",
+            dq_buffer_batch_size=50,
+            dq_publish_timeout="6s",
+        )
+        celery_dq.setup(self.app)
+        self.queue = queue
+        self.called: list[str] = []
+        self.delivered: list[str] = []
+        self.app.dq.buffer.on_delivered(self.delivered.extend)
+
+        def notify(number: int) -> None: ...
+
+        self.task = self.app.task(name="notify", queue=queue, shared=False, ignore_result=True)(notify)
+
+    def call(self, times: int) -> None:
+        for number in range(times):
+            self.called.append(self.task.apply_async((number,)).id)
+
+    def close(self) -> None:
+        self.app.dq.buffer.close(1)
+        self.app.close()
+
+
+def drain(url: str, queue: str) -> list[str]:
+    """The ids of the tasks in a queue, in order; the queue goes."""
+    ids: list[str] = []
+    with Connection(url) as connection:
+        channel = connection.channel()
+        _, count, _ = channel.queue_declare(queue, passive=True)
+        with Consumer(
+            channel, [Queue(queue)], no_ack=True, on_message=lambda message: ids.append(message.headers["id"])
+        ):
+            while len(ids) < count:
+                connection.drain_events(timeout=10)
+        channel.queue_delete(queue)
+    return ids
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    return f"confirms-{abs(hash(request.node.name)):x}"
+
+
+@pytest.fixture
+def shop(rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str) -> Iterator[Shop]:
+    made = Shop(rabbitmq_server.url(), tmp_path / "spill", queue)
+    yield made
+    made.close()
+
+
+def test_calls_arrive_once_and_in_order(rabbitmq_server: RabbitMQServer, shop: Shop) -> None:
+    shop.call(500)
+    assert shop.app.dq.buffer.flush(20) == 0
+    assert shop.delivered == shop.called
+    assert drain(rabbitmq_server.url(), shop.queue) == shop.called
+
+
+def test_what_is_not_confirmed_is_sent_again(
+    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
+) -> None:
+    """The broker has the batch, and its confirms are lost."""
+    with Proxy(rabbitmq_server.port) as proxy:
+        shop = Shop(f"amqp://guest:guest@127.0.0.1:{proxy.port}//", tmp_path / "spill", queue)
+        try:
+            shop.call(10)
+            assert shop.app.dq.buffer.flush(20) == 0
+            proxy.drop_answers_to, proxy.drops_left = b"notify", 1
+            shop.call(200)
+            assert shop.app.dq.buffer.flush(20) == 0
+            assert proxy.dropped == 1
+        finally:
+            shop.close()
+    found = Counter(drain(rabbitmq_server.url(), queue))
+    assert set(found) == set(shop.called)
+    assert set(shop.delivered) == set(shop.called)
+    # Only what was on its way when the connection went: one batch at most.
+    assert sum(found.values()) - len(found) <= 50
+
+
+def test_a_broker_that_hangs_before_it_confirms(
+    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
+) -> None:
+    with Proxy(rabbitmq_server.port) as proxy:
+        shop = Shop(f"amqp://guest:guest@127.0.0.1:{proxy.port}//", tmp_path / "spill", queue)
+        try:
+            shop.call(10)
+            assert shop.app.dq.buffer.flush(20) == 0
+            proxy.black_hole.set()
+            started = time.monotonic()
+            shop.call(200)
+            assert time.monotonic() - started < 2
+            wait_until(lambda: shop.app.dq.buffer.inspect().last_error, 20)
+            assert len(shop.app.dq.buffer) == 200
+            proxy.black_hole.clear()
+            proxy.cut_all()
+            assert shop.app.dq.buffer.flush(30) == 0
+        finally:
+            shop.close()
+    assert list(dict.fromkeys(drain(rabbitmq_server.url(), queue))) == shop.called
+
+
+def test_a_broker_that_is_killed_between_publish_and_confirm_loses_nothing(
+    tmp_path: Path, queue: str
+) -> None:
+    with RabbitMQServer() as server:
+        shop = Shop(server.url(), tmp_path / "spill", queue)
+        try:
+            shop.call(20)
+            assert shop.app.dq.buffer.flush(20) == 0
+            shop.call(3_000)
+            wait_until(lambda: len(shop.delivered) > 100, 20, interval_s=0.001)
+            server.kill()
+            assert len(shop.delivered) < len(shop.called)
+            shop.call(100)
+            server.start()
+            assert shop.app.dq.buffer.flush(60) == 0
+        finally:
+            shop.close()
+        found = drain(server.url(), queue)
+    assert list(dict.fromkeys(found)) == shop.called
+    assert len(found) - len(shop.called) <= 50
