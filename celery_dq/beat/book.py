@@ -37,6 +37,9 @@ class Ran(NamedTuple):
 class Book(Protocol):
     """Where beats keep what they share. Raises OSError when there was no answer."""
 
+    def token(self) -> int:
+        """The highest token it has seen from where another election may not have been; 0 for none."""
+
     def adopt(self, token: int, entries: Mapping[str, datetime]) -> dict[str, Ran]:
         """Take over; see ``adopt.lua``. Raises Fenced."""
 
@@ -73,6 +76,13 @@ class RedisBook:
         self._client = client
         self._key = key
         self._scripts = load_scripts()
+
+    def token(self) -> int:
+        """See :class:`Book`."""
+        try:
+            return int(self._client.hget(self._key, "token") or 0)
+        except redis.RedisError as error:
+            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
 
     def adopt(self, token: int, entries: Mapping[str, datetime]) -> dict[str, Ran]:
         """See :class:`Book`."""
@@ -121,6 +131,10 @@ class ZooKeeperBook:
         self._session = session
         self._path = path
         self._clock: Clock = clock or SystemClock()
+
+    def token(self) -> int:
+        """None: the election counts in the same ensemble."""
+        return 0
 
     def adopt(self, token: int, entries: Mapping[str, datetime]) -> dict[str, Ran]:
         """See :class:`Book`."""

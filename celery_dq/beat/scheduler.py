@@ -111,6 +111,7 @@ class ElectedScheduler(Scheduler):
         """The candidate; made at first need. Raises OSError and the like when the broker is away."""
         if self._office is None:
             election = self._elections.candidate(LEADERSHIP)
+            self._book = self._make_book()
             self._office = Office(election, Beat(self), clock=self._clock, may_lead=lambda: not self.stuck)
         return self._office
 
@@ -272,18 +273,13 @@ class ElectedScheduler(Scheduler):
     @property
     def book(self) -> Book:
         """What all beats share."""
-        if self._book is None:
-            options = self._options
-            if self._make_client is not None:
-                self._book = RedisBook(
-                    self._make_client(), beat_state(options.environment, options.key_prefix)
-                )
-            else:
-                self._book = self._book_of_the_election()
+        assert self._book is not None, "it comes with the office"
         return self._book
 
-    def _book_of_the_election(self) -> Book:
+    def _make_book(self) -> Book:
         options, session = self._options, self._elections.session
+        if self._make_client is not None:
+            return RedisBook(self._make_client(), beat_state(options.environment, options.key_prefix))
         if session is not None:
             return ZooKeeperBook(session, lambda name: beat_entry(options.environment, name))
         patience_s = options.election_session_us / 6e6
@@ -323,8 +319,8 @@ class Beat:
         self._scheduler = scheduler
 
     def floor(self) -> int:
-        """No token is known elsewhere."""
-        return 0
+        """The token that the book knows: the election may have moved, or forgotten its own."""
+        return self._scheduler.book.token()
 
     def serve(self, term: Term) -> None:
         """Lead until the end of the term."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery.beat import ScheduleEntry, Scheduler
 
 from celery_dq.beat import ElectedScheduler, scheduler
@@ -112,6 +114,17 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     old.apply_async(entry, advance=True)
     assert old.schedule["tick"] is entry
     assert ticks(app) == sent
+
+
+def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
+    """It was held elsewhere before, or has been wiped: its tokens begin at 1, the book knows a higher one."""
+    beats.append(ElectedScheduler(app))
+    assert beats[0].office.term is None
+    beats[0].book.adopt(57, {})
+    lead(beats[0])
+    assert beats[0].office.term is not None
+    assert beats[0].office.term.token == 58
+    tick_until(beats[0], app, 1)
 
 
 def test_what_cannot_be_written_down_is_written_down_before_the_next_tick(
@@ -226,4 +239,28 @@ def test_wraps_any_scheduler(
     assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=5)
     tick_until(beats[1], app, 4)
     assert once(app)
+    app.close()
+
+
+def test_on_another_broker_a_tick_has_the_same_id_each_time(
+    redis_url: str, hosts: str, beats: list[ElectedScheduler]
+) -> None:
+    conf = {**settings(redis_url), "broker_url": redis_url, "dq_election": f"zookeeper://{hosts}"}
+    app = make_app(conf)
+    broker = redis.Redis.from_url(redis_url, decode_responses=True)
+
+    def sent() -> list[str]:
+        # The last one comes first there.
+        return [str(json.loads(row)["headers"]["id"]) for row in reversed(broker.lrange("ticks", 0, -1))]
+
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    lead(beats[0])
+    beats[0]._tell = lambda name: None  # type: ignore[method-assign]
+    wait_until(lambda: (beats[0].tick(), len(sent()) == 1)[1], 10)
+    beats[0].close()
+    lead(beats[1])
+    wait_until(lambda: (beats[1].tick(), len(sent()) == 3)[1], 10)
+    assert sent()[0] == sent()[1]
+    assert sent()[2] != sent()[1]
+    broker.close()
     app.close()
