@@ -52,6 +52,10 @@ class WorkerGate(Protocol):
     blocking: bool
 
     @property
+    def in_turn(self) -> bool:
+        """The pool runs what it is given one after the other, and asks before each."""
+
+    @property
     def closing(self) -> bool:
         """The worker shuts down: nothing new may start."""
 
@@ -98,6 +102,9 @@ class Terms(Protocol):
 
     def firm(self, queue: str) -> bool:
         """Whether the next message may start now."""
+
+    def stands(self, queue: str, token: int) -> bool:
+        """Whether the next message may start now, in the term with this token."""
 
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader than `token`."""

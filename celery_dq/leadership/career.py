@@ -91,6 +91,8 @@ class Term:
     @property
     def phase(self) -> Phase:
         """Where it stands. Looking is what notices that trust has ended."""
+        if self._age() < TRUST * self.session_s:
+            return self._phase  # asked for every message: no lock without need
         with self._lock:
             self._look()
             return self._phase
@@ -98,13 +100,8 @@ class Term:
     @property
     def firm(self) -> bool:
         """Whether something new may start."""
-        with self._lock:
-            self._look()
-            return (
-                self._phase is Phase.EXECUTING
-                and not self._suspended
-                and self._age() < DOUBT * self.session_s
-            )
+        # Trust has not ended where there is not even a doubt, so that nothing need be noticed here.
+        return self._phase is Phase.EXECUTING and not self._suspended and self._age() < DOUBT * self.session_s
 
     @property
     def trusted(self) -> bool:

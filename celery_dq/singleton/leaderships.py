@@ -166,6 +166,11 @@ class Leaderships:
         term = self._term(queue)
         return term is not None and term.firm
 
+    def stands(self, queue: str, token: int) -> bool:
+        """Whether the next message may start now, in that term."""
+        term = self._term(queue)
+        return term is not None and term.token == token and term.firm
+
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader, or has forgotten us."""
         term = self._term(queue)

@@ -41,6 +41,11 @@ class Gate:
         self.over = False
 
     @property
+    def in_turn(self) -> bool:
+        """Return whether the pool has one slot and asks before each task."""
+        return self._lifecycle.asks_first and not self.blocking and self._slots() == 1
+
+    @property
     def closing(self) -> bool:
         """Celery was told to stop: what is claimed and not begun goes back."""
         return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))

@@ -45,7 +45,7 @@ class Lifecycle:
         self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
-        self._asks_first = not pool.uses_semaphore
+        self.asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
@@ -58,7 +58,7 @@ class Lifecycle:
     @property
     def started(self) -> frozenset[str]:
         """Those of :attr:`in_pool` that cannot be stopped any more from starting."""
-        return frozenset(tuple(self._started)) if self._asks_first else self.in_pool
+        return frozenset(tuple(self._started)) if self.asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Run a task in the pool, as the pool's own method does.
@@ -161,10 +161,10 @@ class Lifecycle:
 
         pool.flush = guarded
 
-    def _veto(self, request: Any, message: Message) -> None:
+    def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
         channel = message.channel
-        if channel.intake.may_start(message):
+        if channel.intake.may_start(message) if starts else channel.intake.may_go(message):
             return
         logger.warning(
             "Task %s[%s] is not started: the lease on its message is not fresh, or the term of its leader.",
@@ -180,9 +180,9 @@ class Lifecycle:
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def accepted(pid: int, time_accepted: float) -> Any:
             tag: str = message.delivery_tag
-            if self._asks_first:
+            if self.asks_first:
                 # It may have waited in the pool's queue while the lease was lost.
-                self._veto(request, message)
+                self._veto(request, message, starts=True)
             self._in_pool[tag] = self._clock.monotonic()
             self._started[tag] = None
             message.started = True

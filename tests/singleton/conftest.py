@@ -55,3 +55,9 @@ def open_bank(
 @pytest.fixture
 def bank(open_bank: Callable[..., Bank], election: str) -> Bank:
     return open_bank(election=election)
+
+
+@pytest.fixture
+def till(open_bank: Callable[..., Bank]) -> Bank:
+    """A bank whose broker holds the election: for what does not depend on who does."""
+    return open_bank()

@@ -9,13 +9,13 @@ from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
 
 
-def test_what_was_claimed_while_the_loop_is_blocked_keeps_its_place(bank: Bank) -> None:
+def test_what_was_claimed_while_the_loop_is_blocked_keeps_its_place(till: Bank) -> None:
     # Longer than a quarter of the lease: of another queue, the keeper would give up on the claim's answer.
-    bank.post(range(1), seconds=2.5)
-    bank.post(range(1, 30))
-    with bank.worker(pool="solo", queues=[QUEUE, "mail"]):
-        assert bank.finished(30) == list(range(30))
-    assert {entry.token for entry in bank.book.entries()} == {1}
+    till.post(range(1), seconds=2.5)
+    till.post(range(1, 30))
+    with till.worker(pool="solo", queues=[QUEUE, "mail"]):
+        assert till.finished(30) == list(range(30))
+    assert {entry.token for entry in till.book.entries()} == {1}
 
 
 def test_a_claim_whose_answer_is_lost_ends_the_term_and_changes_no_order(

@@ -12,6 +12,9 @@ from celery_dq.testing.waiting import wait_until
 from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
 
+#: A pool of one thread is given messages ahead; any other pool is not.
+POOLS = pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 1)])
+
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_messages_run_one_after_the_other_with_the_token(bank: Bank, pool: str) -> None:
@@ -110,19 +113,23 @@ def test_a_resignation_hands_over_within_half_a_second(bank: Bank) -> None:
     assert bank.overlaps() == 0
 
 
-def test_a_requeued_message_goes_before_what_was_fetched_after_it(bank: Bank) -> None:
-    bank.post(range(1), task="reject_once")
-    bank.post(range(1, 20))
-    with bank.worker(concurrency=4):
-        assert bank.finished(20) == list(range(20))
+@POOLS
+def test_a_requeued_message_goes_before_what_was_fetched_after_it(
+    till: Bank, pool: str, concurrency: int
+) -> None:
+    till.post(range(3))
+    till.post(range(3, 4), task="reject_once")
+    till.post(range(4, 30))
+    with till.worker(pool, concurrency):
+        assert till.finished(30) == list(range(30))
 
 
-def test_celery_inspect_tells_who_leads(bank: Bank) -> None:
-    with bank.worker(), bank.worker():
-        leader = bank.leader()
+def test_celery_inspect_tells_who_leads(till: Bank) -> None:
+    with till.worker(), till.worker():
+        leader = till.leader()
         answers = {
             node: rows[0]
-            for answer in bank.app.control.broadcast("leaders", reply=True, timeout=2.0)
+            for answer in till.app.control.broadcast("leaders", reply=True, timeout=2.0)
             for node, rows in answer.items()
         }
         assert len(answers) == 2
@@ -133,38 +140,42 @@ def test_celery_inspect_tells_who_leads(bank: Bank) -> None:
         assert (other["leads"], other["phase"]) == (False, "standing by")
 
 
-def test_other_queues_of_the_worker_are_consumed_by_all(bank: Bank) -> None:
-    with bank.worker(queues=[QUEUE, "mail"]), bank.worker(queues=[QUEUE, "mail"]):
-        bank.leader()
-        bank.post(range(5))
+def test_other_queues_of_the_worker_are_consumed_by_all(till: Bank) -> None:
+    with till.worker(queues=[QUEUE, "mail"]), till.worker(queues=[QUEUE, "mail"]):
+        till.leader()
+        till.post(range(5))
         for number in range(100, 108):
-            bank.send("post", number, 0.2, queue="mail")
-        wait_until(lambda: len(bank.book.numbers("finish")) + len(bank.book.refused()) >= 13, 20)
-        assert [number for number in bank.book.numbers("finish") if number < 100] == list(range(5))
+            till.send("post", number, 0.2, queue="mail")
+        wait_until(lambda: len(till.book.numbers("finish")) + len(till.book.refused()) >= 13, 20)
+        assert [number for number in till.book.numbers("finish") if number < 100] == list(range(5))
 
 
-@pytest.mark.parametrize("countdown", [0.0, 1.5])
-def test_a_retry_keeps_its_place_and_blocks_until_it_is_due(bank: Bank, countdown: float) -> None:
-    bank.post(range(2))
-    bank.send("retry", 2, countdown)
-    bank.post(range(3, 20))
-    with bank.worker(concurrency=4):
-        assert bank.finished(20) == list(range(20))
-    first, second = (each for each in bank.book.entries("start") if each.number == 2)
-    assert second.monotonic - first.monotonic >= countdown
-    assert bank.book.numbers("start") == [0, 1, 2, 2, *range(3, 20)]
+@POOLS
+def test_a_retry_keeps_its_place_and_blocks_until_it_is_due(till: Bank, pool: str, concurrency: int) -> None:
+    countdowns = [0.0, 1.0]
+    till.post(range(2))
+    for number, countdown in enumerate(countdowns, 2):
+        till.send("retry", number, countdown)
+    till.post(range(4, 20))
+    with till.worker(pool, concurrency):
+        assert till.finished(20) == list(range(20))
+    for number, countdown in enumerate(countdowns, 2):
+        first, second = (each for each in till.book.entries("start") if each.number == number)
+        assert second.monotonic - first.monotonic >= countdown
+    assert till.book.numbers("start") == [0, 1, 2, 2, 3, 3, *range(4, 20)]
 
 
-def test_a_retry_that_waits_is_handed_over_in_its_place(bank: Bank) -> None:
-    with bank.worker() as first:
-        bank.send("retry", 0, 3.0)
-        bank.wait_started(0)
-        bank.post(range(1, 5))
-        with bank.worker():
+def test_a_retry_that_waits_is_handed_over_in_its_place(till: Bank) -> None:
+    with till.worker() as first:
+        till.leader()
+        with till.worker():
+            till.send("retry", 0, 3.0)
+            first.wait_for_log("Retry in")
+            till.post(range(1, 5))
             assert first.process is not None
             first.process.kill()
-            assert bank.finished(5, 30) == list(range(5))
-    assert [each.token for each in bank.book.entries("start")][:2] == [1, 2]
+            assert till.finished(5, 30) == list(range(5))
+    assert [each.token for each in till.book.entries("start")][:2] == [1, 2]
 
 
 def test_leadership_spreads_over_the_workers(open_bank: Callable[..., Bank], election: str) -> None:
@@ -184,23 +195,23 @@ def test_leadership_spreads_over_the_workers(open_bank: Callable[..., Bank], ele
         wait_until(lambda: list(leads().values()) == [4], 20, what=lambda: str(leads()))
 
 
-def test_who_is_told_to_consume_no_more_hands_over_and_may_volunteer_again(bank: Bank) -> None:
-    with bank.worker(), bank.worker(queues=["mail"]):
-        leader = bank.leader()
-        bank.post(range(3))
-        bank.finished(3)
-        bank.app.control.cancel_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
-        wait_until(lambda: not leads(bank), 10)
-        bank.post(range(3, 6))
-        bank.app.control.add_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
-        assert bank.finished(6) == list(range(6))
-        assert bank.leader() == "w2@proof"
-        bank.app.control.add_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
-        bank.app.control.cancel_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
-        bank.post(range(6, 9))
-        assert bank.finished(9) == list(range(9))
-    assert bank.overlaps() == 0
-    assert sorted({entry.token for entry in bank.book.entries()}) == [1, 2, 3]
+def test_who_is_told_to_consume_no_more_hands_over_and_may_volunteer_again(till: Bank) -> None:
+    with till.worker(), till.worker(queues=["mail"]):
+        leader = till.leader()
+        till.post(range(3))
+        till.finished(3)
+        till.app.control.cancel_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        wait_until(lambda: not leads(till), 10)
+        till.post(range(3, 6))
+        till.app.control.add_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        assert till.finished(6) == list(range(6))
+        assert till.leader() == "w2@proof"
+        till.app.control.add_consumer(QUEUE, destination=[leader], reply=True, timeout=2.0)
+        till.app.control.cancel_consumer(QUEUE, destination=["w2@proof"], reply=True, timeout=2.0)
+        till.post(range(6, 9))
+        assert till.finished(9) == list(range(9))
+    assert till.overlaps() == 0
+    assert sorted({entry.token for entry in till.book.entries()}) == [1, 2, 3]
 
 
 def leads(bank: Bank) -> list[str]:

@@ -118,6 +118,7 @@ class Intake:
                 deliver=self._put,
                 give_back=self._release,
                 claim_ahead_s=self._claim_ahead_s,
+                in_turn=lambda: self._gate is not None and self._gate.in_turn,
             )
             self._process.on_fenced = lambda queue: terms.refused(queue.name, queue.token)
             terms.listen(self._channel.poller.wake)
@@ -284,7 +285,7 @@ class Intake:
         consumers = self._consumers.get(message.queue)
         gate = self._gate
         closing = gate is not None and gate.closing
-        if held is None or not consumers or closing or not self.may_start(message):
+        if held is None or not consumers or closing or not self.may_go(message):
             # Too late: the lease or the term is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
@@ -303,7 +304,7 @@ class Intake:
         callback(message)
         return True
 
-    def may_start(self, message: Message) -> bool:
+    def may_go(self, message: Message) -> bool:
         """Return whether nobody else can have the message: its lease is fresh, and its term if it has one."""
         channel = self._channel
         held = channel.ledger.get(message.delivery_tag)
@@ -312,7 +313,16 @@ class Intake:
         if not message.token:
             return True
         terms = channel.session.terms
-        return terms is not None and terms.term(message.queue) == message.token and terms.firm(message.queue)
+        return terms is not None and terms.stands(message.queue, message.token)
+
+    def may_start(self, message: Message) -> bool:
+        """Return whether :meth:`may_go`, and what goes before the message on a led queue is over."""
+        held = self._channel.ledger.get(message.delivery_tag)
+        if held is not None and held.after is not None:
+            if held.after.comes_back or not held.after.gone:
+                return False
+            held.after = None
+        return self.may_go(message)
 
     def _discard(self, message: Message) -> bool:
         gate = self._gate

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Messages that a lane holds at most while one of them is worked on.
 MOST_WAITING = 64
+#: Messages that are given at most to a pool that runs them in turn.
+MOST_IN_TURN = 8
 
 
 class Lane:
@@ -44,7 +46,7 @@ class Lane:
         base: the queue as it is outside of a term.
         queue: the queue of the present or ending term; None when closed.
         waiting: claimed, not yet delivered.
-        current: what was delivered last.
+        under_way: delivered and not over, in order; more than one only where the pool runs them in turn.
     """
 
     def __init__(self, base: Queue) -> None:
@@ -53,7 +55,11 @@ class Lane:
         self.ending = False
         self.source: Source | None = None
         self.waiting: deque[Message] = deque()
-        self.current: Held | None = None
+        self.under_way: deque[Held] = deque()
+        #: Something has come back: so will what is under way behind it, and nothing is delivered before that.
+        self.broken = False
+        #: What was begun before a reconnect may not be over yet.
+        self.inherits = True
         self.since = 0.0
         self.service_s: float | None = None
         #: Claims are on their way that left before a message came back: what they bring is out of order.
@@ -71,6 +77,7 @@ class Lanes:
         deliver: takes a message whose turn it is.
         give_back: takes a message that is not worked on after all.
         claim_ahead_s: how much service time may be claimed ahead, in seconds.
+        in_turn: returns whether the pool runs what it is given one after the other, and asks before each.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Lanes:
         deliver: Callable[[Message], None],
         give_back: Callable[[Message], None],
         claim_ahead_s: float,
+        in_turn: Callable[[], bool],
     ) -> None:
         self._process = process
         self._terms = terms
@@ -90,6 +98,7 @@ class Lanes:
         self._deliver = deliver
         self._give_back = give_back
         self._claim_ahead_s = claim_ahead_s
+        self._in_turn = in_turn
         self._lanes: dict[str, Lane] = {}
         # What runs is asked after when the channel is long gone.
         self._bases: dict[str, Queue] = {}
@@ -163,7 +172,9 @@ class Lanes:
     # -- inside ----------------------------------------------------------------
 
     def _open(self, lane: Lane, queue: Queue) -> None:
-        lane.queue, lane.current = queue, None
+        lane.queue = queue
+        lane.under_way.clear()
+        lane.broken, lane.inherits = False, True
         self._process.keeper.use(queue, self._clients)
         lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
@@ -193,31 +204,40 @@ class Lanes:
             self._fetcher().teller.send_untold(self._process.clock.monotonic())
 
     def _advance(self, lane: Lane, queue: Queue) -> None:
-        ledger = self._process.ledger
-        current = lane.current
-        if current is not None:
-            if not current.gone:
-                return
-            lane.current = None
+        under_way = lane.under_way
+        while under_way and under_way[0].gone:
+            held = under_way.popleft()
             now = self._process.clock.monotonic()
-            seen = now - lane.since
+            seen, lane.since = now - lane.since, now
             lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
-            if current.comes_back:
-                # It goes before all that was claimed after it.
-                self._spill(lane)
-                lane.spills = self._fetcher().teller.claims(queue)
-                # On the wire before the next claim.
-                self._fetcher().teller.send_untold(self._process.clock.monotonic())
-        if lane.spills or not lane.waiting or not self._terms.firm(queue.name):
+            lane.broken = lane.broken or held.comes_back
+        if lane.broken:
+            if under_way:
+                return
+            # What came back goes before all that was claimed after it.
+            lane.broken = False
+            self._spill(lane)
+            lane.spills = self._fetcher().teller.claims(queue)
+            # On the wire before the next claim.
+            self._fetcher().teller.send_untold(self._process.clock.monotonic())
+        if lane.spills or not lane.waiting or len(under_way) >= (MOST_IN_TURN if self._in_turn() else 1):
             return
-        if ledger.holds_of(queue.key) > len(lane.waiting):
-            return  # one that was begun before a reconnect
+        if not self._terms.firm(queue.name):
+            return
+        if lane.inherits:
+            lane.inherits = self._process.ledger.holds_of(queue.key) > len(lane.waiting) + len(under_way)
+            if lane.inherits:
+                return
         if self._waits(lane):
             return
         message = lane.waiting.popleft()
-        lane.current = ledger.get(message.delivery_tag)
-        lane.since = self._process.clock.monotonic()
-        if lane.current is not None:
+        held_now = self._process.ledger.get(message.delivery_tag)
+        if held_now is not None:
+            if under_way:
+                held_now.after = under_way[-1]
+            else:
+                lane.since = self._process.clock.monotonic()
+            under_way.append(held_now)
             self._deliver(message)
 
     def _waits(self, lane: Lane) -> bool:

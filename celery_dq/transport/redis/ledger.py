@@ -51,6 +51,7 @@ class Held:
         gone: finished or released.
         comes_back: it will be delivered again, so what was claimed after it must wait.
         begun: plain kombu's consumer has it, so it cannot be taken back unseen.
+        after: what was given to the pool before it and must be over, for good, when it starts.
     """
 
     partition: str
@@ -61,6 +62,7 @@ class Held:
     gone: bool = False
     comes_back: bool = False
     begun: bool = False
+    after: Held | None = None
 
 
 @dataclass(eq=False, slots=True)
