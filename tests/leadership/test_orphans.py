@@ -1,14 +1,17 @@
-"""What a candidate leaves behind when an answer was lost: nothing, or nobody would ever lead."""
+"""What a candidate leaves behind when an answer was lost: nothing. And one who may not stand at all."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.leadership.office import Office
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
 
@@ -71,3 +74,35 @@ def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
         assert len(session._mine.listeners) == before
     finally:
         session.close()
+
+
+class NoDuties:
+    """There is nothing to do."""
+
+    def floor(self) -> int:
+        return 0
+
+    def serve(self, term: Any) -> None:
+        term.wait()
+
+    def trust(self, term: Any, until: float) -> None: ...
+
+    def abort(self, term: Any) -> None: ...
+
+
+def test_who_is_not_let_in_is_told_so_in_a_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
+    ours = Session(hosts, timeout_s=4, auth=[("digest", "shop:secret")])
+    wrong = Session(hosts, timeout_s=4, auth=[("digest", "shop:wrong")])
+    office = Office(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())
+    try:
+        ours.open()
+        with caplog.at_level(logging.INFO, "celery_dq"):
+            office.open()
+            wait_until(lambda: "cannot be held" in caplog.text, 15)
+        told = [record for record in caplog.records if "cannot be held" in record.message]
+        assert "does not let us in there: check auth and sasl" in told[0].message
+        assert told[0].exc_info is None
+    finally:
+        assert office.close(10)
+        wrong.close()
+        ours.close()
