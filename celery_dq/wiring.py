@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any
 
 from celery_dq.app.amqp import WiredAMQP
@@ -41,6 +43,9 @@ def setup(app: Any) -> Any:
     wrap_calls(app)
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
+    if "celery.worker.control" in sys.modules:
+        # The celery program: it knows the commands of ``inspect`` and ``control`` by their registration.
+        importlib.import_module("celery_dq.worker.commands")
     return app
 
 

@@ -23,6 +23,7 @@ from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import Leaderships
 from celery_dq.worker import commands
 from celery_dq.worker.broker import broker_client
+from celery_dq.worker.sequencer import Sequencer
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +49,15 @@ class SingletonStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._leaderships: Leaderships | None = None
         self._elections: Elections | None = None
+        self._sequencer: Sequencer | None = None
+        self._volunteers_for: set[str] = set()
         wires = consumer.conninfo.transport_options.get(WIRES)
         if not isinstance(wires, Wires):
             return
         sections = singleton_queues(consumer.app, wires.options)
         if not sections:
             return
-        if not str(consumer.conninfo.transport_cls).startswith("dq-"):
-            raise ConfigurationError(
-                f"the queues {', '.join(sorted(sections))} have a leader, which this broker cannot fence: "
-                "use dq-redis://"
-            )
+        fenced = str(consumer.conninfo.transport_cls).startswith("dq-")
         kills = isinstance(consumer.pool, PreforkPool)
         for section in sections.values():
             if section.hand_over == "abort" and not kills:
@@ -72,12 +71,14 @@ class SingletonStep(bootsteps.StartStopStep):
         signals.task_postrun.connect(attendant.end, weak=False)
         session_s = wires.options.election_session_us / 1e6
         self._elections = Elections(
-            wires.options, consumer.hostname, lambda: broker_client(consumer.app, session_s / 6)
+            wires.options,
+            consumer.hostname,
+            (lambda: broker_client(consumer.app, session_s / 6)) if fenced else None,
         )
         self._leaderships = Leaderships(
             sections,
             self._elections.candidate,
-            BrokerFence(consumer.app, wires.options),
+            BrokerFence(consumer.app, wires.options) if fenced else None,
             guard,
             careers={
                 name: instantiate(section.career) for name, section in sections.items() if section.career
@@ -85,26 +86,37 @@ class SingletonStep(bootsteps.StartStopStep):
             kills=kills,
         )
         wires.terms = self._leaderships
+        selected = list(consumer.app.amqp.queues.consume_from)
+        self._volunteers_for = {name for name in selected if self._leaderships.governs(name)}
+        if not fenced:
+            # Celery's own consumer must not have them: it does not know who leads.
+            for name in sections:
+                consumer.app.amqp.queues.deselect(name)
+            self._sequencer = Sequencer(consumer, self._leaderships, sections)
         self._heed_control(consumer, self._leaderships)
 
     def start(self, consumer: Any) -> None:
         """Volunteer for the queues that the worker consumes."""
+        if self._sequencer is not None:
+            self._sequencer.start()
         if self._leaderships is not None:
-            for name in consumer.app.amqp.queues.consume_from:
-                if self._leaderships.governs(name):
-                    self._leaderships.volunteer(name)
+            for name in self._volunteers_for:
+                self._leaderships.volunteer(name)
 
     def _heed_control(self, consumer: Any, leaderships: Leaderships) -> None:
         """Follow ``celery control add_consumer`` and ``cancel_consumer``."""
         add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
 
         def add_task_queue(queue: str, *args: Any, **options: Any) -> Any:
-            added = add(queue, *args, **options)
-            if leaderships.governs(queue):
+            governed = leaderships.governs(queue)
+            added = None if governed and self._sequencer is not None else add(queue, *args, **options)
+            if governed:
+                self._volunteers_for.add(queue)
                 leaderships.volunteer(queue)
             return added
 
         def cancel_task_queue(queue: str) -> Any:
+            self._volunteers_for.discard(queue)
             leaderships.withdraw(queue)
             return cancel(queue)
 
@@ -112,6 +124,8 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def stop(self, consumer: Any) -> None:
         """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
+        if self._sequencer is not None:
+            self._sequencer.stop()
         if self._leaderships is not None and stops():
             self._leaderships.close(0)
 
@@ -119,6 +133,8 @@ class SingletonStep(bootsteps.StartStopStep):
         """Hand over: the pool is drained or killed."""
         if self._leaderships is None or self._elections is None:
             return
+        if self._sequencer is not None:
+            self._sequencer.close()
         # To end the session lets a successor in: not while something may still run.
         if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()

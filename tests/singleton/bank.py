@@ -17,6 +17,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.signals import worker_process_init
 
+import celery_dq
 from tests.workers import ENVIRONMENT, app_from_environment
 
 NAME = "bank"
@@ -86,6 +87,7 @@ class Book:
 
 def add_tasks(app: Celery, port: int) -> Celery:
     """Register the tasks on `app`; `port` is the book's."""
+    celery_dq.setup(app)  # also where the broker under proof needs none of it
     books: dict[int, Book] = {}
 
     def book() -> Book:

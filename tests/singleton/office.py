@@ -20,9 +20,15 @@ class Bank:
     """The caller's side."""
 
     def __init__(
-        self, server: RedisServer, book: RedisServer, db: int, election: str = "", **conf: Any
+        self,
+        server: RedisServer,
+        book: RedisServer,
+        db: int,
+        election: str = "",
+        broker: str = "dq",
+        **conf: Any,
     ) -> None:
-        self.broker = BROKERS["dq"]
+        self.broker = BROKERS[broker]
         self.conf: dict[str, Any] = {
             "broker_url": self.broker.url(server.port, db),
             "result_backend": f"redis://127.0.0.1:{book.port}/1",
