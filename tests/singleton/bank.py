@@ -144,6 +144,14 @@ def add_tasks(app: Celery, port: int) -> Celery:
             pass
         finish(self, number)
 
+    @task(name="spin_once", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def spin_once(self: Task, number: int, seconds: float) -> None:
+        start(self, number)
+        until = time.monotonic() + seconds
+        while book().numbers("start").count(number) == 1 and time.monotonic() < until:
+            pass
+        finish(self, number)
+
     @task(name="retry", bind=True, max_retries=3)
     def retry(self: Task, number: int, countdown: float = 0.0, times: int = 1) -> None:
         start(self, number)

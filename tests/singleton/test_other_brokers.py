@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 
 import psutil
 import pytest
 
+from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
@@ -94,3 +96,29 @@ def test_the_memory_broker_has_leaders_too(redis_url: str) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [*map(str, range(5)), "token", "1"]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
+    open_bank: Callable[..., Bank], redis_server: RedisServer, rabbitmq_server: RabbitMQServer, pool: str
+) -> None:
+    queue = f"ledger-{uuid.uuid4().hex[:8]}"
+    bank = open_bank(
+        broker="stock",
+        election=redis_server.url(0),
+        broker_url=rabbitmq_server.url(),
+        task_default_queue=queue,
+        dq_singleton_queues=[queue],
+    )
+    with bank.worker(pool, 2, queues=[queue]) as first:
+        posted = bank.post(range(10))
+        assert bank.finished(10, 40) == posted
+        with bank.worker(pool, 2, queues=[queue]):
+            bank.post(range(10, 11), task="post_late", seconds=2)
+            bank.wait_started(10)
+            bank.post(range(11, 20))
+            assert first.process is not None
+            first.process.kill()
+            assert bank.finished(20, 40) == list(range(20))
+    assert bank.book.refused() == []
+    assert bank.overlaps() <= 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -11,6 +15,7 @@ import pytest
 from celery_dq.testing.waiting import wait_until
 from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
+from tests.workers import ENVIRONMENT, ROOT
 
 #: A pool of one thread is given messages ahead; any other pool is not.
 POOLS = pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 1)])
@@ -223,3 +228,19 @@ def leads(bank: Bank) -> list[str]:
         for node, rows in answer.items()
         if any(row["leads"] and row["queue"] == QUEUE for row in rows)
     ]
+
+
+def test_the_celery_program_knows_the_commands(till: Bank) -> None:
+    with till.worker() as worker:
+        till.leader()
+        run = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.singleton.bank", "inspect", "leaders", "--json"],
+            cwd=ROOT,
+            env={**os.environ, ENVIRONMENT: json.dumps({"broker": "dq", "conf": till.conf})},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert run.returncode == 0, run.stderr
+    (row,) = json.loads(run.stdout)[worker.name]
+    assert (row["queue"], row["leads"], row["token"]) == (QUEUE, True, 1)

@@ -1,0 +1,66 @@
+"""How leadership passes on: by force, one worker after the other, and in a pool whose loop sleeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.singleton.bank import QUEUE
+from tests.singleton.office import Bank
+
+
+def resign(bank: Bank, worker: str) -> None:
+    bank.app.control.broadcast("resign", {"queue": QUEUE}, destination=[worker], reply=True, timeout=2.0)
+
+
+def test_abort_kills_what_runs_and_it_runs_again_elsewhere(open_bank: Callable[..., Bank]) -> None:
+    bank = open_bank(dq_singleton_queues={QUEUE: {"hand_over": "abort"}})
+    with bank.worker(), bank.worker():
+        leader = bank.leader()
+        bank.post(range(2))
+        bank.finished(2)
+        bank.post(range(2, 3), task="spin_once", seconds=60)
+        bank.wait_started(2)
+        bank.post(range(3, 6))
+        resign(bank, leader)
+        assert bank.finished(6, 30) == list(range(6))
+    starts = [(entry.number, entry.token) for entry in bank.book.entries("start")]
+    assert starts == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+
+
+def test_a_rolling_restart_loses_and_reorders_nothing_and_runs_nothing_twice(till: Bank) -> None:
+    sent = 0
+    workers = [till.worker() for _ in range(2)]
+    try:
+        for worker in workers:
+            worker.start().wait_ready()
+        till.leader()
+        for _ in range(3):
+            till.post(range(sent, sent + 40), seconds=0.02)
+            sent += 40
+            till.wait_started(sent - 30)
+            workers.append(till.worker().start())
+            workers[-1].wait_ready()
+            workers.pop(0).stop()
+        assert till.finished(sent, 60) == list(range(sent))
+    finally:
+        for worker in workers:
+            worker.discard()
+    assert till.book.numbers("start") == list(range(sent))
+    assert till.overlaps() == 0
+    assert len({entry.token for entry in till.book.entries()}) >= 2
+
+
+def test_gevent_hands_over_within_its_two_seconds_and_a_half(till: Bank) -> None:
+    with till.worker("gevent"), till.worker("gevent"):
+        leader = till.leader()
+        till.post(range(100), seconds=0.02)
+        till.wait_started(10)
+        resign(till, leader)
+        assert till.finished(100, 30) == list(range(100))
+    starts, finishes = till.book.entries("start"), till.book.entries("finish")
+    first = next(number for number, entry in enumerate(starts) if entry.token == 2)
+    silence = starts[first].monotonic - finishes[first - 1].monotonic
+    print(f"gevent handed over in {silence:.3f} s at {time.strftime('%H:%M')}")
+    assert silence < 2.5
+    assert till.overlaps() == 0
