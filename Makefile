@@ -7,12 +7,13 @@ PIP = $(PY) -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+LEDGER_ARGS ?=
 CHAOS_ARGS ?=
 .DEFAULT_GOAL = help
-.PHONY: help venv example example-storm test tests lint types bench chaos docs clean
+.PHONY: help venv example example-ledger example-storm test tests lint types bench chaos docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Installed again only when the requirements have changed.
 $(VENV)/stamp-example: setup.cfg pyproject.toml
@@ -37,6 +38,9 @@ example: $(VENV)/stamp-example ## run the example project; needs no server insta
 
 example-storm: $(VENV)/stamp-example ## a cache-refresh storm with dedup and without; half a minute
 	$(PY) example_project/storm.py
+
+example-ledger: $(VENV)/stamp-example ## a ledger posted by elected workers, and the verdict; LEDGER_ARGS="--kills 4"
+	$(PY) example_project/ledger.py $(LEDGER_ARGS)
 
 test: lint types tests ## lint, types and the whole test suite
 

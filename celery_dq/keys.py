@@ -235,7 +235,7 @@ class PartitionKeys:
 
 
 def beat_state(environment: str, key_prefix: str = "") -> str:
-    """HASH: entry of the schedule -> JSON: when it ran last, how often; of elected beats."""
+    """HASH: what elected beats share: the token of the leader, and per entry of the schedule its ticks."""
     return f"{key_prefix}dq:{environment}:beat"
 
 

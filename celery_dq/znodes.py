@@ -17,6 +17,7 @@ __all__ = [
     "BrokerNodes",
     "LeadershipNodes",
     "QueueNodes",
+    "beat_entry",
     "sequence_of",
     "serial_distance",
     "serial_order",
@@ -68,6 +69,11 @@ class LeadershipNodes:
     def candidate(self, node: str) -> str:
         """The path of the child called `node`."""
         return f"{self.candidates}/{node}"
+
+
+def beat_entry(environment: str, entry: str) -> str:
+    """What elected beats share about one entry of their schedule; percent-encoded in the path."""
+    return f"{ROOT}/{environment}/beat/{quote(entry, safe='').replace('.', '%2E')}"
 
 
 def sequence_of(node: str) -> int:

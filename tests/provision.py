@@ -91,8 +91,9 @@ SERVERS = (
     Server(
         "zookeeper",
         find_zookeeper,
-        # The jars and something to run them; the package "zookeeper" would add scripts and a service.
-        {"apt-get": ("libzookeeper-java", "libslf4j-java", "default-jre-headless")},
+        # The jars, something to run them, and what makes certificates; the package "zookeeper" would add
+        # scripts and a service.
+        {"apt-get": ("libzookeeper-java", "libslf4j-java", "default-jre-headless", "openssl")},
         "unpack a release of https://zookeeper.apache.org and set ZOOKEEPER_HOME to its folder; "
         "it needs Java on the PATH",
     ),

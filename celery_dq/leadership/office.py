@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.errors import NotElected
+from celery_dq.errors import ConfigurationError, NotElected
 from celery_dq.leadership.career import TRUST, Phase, Term
 from celery_dq.leadership.election import Election
 
@@ -169,6 +169,9 @@ class Office:
             logger.info("%s", error)
         elif isinstance(error, OSError):
             logger.warning("The election for %r: %s", self.name, error)
+        elif isinstance(error, ConfigurationError):
+            # It says what is wrong. Standing again is right: it may be mended where the server is.
+            logger.error("The election for %r cannot be held: %s", self.name, error)
         else:
             logger.error("The candidacy for %r goes on after an error.", self.name, exc_info=error)
 

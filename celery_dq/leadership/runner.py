@@ -109,7 +109,9 @@ class Runner(Generic[Message]):
                 message = self._next()
                 if message is None and self._source is not None:
                     continue
-                # Waiting for the message took time; what is asked here is what counts.
+                # Waiting for the message took time; what is asked here is what counts. In doubt, it is kept.
+                while not (term.firm or term.wait(0.01)):
+                    pass
                 if term.firm and not self._career.execute(message):  # type: ignore[arg-type]
                     term.end("the career does not go on")
         finally:

@@ -53,6 +53,11 @@ class Elections:
         keys = PartitionKeys(options.environment, queue, 0, options.key_prefix)
         return RedisElection(self._make_client(), keys, self._who, self._session_s)
 
+    @property
+    def session(self) -> Any:
+        """The session with ZooKeeper; None with another election, and before the first candidate."""
+        return self._session
+
     def close(self) -> None:
         """End the session: what is left of the candidacies goes with it."""
         if self._session is not None:

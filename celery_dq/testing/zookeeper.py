@@ -17,11 +17,12 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from celery_dq.testing.certificates import Certificate
 from celery_dq.testing.processes import ChildProcess, free_port
 from celery_dq.testing.waiting import wait_until
 
@@ -30,17 +31,21 @@ __all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 
-#: Where Debian and Ubuntu put the jars. The manifest of the first names all the others it needs.
+#: Where Debian puts the jars. The manifest of the first names all the others it needs.
 DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-nop.jar")
 #: A small heap, one compiler, no statistics file: half a second to boot, 56 MiB.
 JAVA_FLAGS = (
-    "-Xmx256m",
-    "-Xms32m",
+    *("-Xmx256m", "-Xms32m"),
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Xshare:auto",
     "-XX:-UsePerfData",
     "-Djava.net.preferIPv4Stack=true",
+)
+LOGIN_MODULE = "org.apache.zookeeper.server.auth.DigestLoginModule"
+#: What TLS needs besides, and Debian's manifest does not name.
+DEBIAN_TLS_JARS = tuple(
+    f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver", "transport-native-unix-common")
 )
 
 
@@ -71,7 +76,7 @@ def find_zookeeper() -> tuple[str, str]:
             "no ZooKeeper found: apt-get install --no-install-recommends zookeeper, or unpack a release "
             "and set ZOOKEEPER_HOME to its folder"
         )
-    return java, os.pathsep.join(DEBIAN_JARS)
+    return java, os.pathsep.join((*DEBIAN_JARS, *DEBIAN_TLS_JARS))
 
 
 class ZooKeeperServer:
@@ -81,11 +86,28 @@ class ZooKeeperServer:
         production server has 2,000).
     :param number: which one of `members` this is; 0 (default) stands alone.
     :param members: the ports of all servers of the ensemble, as this one reaches them.
+    :param users: names and passwords; given any, it serves nobody who has not shown one by SASL (DIGEST-MD5).
+    :param certificate: given one, it serves TLS, too, at :attr:`tls_hosts`.
+    :param trusts: a certificate that it asks its TLS clients for.
     """
 
-    def __init__(self, *, tick_ms: int = 500, number: int = 0, members: Sequence[Member] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        tick_ms: int = 500,
+        number: int = 0,
+        members: Sequence[Member] = (),
+        users: Mapping[str, str] | None = None,
+        certificate: Certificate | None = None,
+        trusts: Certificate | None = None,
+    ) -> None:
         self.tick_ms = tick_ms
         self.number = number
+        #: In force from the next start on.
+        self.users = dict(users or {})
+        self._certificate = certificate
+        self._trusts = trusts
+        self._tls_port: int | None = None
         self._members = {member.number: member for member in members}
         self._port = self._members[number].client if members else None
         self._child: ChildProcess | None = None
@@ -112,6 +134,13 @@ class ZooKeeperServer:
     def hosts(self) -> str:
         """What a client takes as its list of hosts."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def tls_hosts(self) -> str:
+        """What a client that speaks TLS takes as its list of hosts; see `certificate`."""
+        if self._tls_port is None:
+            raise RuntimeError("the server speaks no TLS: it has no certificate, or was not started")
+        return f"127.0.0.1:{self._tls_port}"
 
     @property
     def pid(self) -> int:
@@ -166,6 +195,8 @@ class ZooKeeperServer:
             atexit.register(self.stop)
         if self._port is None:
             self._port = free_port()
+        if self._certificate is not None and self._tls_port is None:
+            self._tls_port = free_port()
         (self.folder / "data").mkdir(exist_ok=True)
         if self._members:
             (self.folder / "data" / "myid").write_text(str(self.number))
@@ -173,7 +204,7 @@ class ZooKeeperServer:
         configuration.write_text("".join(f"{line}\n" for line in self._settings()))
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         self._child = ChildProcess(
-            [java, *JAVA_FLAGS, "-cp", jars, main, str(configuration)],
+            [java, *JAVA_FLAGS, *self._login(), "-cp", jars, main, str(configuration)],
             log=self.folder / "zookeeper.log",
             folder=self.folder,
         )
@@ -245,6 +276,32 @@ class ZooKeeperServer:
             raise ChildProcessError("the process ended")
         return bool(self.mode)
 
+    def _login(self) -> list[str]:
+        if not self.users:
+            return []
+        users = " ".join(f'user_{name}="{password}"' for name, password in self.users.items())
+        jaas = self.folder / "jaas.conf"
+        jaas.write_text(f"Server {{ {LOGIN_MODULE} required {users}; }};\n")
+        return [f"-Djava.security.auth.login.config={jaas}"]
+
+    def _protection(self) -> list[str]:
+        settings = []
+        if self.users:
+            settings += [
+                "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+                *("enforce.auth.enabled=true", "enforce.auth.schemes=sasl"),
+            ]
+        if self._certificate is not None:
+            settings += [
+                "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+                *(f"secureClientPort={self._tls_port}", "secureClientPortAddress=127.0.0.1"),
+                *(f"ssl.keyStore.location={self._certificate.both}", "ssl.keyStore.type=PEM"),
+                f"ssl.trustStore.location={(self._trusts or self._certificate).certificate}",
+                "ssl.trustStore.type=PEM",
+                f"ssl.clientAuth={'need' if self._trusts else 'none'}",
+            ]
+        return settings
+
     def _settings(self) -> list[str]:
         settings = [
             f"tickTime={self.tick_ms}",
@@ -255,6 +312,7 @@ class ZooKeeperServer:
             "4lw.commands.whitelist=*",
             "extendedTypesEnabled=true",
             "preAllocSize=1024",
+            *self._protection(),
         ]
         if not self._members:
             return [*settings, f"clientPort={self.port}", "clientPortAddress=127.0.0.1"]

@@ -27,6 +27,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -35,27 +36,28 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
+    ConnectionDropped,
     ConnectionLoss,
+    KazooException,
     OperationTimeoutError,
     SessionExpiredError,
 )
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
-from kombu.utils.compat import detect_environment
 
 from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
+from celery_dq.zookeeper.credentials import check, is_refusal, why_refused
+from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["Session", "State"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that one TCP connect may take.
-CONNECT_TIMEOUT_S = 2.0
 #: Seconds between two attempts to connect, at most.
 LONGEST_PAUSE_S = 1.0
-#: Seconds that making the chroot may take at least, however short the sessions are.
-CHROOT_S = 5.0
+#: Seconds that the first look may take, at least: it happens once.
+CHECK_TIMEOUT_S = 5.0
 #: kazoo tells the read timeout, which is this share of the session timeout.
 READ_SHARE = 2.0 / 3.0
 
@@ -66,6 +68,10 @@ SILENCE = (
     ConnectionClosedError,
     OperationTimeoutError,
 )
+
+
+#: How a connection attempt may end, as far as kazoo's loop is concerned; others would end the loop.
+ENDINGS = (ConnectionDropped, SessionExpiredError, AuthFailedError)
 
 
 class State(Enum):
@@ -89,6 +95,19 @@ class _Own:
         self.session_id: int | None = None
         self.listeners: list[Callable[[State], None]] = []
         self.has_chroot = False
+        #: Those who wait for a connection, or to hear that there will be none.
+        self.waiting: list[Any] = []
+        #: Why the last attempt to connect failed; "" after one that did not.
+        self.trouble = ""
+        #: Servers that cannot be talked to as who we are -> why.
+        self.refusals: dict[tuple[str, int], str] = {}
+        #: kazoo connects no more.
+        self.ended = False
+
+    def ring(self) -> None:
+        """Let those who wait look again."""
+        for event in tuple(self.waiting):
+            event.set()
 
 
 class Session:
@@ -98,11 +117,15 @@ class Session:
     :param timeout_s: the session timeout to ask for, in seconds; the server has bounds of its own
         (2 to 20 of its ticks). Default 10.
     :param auth: (scheme, credential) pairs, such as ``("digest", "user:secret")``.
-    :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …}``.
+    :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …,
+        "password": …}``; needs ``pip install 'celery-dq[zookeeper-sasl]'``.
     :param tls: None is plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
         ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
     :param acl: kazoo's ACLs for every node that is made. Default: with `auth` or `sasl` whoever made a node
         may do everything with it and nobody else anything; without them everybody may do everything.
+
+    Raises:
+        ConfigurationError: Something of this cannot work, whatever the server says.
     """
 
     def __init__(
@@ -118,8 +141,9 @@ class Session:
         if not hosts:
             raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
         self.hosts = hosts
+        check(auth, sasl, tls)
         self._wanted_s = timeout_s
-        self._auth = list(auth)
+        self._auth = [(scheme, credential) for scheme, credential in auth]
         self._sasl = dict(sasl) if sasl else None
         self._tls = dict(tls) if tls is not None else None
         self._acl = list(acl) if acl else None
@@ -160,7 +184,7 @@ class Session:
 
         Raises:
             ZooKeeperUnreachable: Nobody answered in time; connecting goes on in the background.
-            ConfigurationError: The server refused the credentials.
+            ConfigurationError: The servers refused the credentials, or theirs do not hold.
         """
         own = self._own()
         client = own.client
@@ -171,26 +195,30 @@ class Session:
                 own.client = self._connecting(own)
             client = own.client
         ready = client.handler.event_object()
-
-        def look(state: State) -> None:
-            if state is State.CONNECTED:
-                ready.set()
-
-        self.listen(look)
+        own.waiting.append(ready)
         try:
-            if own.state is not State.CONNECTED:
-                ready.wait(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            while not (own.state is State.CONNECTED or self._is_refused(own, client)):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                ready.wait(left_s)
+                ready.clear()
         finally:
-            self.unlisten(look)
+            own.waiting.remove(ready)
         if own.state is State.CONNECTED:
-            self._make_chroot(own)
+            self._make_chroot(own, client)
             return client
-        if client.client_state == KeeperState.AUTH_FAILED:
-            self.close()
-            raise ConfigurationError(
-                f"ZooKeeper at {self.hosts} refused the credentials: check auth and sasl"
-            )
-        raise ZooKeeperUnreachable(f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s")
+        if self._is_refused(own, client):
+            why = "; ".join(dict.fromkeys(own.refusals.values()))
+            if own.ended or own.session_id is None:
+                # Whoever tries again begins anew: somebody may have mended it.
+                self.close()
+            raise ConfigurationError(f"ZooKeeper at {self.hosts}: {why}")
+        trouble = f"; the last attempt: {own.trouble}" if own.trouble else ""
+        raise ZooKeeperUnreachable(
+            f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s{trouble}"
+        )
 
     def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
         """Send one request and return its answer.
@@ -203,20 +231,22 @@ class Session:
 
         Raises:
             ZooKeeperUnreachable: No answer. The request may have been carried out all the same.
+            ConfigurationError: We may not do that.
             kazoo.exceptions.KazooException: What the server answered.
         """
-        client = self.open(timeout_s)
+        return self._answer(self.open(timeout_s), request, timeout_s)
+
+    def _answer(self, client: Any, request: Callable[[Any], Any], timeout_s: float) -> Any:
         try:
-            answer = request(client).get(timeout=timeout_s)
+            return request(client).get(timeout=timeout_s)
         except (*SILENCE, client.handler.timeout_exception) as error:
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s: {error!r}"
             ) from None
-        except AuthFailedError as error:
-            raise ConfigurationError(
-                f"ZooKeeper at {self.hosts} refused the credentials: {error!r}"
-            ) from None
-        return answer
+        except KazooException as error:
+            if is_refusal(error):
+                raise ConfigurationError(f"ZooKeeper at {self.hosts}: {why_refused(error)}") from error
+            raise
 
     def drop(self) -> None:
         """Break the connection, so that the client looks for another server.
@@ -251,25 +281,39 @@ class Session:
             own = self._mine = _Own()
         return own
 
-    def _make_chroot(self, own: _Own) -> None:
-        """Make the folder that everything is relative to: only a client that is outside of it can."""
+    def _make_chroot(self, own: _Own, client: Any) -> None:
+        """Make the folder that everything is relative to: only a client that is outside of it can.
+
+        And see whether we are let in there, before somebody depends on it.
+        """
+        if own.has_chroot:
+            return
         hosts, slash, chroot = self.hosts.partition("/")
-        if slash and chroot and not own.has_chroot:
-            outside = Session(
-                hosts,
-                timeout_s=self._wanted_s,
-                auth=self._auth,
-                sasl=self._sasl,
-                tls=self._tls,
-                acl=self._acl,
-            )
-            try:
-                outside.ask(
-                    lambda client: client.ensure_path_async(f"/{chroot}"), max(self._wanted_s, CHROOT_S)
+        patience_s = max(self._wanted_s, CHECK_TIMEOUT_S)
+        try:
+            if slash and chroot:
+                outside = Session(
+                    hosts,
+                    timeout_s=self._wanted_s,
+                    auth=self._auth,
+                    sasl=self._sasl,
+                    tls=self._tls,
+                    acl=self._acl,
                 )
-            finally:
-                outside.close()
+                try:
+                    outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), patience_s)
+                finally:
+                    outside.close()
+            self._answer(client, lambda client: client.get_async("/"), patience_s)
+        except ConfigurationError:
+            self.close()
+            raise
         own.has_chroot = True
+
+    @staticmethod
+    def _is_refused(own: _Own, client: Any) -> bool:
+        """Whether no server of the list talks to us: one that does is enough."""
+        return len(own.refusals) >= len(client.hosts)
 
     def _connecting(self, own: _Own) -> Any:
         handler = bounded_handler()
@@ -285,7 +329,7 @@ class Session:
             timeout=self._wanted_s,
             handler=handler,
             auth_data=self._auth or None,
-            sasl_options=self._sasl,
+            sasl_options=dict(self._sasl) if self._sasl else None,
             connection_retry=KazooRetry(
                 max_tries=-1,
                 delay=0.1,
@@ -299,8 +343,23 @@ class Session:
         connect = client._connection._connect
 
         def negotiate(*args: Any) -> Any:
-            # The one place where kazoo tells what the server has granted.
-            granted = connect(*args)
+            # The one place where kazoo tells what the server has granted, and what went wrong.
+            try:
+                granted = connect(*args)
+            except Exception as error:
+                why = why_refused(error)
+                own.trouble = why or f"{type(error).__name__}: {error}"
+                if why is not None:
+                    own.refusals[args[1:3]] = why
+                    own.ring()
+                    if is_refusal(error):
+                        # kazoo ends its loop in good order for this one only.
+                        own.ended = True
+                        raise AuthFailedError(why) from error
+                if isinstance(error, (*ENDINGS, handler.timeout_exception)):
+                    raise
+                raise ConnectionDropped(own.trouble) from error
+            own.trouble, own.refusals = "", {}
             own.session_id = client._session_id
             own.negotiated_s = round(granted[0] / READ_SHARE / 1000.0, 3)
             if client.state == KazooState.CONNECTED:
@@ -309,7 +368,7 @@ class Session:
 
         client._connection._connect = negotiate
         client.add_listener(lambda state: self._heard(own, state))
-        own.state = State.SUSPENDED
+        own.state, own.ended, own.refusals = State.SUSPENDED, False, {}
         client.start_async()
         return client
 
@@ -324,29 +383,10 @@ class Session:
         if state is own.state:
             return
         own.state = state
+        own.ring()
         for listener in tuple(own.listeners):
             try:
                 listener(state)
             except Exception:  # noqa: PERF203 - a handful of listeners
                 # The connection's thread must outlive its listeners.
                 logger.exception("A listener of the ZooKeeper session failed.")
-
-
-def bounded_handler() -> Any:
-    """The kazoo handler for this kind of process, with a bound on how long a TCP connect takes."""
-    environment = detect_environment()
-    if environment == "gevent":
-        from kazoo.handlers.gevent import SequentialGeventHandler as Handler
-    elif environment == "eventlet":
-        from kazoo.handlers.eventlet import SequentialEventletHandler as Handler
-    else:
-        from kazoo.handlers.threading import SequentialThreadingHandler as Handler
-
-    class BoundedHandler(Handler):  # type: ignore[misc]  # kazoo ships no types
-        """Gives up on a host that does not answer, while there is time for another one."""
-
-        def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-            kwargs["timeout"] = min(float(kwargs.get("timeout") or CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
-            return super().create_connection(*args, **kwargs)
-
-    return BoundedHandler()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,11 @@ class Stage:
             "PYTHONUNBUFFERED": "1",
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return dict(self._env)
+
     def __enter__(self) -> Stage:
         return self
 
@@ -84,14 +90,16 @@ class Stage:
             ],
         )
 
-    def worker(self, name: str) -> Worker:
+    def worker(
+        self, name: str, queue: str = QUEUE, pool: str = "threads", concurrency: int = THREADS
+    ) -> Worker:
         """Start a Celery worker."""
         ready = self._scratch / f"{name}.ready"
         process = self._start(
             name,
             [
-                *(sys.executable, "-m", "celery", "-A", "project", "worker", "-Q", QUEUE, "-n", f"{name}@%h"),
-                *("--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "WARNING"),
+                *(sys.executable, "-m", "celery", "-A", "project", "worker", "-Q", queue, "-n", f"{name}@%h"),
+                *("--pool", pool, "--concurrency", str(concurrency), "--loglevel", "WARNING"),
             ],
             env={"SHOP_READY_FILE": str(ready)},
         )
@@ -153,6 +161,15 @@ class Process:
         """Kill it, without a chance to say goodbye."""
         self.popen.kill()
         self.popen.wait()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop it and its children, and let them go on in the end."""
+        os.killpg(self.popen.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.popen.pid, signal.SIGCONT)
 
     def stop(self, patience: float = 15.0) -> None:
         """Stop it: ask first, then kill. Does nothing when it has ended."""

@@ -59,3 +59,7 @@ if ON_DQ:
     CELERY_DQ_QUEUES = {"push": {"rate": "50/s", "burst": 20, "concurrency": 4}}
     # Messages of a worker that died are back in their place after this many seconds.
     CELERY_DQ_LEASE = 5
+    # One worker at a time posts to the ledger, in order. The broker holds the election, or a ZooKeeper.
+    CELERY_DQ_SINGLETON_QUEUES = [] if os.environ.get("SHOP_PLAIN") else ["ledger"]
+    CELERY_DQ_ELECTION = os.environ.get("SHOP_ELECTION", "")
+    CELERY_DQ_ELECTION_SESSION = float(os.environ.get("SHOP_ELECTION_SESSION", "10"))

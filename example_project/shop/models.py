@@ -56,3 +56,28 @@ class Delivery(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class Posting(models.Model):
+    """One line of the ledger. Its id says when it was posted, its number when it should have been."""
+
+    number = models.PositiveIntegerField(unique=True)
+    kind = models.CharField(max_length=10)
+    amount = models.BigIntegerField()
+    balance = models.BigIntegerField()
+    token = models.BigIntegerField()
+    worker = models.CharField(max_length=80)
+    posted_at = models.FloatField()
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.balance}"
+
+
+class Fence(models.Model):
+    """One row: the highest token that the ledger has seen, and how often it refused a lower one."""
+
+    token = models.BigIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return str(self.token)

@@ -1,4 +1,4 @@
-"""The tasks of the shop. There is one: push a notice to a merchant."""
+"""The tasks of the shop: push a notice to a merchant; and, in ``ledger.py``, post a line of the ledger."""
 
 from __future__ import annotations
 

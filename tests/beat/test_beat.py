@@ -1,59 +1,21 @@
-"""Beats that elect one of them, on a real broker."""
+"""Beats that elect one of them, on a real broker: the moment between sending a tick and saying so."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 import time
-import uuid
-from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from kombu import pools
+import redis
+from celery.beat import ScheduleEntry, Scheduler
 
-import celery_dq
-from celery_dq.beat import ElectedScheduler
-from celery_dq.beat.scheduler import NAMESPACE
+from celery_dq.beat import ElectedScheduler, scheduler
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.workers import ROOT
-
-EVERY_S = 0.4
-
-
-@pytest.fixture
-def app(redis_url: str) -> Iterator[Any]:
-    made = Celery("beating", broker=redis_url.replace("redis://", "dq-redis://"), set_as_current=False)
-    celery_dq.setup(made)
-    made.conf.update(
-        dq_election_session=1.2,
-        beat_schedule={
-            "tick": {"task": "tick", "schedule": timedelta(seconds=EVERY_S), "options": {"queue": "ticks"}}
-        },
-    )
-    yield made
-    made.close()
-    pools.reset()
-
-
-@pytest.fixture
-def beats(app: Any) -> Iterator[list[ElectedScheduler]]:
-    made: list[ElectedScheduler] = []
-    yield made
-    for beat in made:
-        beat.office.close(5)
-
-
-def ticks(app: Any) -> list[str]:
-    """The ids of what was sent, in the order of the queue."""
-    return [message.id for message in app.dq.queues["ticks"].peek(limit=100)]
-
-
-def lead(beat: ElectedScheduler) -> None:
-    wait_until(lambda: beat.office.term is not None and beat.office.term.firm, 10)
+from tests.beat.conftest import EVERY_S, lead, make_app, once, overdue, settings, tick_until, ticks
 
 
 def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
@@ -64,66 +26,241 @@ def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
         for beat in beats:
             beat.tick()
         time.sleep(0.02)
-    sent = ticks(app)
-    assert 3 <= len(sent) <= 6
-    assert len(set(sent)) == len(sent)
-    assert not any("~" in message_id for message_id in sent)
+    assert 2 <= len(ticks(app)) <= 6
+    assert once(app)
 
 
 def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: list[ElectedScheduler]) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
-    wait_until(lambda: (beats[0].tick(), len(ticks(app)) >= 2)[1], 10)
-    last = beats[0].schedule["tick"].last_run_at
-    beats[0].office.close(5)
+    tick_until(beats[0], app, 2)
+    last = beats[0].schedule["tick"]
+    beats[0].close()
     lead(beats[1])
     beats[1].tick()
-    assert beats[1].schedule["tick"].last_run_at >= last
-    wait_until(lambda: (beats[1].tick(), len(ticks(app)) >= 4)[1], 10)
-    assert len(set(ticks(app))) == len(ticks(app))
+    assert beats[1].schedule["tick"].last_run_at >= last.last_run_at
+    assert beats[1].schedule["tick"].total_run_count >= last.total_run_count == 2
+    tick_until(beats[1], app, 4)
+    assert once(app)
 
 
-def test_a_tick_that_was_sent_is_not_sent_again(app: Any, beats: list[ElectedScheduler]) -> None:
-    # Two that both believe to lead, as after a pause, and know the same last run.
-    beats += [ElectedScheduler(app, lazy=True), ElectedScheduler(app, lazy=True)]
-    for beat in beats:
-        beat._inner.setup_schedule()
-    entries = [beat._inner.schedule["tick"] for beat in beats]
-    entries[1].last_run_at = entries[0].last_run_at
-    for beat, entry in zip(beats, entries, strict=True):
-        beat.apply_async(entry, advance=False)
-    due_us = beats[0]._due_us(entries[0])
-    assert ticks(app) == [str(uuid.uuid5(NAMESPACE, f"online/tick/{due_us}"))]
+def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(
+    app: Any, beats: list[ElectedScheduler]
+) -> None:
+    """Celery's plain scheduler counts from its start: what is daily never runs if beat restarts often."""
+    beats.append(ElectedScheduler(app))
+    lead(beats[0])
+    beats[0].tick()
+    since = beats[0].schedule["tick"].last_run_at
+    beats[0].close()
+    beats.append(ElectedScheduler(app))
+    assert beats[1].schedule["tick"].last_run_at > since
+    lead(beats[1])
+    beats[1]._take_over(beats[1].office.term.token)  # type: ignore[union-attr]
+    assert beats[1].schedule["tick"].last_run_at == since
 
 
-def test_celery_beat_runs_it(redis_url: str, app: Any) -> None:
-    program = (
-        "import celery_dq, datetime; from celery import Celery\n"
-        f"app = Celery('beating', broker={app.conf.broker_url!r}); celery_dq.setup(app)\n"
-        "app.conf.update(dq_election_session=1.2, beat_schedule={'tick': {'task': 'tick', "
-        f"'schedule': datetime.timedelta(seconds={EVERY_S}), 'options': {{'queue': 'ticks'}}}}}})\n"
-        "app.start(['beat', '-S', 'celery_dq.beat:ElectedScheduler', '-l', 'INFO', '--pidfile', ''])"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    beats = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[ElectedScheduler]) -> None:
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    lead(beats[0])
+    # It says nothing any more.
+    beats[0]._tell = lambda name: None  # type: ignore[method-assign]
+    tick_until(beats[0], app, 1)
+    beats[0].close()
+    lead(beats[1])
+    wait_until(lambda: (beats[1].tick(), beats[1].schedule["tick"].total_run_count == 1)[1], 10)
+    assert len(ticks(app)) == 1
+    tick_until(beats[1], app, 2)
+    assert once(app)
+
+
+@pytest.mark.parametrize("meanwhile", [0, 1, 3])
+def test_a_leader_that_is_stopped_before_it_sends(
+    meanwhile: int, app: Any, beats: list[ElectedScheduler]
+) -> None:
+    """It goes on when another one has sent that tick, and later ones, or is about to."""
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    old, new = beats
+    lead(old)
+    send = old._send
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        old.office.close(5)
+        lead(new)
+        tick_until(new, app, meanwhile)
+        return send(*args, **kwargs)
+
+    old._send = stopped
+    wait_until(lambda: (old.tick(), old.office.term is None)[1], 10)
+    before = ticks(app)
+    assert len(before) == max(meanwhile, 1)
+    # What the old one says now must not make the new one send it again.
+    tick_until(new, app, len(before) + 2)
+    assert once(app)
+
+
+def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -> None:
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    old, new = beats
+    lead(old)
+    tick_until(old, app, 1)
+    term, entry = old.office.term, old.schedule["tick"]
+    old.office.close(5)
+    lead(new)
+    new.tick()
+    # As if it had looked at its term just before it was stopped.
+    old.office._term = term
+    sent = ticks(app)
+    old.apply_async(entry, advance=True)
+    assert old.schedule["tick"] is entry
+    assert ticks(app) == sent
+
+
+def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
+    """It was held elsewhere before, or has been wiped: its tokens begin at 1, the book knows a higher one."""
+    beats.append(ElectedScheduler(app))
+    assert beats[0].office.term is None
+    beats[0].book.adopt(57, {})
+    lead(beats[0])
+    assert beats[0].office.term is not None
+    assert beats[0].office.term.token == 58
+    tick_until(beats[0], app, 1)
+
+
+def test_what_cannot_be_written_down_is_written_down_before_the_next_tick(
+    app: Any, beats: list[ElectedScheduler]
+) -> None:
+    beats.append(ElectedScheduler(app))
+    lead(beats[0])
+    beats[0].tick()
+    done, failed = beats[0].book.done, []
+
+    def silent(*args: Any) -> None:
+        if len(failed) < 1:
+            failed.append(args)
+            raise ConnectionError("no answer")
+        done(*args)
+
+    beats[0].book.done = silent  # type: ignore[method-assign]
+    tick_until(beats[0], app, 3)
+    assert failed
+    assert once(app)
+
+
+def test_a_broker_that_goes_away_costs_no_tick_and_no_beat() -> None:
+    with RedisServer() as server:
+        app = make_app(settings(server.url(1)))
+        beat = ElectedScheduler(app)
+        try:
+            lead(beat)
+            tick_until(beat, app, 1)
+            server.kill()
+            overdue(beat)
+            assert beat.tick() > 0
+            before = beat.schedule["tick"].total_run_count
+            server.restart()
+            wait_until(lambda: (beat.tick(), beat.schedule["tick"].total_run_count > before)[1], 20)
+            assert once(app)
+        finally:
+            beat.close()
+            app.close()
+
+
+def test_a_beat_that_starts_before_its_broker() -> None:
+    once_only = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    app = make_app(settings("redis://127.0.0.1:1/0", broker_transport_options=once_only))
+    beat = ElectedScheduler(app)
+    assert beat.tick() == scheduler.RETRY_S
+    beat.close()
+    app.close()
+
+
+def test_a_leader_that_hangs_at_the_broker_lets_another_one_try(
+    app: Any, beats: list[ElectedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "STUCK_S", 0.3)
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    lead(beats[0])
+    send = beats[0]._send
+
+    def hangs(*args: Any, **kwargs: Any) -> Any:
+        lead(beats[1])
+        return send(*args, **kwargs)
+
+    beats[0]._send = hangs
+    wait_until(lambda: (beats[0].tick(), len(ticks(app)) > 0)[1], 15)
+    tick_until(beats[1], app, 3)
+    assert once(app)
+
+
+class Row:
+    """What a database would hold."""
+
+    def __init__(self) -> None:
+        self.last_run_at = datetime.now(timezone.utc)
+        self.runs = 0
+
+
+class RowEntry(ScheduleEntry):
+    """Made from a row, as by django-celery-beat: not from an entry's fields."""
+
+    def __init__(self, row: Row, app: Any) -> None:
+        super().__init__(
+            "tick", "tick", row.last_run_at, row.runs, EVERY_S, options={"queue": "ticks"}, app=app
         )
-        for _ in range(2)
-    ]
-    try:
-        wait_until(lambda: len(ticks(app)) >= 3, 20)
-        beats[0].kill()
-        beats[0].wait(10)
-        wait_until(lambda: len(ticks(app)) >= 10, 20)
-        beats[1].terminate()
-        beats[1].wait(20)
-    finally:
-        for beat in beats:
-            beat.kill()
-            beat.wait(10)
-    assert len(set(ticks(app))) == len(ticks(app))
-    assert not any("~" in message_id for message_id in ticks(app))
+        self.row = row
+
+    def __next__(self) -> RowEntry:
+        self.row.last_run_at = self.default_now()
+        self.row.runs += 1
+        return RowEntry(self.row, self.app)
+
+    next = __next__
+
+
+class RowScheduler(Scheduler):
+    def setup_schedule(self) -> None:
+        self.schedule["tick"] = RowEntry(Row(), self.app)
+
+
+@pytest.mark.parametrize("inner", ["celery.beat:PersistentScheduler", "tests.beat.test_beat:RowScheduler"])
+def test_wraps_any_scheduler(
+    inner: str, conf: dict[str, Any], beats: list[ElectedScheduler], tmp_path: Path
+) -> None:
+    app = make_app({**conf, "dq_beat_scheduler": inner})
+    beats += [ElectedScheduler(app, schedule_filename=str(tmp_path / name)) for name in "ab"]
+    lead(beats[0])
+    tick_until(beats[0], app, 2)
+    ran = beats[0].schedule["tick"].last_run_at
+    beats[0].close()
+    beats[0].close()
+    lead(beats[1])
+    beats[1].tick()
+    assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=5)
+    tick_until(beats[1], app, 4)
+    assert once(app)
+    app.close()
+
+
+def test_on_another_broker_a_tick_has_the_same_id_each_time(
+    redis_url: str, hosts: str, beats: list[ElectedScheduler]
+) -> None:
+    conf = {**settings(redis_url), "broker_url": redis_url, "dq_election": f"zookeeper://{hosts}"}
+    app = make_app(conf)
+    broker = redis.Redis.from_url(redis_url, decode_responses=True)
+
+    def sent() -> list[str]:
+        # The last one comes first there.
+        return [str(json.loads(row)["headers"]["id"]) for row in reversed(broker.lrange("ticks", 0, -1))]
+
+    beats += [ElectedScheduler(app), ElectedScheduler(app)]
+    lead(beats[0])
+    beats[0]._tell = lambda name: None  # type: ignore[method-assign]
+    wait_until(lambda: (beats[0].tick(), len(sent()) == 1)[1], 10)
+    beats[0].close()
+    lead(beats[1])
+    wait_until(lambda: (beats[1].tick(), len(sent()) == 3)[1], 10)
+    assert sent()[0] == sent()[1]
+    assert sent()[2] != sent()[1]
+    broker.close()
+    app.close()

@@ -45,3 +45,22 @@ def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
 
     assert (tmp_path / "day.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "day.html").read_text(encoding="utf-8")
+
+
+def test_a_ledger_is_right_when_its_leader_is_killed(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            *(sys.executable, "example_project/ledger.py", "--postings", "60", "--workers", "2"),
+            *("--kills", "1", "--stops", "0", "--out", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    verdict = json.loads((tmp_path / "ledger" / "verdict.json").read_text())
+    assert verdict["posted"] == 60
+    assert verdict["terms"] == 2
+    assert verdict["clean"]

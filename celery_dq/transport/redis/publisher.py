@@ -33,7 +33,8 @@ from celery_dq.transport.tenant import check_priority, check_tenant
 
 logger = logging.getLogger(__name__)
 
-#: The property that carries the stamps of a message: queue → (lane, number).
+#: The property that carries the stamps of a message: queue → (lane, number, task id), or with a fourth: the
+#: milliseconds for which the lane's number is remembered.
 STAMPS = "dq_stamps"
 #: Properties that the transport makes anew at delivery.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS, DEDUP)
@@ -54,6 +55,7 @@ class Stamped:
     lane: str
     outgoing: Outgoing
     ticket: DedupTicket | None = None
+    marker_ttl_ms: int | None = None
 
 
 def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], int], now_us: int) -> Stamped:
@@ -94,7 +96,8 @@ def stamp(message: dict[str, Any], queue: str, lane: str, number: Callable[[], i
     known = stamps.get(queue)
     if known is None:
         known = stamps[queue] = (lane, number(), task_id or uuid.uuid4().hex)
-    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()), ticket)
+    marker_ttl_ms = known[3] if len(known) > 3 else None
+    return Stamped(known[0], Outgoing(known[1], known[2], record.pack()), ticket, marker_ttl_ms)
 
 
 def _envelope(
@@ -208,7 +211,8 @@ class Publisher:
         self._be_ours()
         if lane == self._lane:
             self._markers.add(queue.partition.keys.producer(lane))
-        call, answer = self._deliver(queue, lane, [message.outgoing for message in messages])
+        outgoing = [message.outgoing for message in messages]
+        call, answer = self._deliver(queue, lane, outgoing, messages[0].marker_ttl_ms)
         pushed = call.parse(answer)
         for message, result in zip(messages, pushed, strict=True):
             if message.ticket is not None:
@@ -221,13 +225,13 @@ class Publisher:
         self._deliver(queue, lane, messages)
 
     def _deliver(
-        self, queue: Queue, lane: str, messages: Sequence[Outgoing]
+        self, queue: Queue, lane: str, messages: Sequence[Outgoing], marker_ttl_ms: int | None = None
     ) -> tuple[Call[list[Pushed]], Any]:
         options = self._options
         call = queue.partition.push(
             messages,
             producer=lane,
-            marker_ttl_ms=options.producer_marker_ttl_us // 1000,
+            marker_ttl_ms=marker_ttl_ms or options.producer_marker_ttl_us // 1000,
             head_start_us=queue.head_start_us,
         )
         try:

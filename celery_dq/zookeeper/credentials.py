@@ -1,0 +1,103 @@
+"""Who we are to ZooKeeper: what is wrong with it is said before a connection, or at the first one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kazoo.exceptions import AuthFailedError
+
+from celery_dq.errors import ConfigurationError
+
+__all__ = ["check", "is_refusal", "why_refused"]
+
+TLS_KEYS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
+TLS_FILES = ("ca", "certfile", "keyfile")
+#: Broken connections, which say nothing about who we are.
+BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
+#: ZooKeeper's error codes.
+NO_AUTH, SESSION_CLOSED_REQUIRE_SASL = -102, -124
+
+
+def check(auth: Sequence[Any], sasl: Mapping[str, Any] | None, tls: Mapping[str, Any] | None) -> None:
+    """Check what needs no server.
+
+    Raises:
+        ConfigurationError: It cannot work; names the option and what to do.
+    """
+    if not all(_is_pair(each) for each in auth):
+        raise ConfigurationError(
+            "auth is not a list of (scheme, credential) pairs: give [('digest', 'user:password')]"
+        )
+    for scheme, credential in auth:
+        if scheme == "digest" and ":" not in credential:
+            raise ConfigurationError(
+                "auth names a credential of the scheme 'digest' without a colon: give 'user:password'"
+            )
+    if sasl is not None:
+        if not sasl.get("mechanism"):
+            raise ConfigurationError("sasl names no mechanism: give sasl={'mechanism': 'DIGEST-MD5', …}")
+        if importlib.util.find_spec("puresasl") is None:
+            raise ConfigurationError("sasl needs pure-sasl: pip install 'celery-dq[zookeeper-sasl]'")
+    if tls is not None:
+        _check_tls(tls)
+
+
+def _is_pair(each: Any) -> bool:
+    return isinstance(each, (tuple, list)) and len(each) == 2 and all(isinstance(part, str) for part in each)
+
+
+def _check_tls(tls: Mapping[str, Any]) -> None:
+    for key in tls:
+        if key not in TLS_KEYS:
+            raise ConfigurationError(f"tls[{key!r}] is unknown: there are {', '.join(TLS_KEYS)}")
+    for key in TLS_FILES:
+        path = tls.get(key)
+        if path and not os.access(path, os.R_OK):
+            raise ConfigurationError(f"tls[{key!r}] = {os.fspath(path)!r} cannot be read: no such file?")
+    if tls.get("certfile") and not tls.get("keyfile"):
+        # kazoo would silently show no certificate at all.
+        raise ConfigurationError("tls['certfile'] needs tls['keyfile']: the same file may hold both")
+    if tls.get("verify_certs") is False and tls.get("check_hostname", False):
+        raise ConfigurationError("tls['check_hostname'] needs tls['verify_certs']: leave one of them out")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether this error of a request says that we are not who we should be."""
+    return isinstance(error, AuthFailedError) or _code(error) in (NO_AUTH, SESSION_CLOSED_REQUIRE_SASL)
+
+
+def why_refused(error: BaseException) -> str | None:
+    """What a failed connect or request says about our credentials or its certificate; None for nothing."""
+    for each in _chain(error):
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return (
+                f"its certificate does not hold ({each.verify_message.rstrip('.')}): check tls['ca'] and the "
+                "host name"
+            )
+        if isinstance(each, ssl.SSLError) and not isinstance(each, (*BROKEN, TimeoutError)):
+            return (
+                f"TLS failed ({each.reason or each}): check tls['certfile'] if the server wants a "
+                "certificate, and whether this is its port for TLS"
+            )
+    for each in _chain(error):
+        if _code(each) == SESSION_CLOSED_REQUIRE_SASL:
+            return "it refused the credentials, or serves nobody without any: check sasl"
+        if isinstance(each, AuthFailedError):
+            return "it refused the credentials: check auth and sasl"
+        if _code(each) == NO_AUTH:
+            return "it does not let us in there: check auth and sasl, and the ACL of the node"
+    return None
+
+
+def _code(error: BaseException) -> int:
+    return int(getattr(error, "code", None) or 0)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,1 @@
+"""A ledger whose running balance proves the order of its postings."""

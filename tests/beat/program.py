@@ -1,0 +1,64 @@
+"""A beat, or a worker with a beat, that does something to itself at the worst moment.
+
+``DQ_BEAT`` (JSON): ``conf``; ``fault``: what happens around the sending of the third tick; ``flag``: a file
+that is made when it happens, so that it happens to one beat only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from celery import Celery
+
+import celery_dq
+from celery_dq.beat import ElectedScheduler
+
+DESCRIBED = json.loads(os.environ["DQ_BEAT"])
+
+app = Celery("beating", set_as_current=False)
+app.conf.update(DESCRIBED["conf"])
+celery_dq.setup(app)
+
+
+@app.task(name="tick")
+def tick() -> None:
+    """Nobody runs it."""
+
+
+class FaultyScheduler(ElectedScheduler):
+    """Stops or kills its process before or after the broker has a tick."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        sent, count = self._send, 0
+
+        def send(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == 3:
+                self.fault("before")
+            result = sent(*args, **kwargs)
+            if count == 3:
+                self.fault("after")
+            return result
+
+        self._send = send
+
+    @staticmethod
+    def fault(moment: str) -> None:
+        how, _, when = DESCRIBED["fault"].partition(" ")
+        if when != moment:
+            return
+        try:
+            os.close(os.open(DESCRIBED["flag"], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}[how])
+
+
+if __name__ == "__main__":
+    app.start(sys.argv[1:])

@@ -1,0 +1,162 @@
+"""Who we are to ZooKeeper, on real servers: SASL by a JAAS file, TLS with certificates of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.testing.certificates import Certificate, make_certificate
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.zookeeper.session import Session, State
+from tests.workers import ROOT
+
+LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate, Certificate]:
+    """Of the server, which holds for 127.0.0.1 only, and of its client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    return make_certificate(folder, "server"), make_certificate(folder, "client")
+
+
+@pytest.fixture(scope="module")
+def tls_server(certificates: tuple[Certificate, Certificate]) -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick_ms=200, certificate=certificates[0], trusts=certificates[1]) as server:
+        yield server
+
+
+@pytest.fixture
+def tls(certificates: tuple[Certificate, Certificate]) -> dict[str, Any]:
+    """What is right."""
+    server, client = certificates
+    return {
+        "ca": str(server.certificate),
+        "certfile": str(client.certificate),
+        "keyfile": str(client.key),
+    }
+
+
+@pytest.fixture
+def sasl_server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick_ms=200, users={"shop": "secret"}) as server:
+        yield server
+
+
+def refused(match: str, hosts: str, **credentials: Any) -> None:
+    """Opening says why, long before its time is up, and leaves nothing open."""
+    session = Session(hosts, timeout_s=4, **credentials)
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError, match=match):
+        session.open(30)
+    assert time.monotonic() - began < 10
+    assert session.state is State.CLOSED
+
+
+def works(session: Session) -> bool:
+    try:
+        session.ask(lambda client: client.create_async("/made-", b"", sequence=True), 5)
+        return True
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("credentials", "match"),
+    [
+        ({"auth": "digest"}, "list of .scheme, credential. pairs"),
+        ({"auth": [("digest", "shop")]}, "'user:password'"),
+        ({"sasl": {"username": "shop"}}, "no mechanism"),
+        ({"tls": {"cafile": "x"}}, "'cafile'. is unknown: there are ca,"),
+        ({"tls": {"ca": "/nowhere"}}, "'/nowhere' cannot be read"),
+        ({"tls": {"certfile": __file__}}, "needs tls.'keyfile'."),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_connection(credentials: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        Session("127.0.0.1:1", **credentials)
+
+
+def test_sasl(sasl_server: ZooKeeperServer) -> None:
+    hosts = sasl_server.hosts
+    assert works(Session(f"{hosts}/shop", timeout_s=4, sasl=LOGIN))
+    refused("refused the credentials", hosts, sasl={**LOGIN, "password": "wrong"})
+    refused("serves nobody without any: check sasl", hosts)
+    refused("serves nobody without any: check sasl", f"{hosts}/shop", auth=[("digest", "shop:secret")])
+
+
+def test_a_password_that_was_changed_is_told_to_the_next_one_who_asks(sasl_server: ZooKeeperServer) -> None:
+    session = Session(sasl_server.hosts, timeout_s=4, sasl=LOGIN)
+    try:
+        session.open()
+        sasl_server.users["shop"] = "changed"
+        sasl_server.restart()
+        wait_until(lambda: session.state is State.LOST, 20)
+        with pytest.raises(ConfigurationError, match="refused the credentials"):
+            session.ask(lambda client: client.exists_async("/"), 5)
+        # Nothing is stuck: when it is right again, so are we.
+        sasl_server.users["shop"] = "secret"
+        sasl_server.restart()
+        assert works(session)
+    finally:
+        session.close()
+
+
+def test_tls_with_certificates_on_both_sides(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+    assert works(Session(f"{tls_server.tls_hosts}/shop", timeout_s=4, tls=tls))
+
+
+def test_tls_checks_the_host_name(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+    named = tls_server.tls_hosts.replace("127.0.0.1", "localhost")
+    refused("not valid for 'localhost'", named, tls=tls)
+    assert works(Session(named, timeout_s=4, tls={**tls, "check_hostname": False}))
+
+
+def test_tls_trusts_nobody_unasked(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+    refused("does not hold .self-signed", tls_server.tls_hosts, tls={**tls, "ca": None})
+
+
+def test_tls_says_that_a_certificate_is_wanted(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+    refused("if the server wants a certificate", tls_server.tls_hosts, tls={"ca": tls["ca"]})
+
+
+def test_a_server_that_is_right_is_enough(
+    tls_server: ZooKeeperServer, tls: dict[str, Any], certificates: tuple[Certificate, Certificate]
+) -> None:
+    wrong_name = tls_server.tls_hosts.replace("127.0.0.1", "localhost")
+    assert works(Session(f"{wrong_name},{tls_server.tls_hosts}", timeout_s=4, tls=tls))
+
+
+@pytest.mark.parametrize("patched", ["gevent", "eventlet"])
+def test_tls_in_a_green_process(patched: str, tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+    patch = {"gevent": "import gevent.monkey; gevent.monkey.patch_all()", "eventlet": GREEN_EVENTLET}[patched]
+    program = (
+        f"{patch}\n"
+        "from celery_dq.zookeeper.session import Session\n"
+        f"session = Session({tls_server.tls_hosts!r}, timeout_s=4, tls={tls!r})\n"
+        "client = session.open()\n"
+        "assert session.ask(lambda client: client.exists_async('/'), 5) is not None\n"
+        "print(type(client.handler).__mro__[1].__name__, flush=True)\n"
+    )
+    # Left open on purpose: an interpreter must end well with it.
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(ROOT)), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == f"Sequential{patched.capitalize()}Handler"
+
+
+GREEN_EVENTLET = "import eventlet; eventlet.monkey_patch()"
