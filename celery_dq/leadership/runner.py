@@ -37,6 +37,8 @@ Message = TypeVar("Message")
 
 #: How long the source may wait for a message, in seconds, before the term is looked at again.
 SOURCE_WAIT_S = 0.2
+#: Seconds between two looks at a term that is in doubt.
+DOUBT_LOOK_S = 0.01
 
 
 class Runner(Generic[Message]):
@@ -101,18 +103,12 @@ class Runner(Generic[Message]):
         self._career.inaugurate(term.token)
         try:
             term.inaugurated()
-            while not term.ended:
-                if not term.firm:
-                    # In doubt: either it is confirmed soon, or it ends.
-                    term.wait(0.01)
-                    continue
+            while _becomes_firm(term):
                 message = self._next()
                 if message is None and self._source is not None:
                     continue
-                # Waiting for the message took time; what is asked here is what counts. In doubt, it is kept.
-                while not (term.firm or term.wait(0.01)):
-                    pass
-                if term.firm and not self._career.execute(message):  # type: ignore[arg-type]
+                # Waiting for the message took time; what is asked here is what counts.
+                if _becomes_firm(term) and not self._career.execute(message):  # type: ignore[arg-type]
                     term.end("the career does not go on")
         finally:
             self._career.hand_over()
@@ -132,3 +128,11 @@ class Runner(Generic[Message]):
             return self._source(SOURCE_WAIT_S)
         except Empty:
             return None
+
+
+def _becomes_firm(term: Term) -> bool:
+    """Wait while the term is in doubt; return whether it is firm, else it has come to its end."""
+    while not term.firm:
+        if term.wait(DOUBT_LOOK_S):
+            return False
+    return True

@@ -67,12 +67,22 @@ def zookeeper_booth(request: pytest.FixtureRequest) -> Booth:
 
 
 def redis_booth(request: pytest.FixtureRequest) -> Booth:
-    url = request.getfixturevalue("redis_url")
+    server = request.getfixturevalue("redis_server")
+    database = request.getfixturevalue("redis_url").rpartition("/")[2]
     queue = f"ledger-{uuid.uuid4().hex[:6]}"
 
     def make(who: str) -> Member:
-        client: Any = redis.Redis.from_url(url, socket_timeout=5)
+        proxy = Proxy(server.port).start()
+        client: Any = redis.Redis.from_url(
+            f"redis://127.0.0.1:{proxy.port}/{database}", socket_timeout=SESSION_S / 3
+        )
+
+        def close() -> None:
+            proxy.restore()
+            client.close()
+            proxy.stop()
+
         election = RedisElection(client, PartitionKeys("online", queue), who, SESSION_S)
-        return Member(election, client.close, client.close)
+        return Member(election, proxy.black_hole, close)
 
     return Booth(make)
