@@ -3,8 +3,8 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
-# Test files at a time. More than there are processors only makes waiting tests wait longer.
-JOBS ?= 2
+# Test files at a time. Most tests wait for servers and leases, so two processors do for three.
+JOBS ?= 3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LEDGER_ARGS ?=

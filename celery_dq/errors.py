@@ -64,7 +64,7 @@ class MessageTooLarge(InvalidMessage):
     """A message would exceed what ZooKeeper takes in one request (1 MiB by default). Nothing was sent."""
 
 
-class AccessDenied(DQError):
+class AccessDenied(ConfigurationError):
     """ZooKeeper does not let this session do something: it lacks the credentials that an ACL asks for."""
 
 

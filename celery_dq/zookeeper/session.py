@@ -39,6 +39,7 @@ from kazoo.exceptions import (
     ConnectionDropped,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     OperationTimeoutError,
     SessionExpiredError,
 )
@@ -46,7 +47,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
+from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.zookeeper.credentials import check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
 
@@ -231,7 +232,7 @@ class Session:
 
         Raises:
             ZooKeeperUnreachable: No answer. The request may have been carried out all the same.
-            ConfigurationError: We may not do that.
+            ConfigurationError: The server refuses our credentials.
             kazoo.exceptions.KazooException: What the server answered.
         """
         return self._answer(self.open(timeout_s), request, timeout_s)
@@ -244,7 +245,8 @@ class Session:
                 f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s: {error!r}"
             ) from None
         except KazooException as error:
-            if is_refusal(error):
+            # An ACL of a single node is the caller's affair, who knows what the node is.
+            if is_refusal(error) and not isinstance(error, NoAuthError):
                 raise ConfigurationError(f"ZooKeeper at {self.hosts}: {why_refused(error)}") from error
             raise
 
@@ -308,6 +310,9 @@ class Session:
         except ConfigurationError:
             self.close()
             raise
+        except NoAuthError as error:
+            self.close()
+            raise AccessDenied(f"ZooKeeper at {self.hosts}: {why_refused(error)}") from error
         own.has_chroot = True
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from kombu import Connection
@@ -41,17 +42,20 @@ def test_what_is_shown_of_a_connection_hides_the_password() -> None:
     assert again.as_uri() == connection.as_uri()
 
 
-def test_options_reach_the_session() -> None:
+def test_options_reach_the_session(tmp_path: Path) -> None:
+    authority, own = str(tmp_path / "ca.pem"), str(tmp_path / "c.pem")
+    for path in (authority, own):
+        Path(path).touch()
     connection = Connection(
         "dq-zookeeper://shop:secret@h1/x",
-        ssl={"ca_certs": "ca.pem", "certfile": "c.pem"},
+        ssl={"ca_certs": authority, "certfile": own, "keyfile": own},
         transport_options={"session_timeout": 4, "auth": [["digest", "a:b"]], "sasl": {"mechanism": "X"}},
     )
     connection.as_uri()
     options = session_options(connection)
     assert options["timeout_s"] == 4.0
     assert options["auth"] == [("digest", "a:b"), ("digest", "shop:secret")]
-    assert options["tls"] == {"ca": "ca.pem", "certfile": "c.pem"}
+    assert options["tls"] == {"ca": authority, "certfile": own, "keyfile": own}
     assert options["sasl"] == {"mechanism": "X"}
 
 
