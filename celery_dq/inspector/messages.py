@@ -10,7 +10,6 @@ from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.reading import Client, moment, scan, text
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
@@ -60,13 +59,15 @@ def peek(
     """
     keys = partition.keys
     if tenant is not None:
-        ids = [each for each, _ in waiting_of(keys, client, [tenant], limit)[0]]
+        ids = client.zrange(keys.tenant(tenant), 0, limit - 1)
     else:
         tenants: list[bytes] = []
         for key in (keys.turn, keys.throttled, keys.limited, keys.parked):
             tenants += client.zrange(key, 0, limit - 1 - len(tenants)) if len(tenants) < limit else []
-        lines = waiting_of(keys, client, [text(name) for name in tenants], limit)
-        ids = list(islice(_by_turns([[each for each, _ in line] for line in lines]), limit))
+        pipeline = client.pipeline(transaction=False)
+        for name in tenants:
+            pipeline.zrange(keys.tenant(text(name)), 0, limit - 1)
+        ids = list(islice(_by_turns(pipeline.execute()), limit))
     return described(partition, client, [text(each) for each in ids], "waiting")
 
 

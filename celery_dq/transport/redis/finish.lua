@@ -19,7 +19,6 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
---   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH

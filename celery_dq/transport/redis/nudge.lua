@@ -22,7 +22,6 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
---   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET

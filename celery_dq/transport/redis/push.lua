@@ -22,7 +22,6 @@
 --   tombstones ZSET
 --   dead HASH
 --   tenant:<tenant> ZSET
---   sole HASH
 --   held:<consumer> HASH
 --   producer:<producer> STRING
 --   claims HASH

@@ -17,7 +17,6 @@
 --   reasons HASH
 --   deliveries HASH
 --   tenant:<tenant> ZSET
---   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH

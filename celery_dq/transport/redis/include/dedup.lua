@@ -76,7 +76,8 @@ local function make_dedup()
         call('ZADD', P .. 'delayed', due, id)
       else
         local tenant = tenant_name(record, length)
-        add_waiting({tenant}, {[tenant] = {tonumber(score), id}})
+        call('ZADD', P .. 'tenant:' .. tenant, score, id)
+        enter_new({tenant})
       end
     end
     call('ZREM', P .. 'blocked', id)
@@ -171,7 +172,6 @@ local function make_dedup()
     if not priority then return end
     if not mate then
       local tenant = tenant_name(record, length)
-      unfold({tenant})
       call('ZREM', P .. 'tenant:' .. tenant, id)
       replace({tenant})
     end

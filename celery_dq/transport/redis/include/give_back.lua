@@ -83,9 +83,6 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
   write('ZADD', P .. 'delayed', delayed)
-  local served = {}
-  for tenant in pairs(waiting) do served[#served + 1] = tenant end
-  unfold(served)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
   erase(consumer, gone)
   local back = {}

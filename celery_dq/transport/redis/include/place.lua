@@ -1,6 +1,5 @@
 --@include state
 --@include quota
---@include sole
 -- Where a tenant with backlog belongs: `parked`, `limited`, `throttled` (and until when) or `turn`.
 local function place_of(quota, slots, arrival)
   if quota.paused then return 'parked', 0 end
@@ -57,8 +56,8 @@ local function enter(tenants)
   write('ZREM', P .. 'finish', finished)
 end
 
--- Those of these tenants that stand nowhere: they had no backlog.
-local function newcomers(tenants)
+-- Places those of these tenants with backlog that stand nowhere yet.
+local function enter_new(tenants)
   local function outside(place)
     if #tenants == 0 then return end
     local there = call('ZMSCORE', P .. place, unpack(tenants))
@@ -74,40 +73,20 @@ local function newcomers(tenants)
     outside('limited')
     outside('parked')
   end
-  return tenants
-end
-
--- Adds to what waits for these tenants: per tenant a list of scores and ids. Tenants that stood nowhere enter.
-local function add_waiting(tenants, waiting)
-  local new = newcomers(tenants)
-  local is_new, soles, others = {}, {}, {}
-  for i = 1, #new do is_new[new[i]] = true end
-  for i = 1, #tenants do
-    local list = waiting[tenants[i]]
-    if is_new[tenants[i]] and #list == 2 then
-      soles[#soles + 1] = tenants[i]
-      soles[#soles + 1] = pack_sole(list[1], list[2])
-    else
-      others[#others + 1] = tenants[i]
-    end
-  end
-  unfold(others)
-  for i = 1, #others do call('ZADD', P .. 'tenant:' .. others[i], unpack(waiting[others[i]])) end
-  write('HSET', P .. 'sole', soles)
-  if #new > 0 then enter(new) end
+  if #tenants > 0 then enter(tenants) end
 end
 
 -- Decides anew where these tenants belong, wherever they stand and whether they have backlog or not.
 local function replace(tenants)
   if #tenants == 0 then return end
   local quotas, slots, arrivals, tags = standing_of(tenants)
-  local starts, soles = call('ZMSCORE', P .. 'turn', unpack(tenants)), soles_of(tenants)
+  local starts = call('ZMSCORE', P .. 'turn', unpack(tenants))
   local into = {turn = {}, throttled = {}, limited = {}, parked = {}}
   local out = {turn = {}, throttled = {}, limited = {}, parked = {}}
   local finish, finished = {}, {}
   for i = 1, #tenants do
     local tenant, place, score = tenants[i], nil, nil
-    if soles[i] or call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
+    if call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
       place, score = place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
     end
     local start = starts[i] and tonumber(starts[i])
