@@ -23,7 +23,6 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
---   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH
