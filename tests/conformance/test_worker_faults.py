@@ -120,7 +120,6 @@ def test_messages_of_the_first_protocol(workplace: Workplace) -> None:
         assert workplace.witness.wait(subject) == "old style"
 
 
-@on_redis
 # Only there: the stock transport now and then has a worker that does not end after this.
 @pytest.mark.parametrize("broker", ["dq"], indirect=True)
 @pytest.mark.parametrize("state", ["not read", "running"])
