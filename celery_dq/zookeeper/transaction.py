@@ -186,7 +186,7 @@ def ask_all(session: Session, send: Callable[[Any], Sequence[Any]], timeout_s: f
     for pending in send(client):
         try:
             answers.append(pending.get(timeout=timeout_s))
-        except (*SILENCE, client.handler.timeout_exception) as error:  # noqa: PERF203
+        except (*SILENCE, client.handler.timeout_exception) as error:  # noqa: PERF203 - each answer by itself
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {session.hosts} did not answer within {timeout_s:g} s: {error!r}"
             ) from None

@@ -131,7 +131,7 @@ def main() -> int:
                 beats.kill(victim)
             else:
                 beats.stop(victim, chance.uniform(0.1, 3 * SESSION_S))
-            time.sleep(chance.uniform(0, 2 * SESSION_S))
+            time.sleep(chance.uniform(0, 2 * SESSION_S))  # how long the fault lasts
             beats.let_go()
             beats.check()
         beats.let_go(everybody=True)

@@ -25,7 +25,7 @@ def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
     while time.monotonic() < until:
         for beat in beats:
             beat.tick()
-        time.sleep(0.02)
+        time.sleep(0.02)  # a beat between two ticks
     assert 2 <= len(ticks(app)) <= 6
     assert once(app)
 

@@ -57,7 +57,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @app.task(name="nap", acks_late=True)
     def nap(seconds: float) -> None:
         tell("began", "nap")
-        time.sleep(seconds)
+        time.sleep(seconds)  # the work
         tell("ended", "nap")
 
     @app.task(name="spin", acks_late=True)

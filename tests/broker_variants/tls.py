@@ -86,7 +86,7 @@ def _pump(one: ssl.SSLSocket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 for key, _ in selector.select():
-                    source: socket.socket = key.fileobj  # type: ignore[assignment]
+                    source: socket.socket = key.fileobj  # type: ignore[assignment]  # it was registered here
                     # A record holds 16 KiB, so that nothing stays behind in the TLS layer.
                     data = source.recv(65536)
                     if not data:

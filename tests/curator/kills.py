@@ -58,7 +58,7 @@ def consume(hosts: str, ledger: Path) -> None:
     pace = random.Random(os.getpid())
 
     def note(item: int) -> None:
-        time.sleep(pace.uniform(0, 0.002))
+        time.sleep(pace.uniform(0, 0.002))  # the work
         os.write(notes, b"%d\n" % item)
 
     session = Session(hosts, timeout_s=SESSION_S)
@@ -102,7 +102,7 @@ def run(hosts: str, *, items: int, kills: int, consumers: int, seed: int) -> Ver
                 # It must have begun, at least.
                 before = sum(noted().values())
                 wait_until(lambda before=before: sum(noted().values()) > before or queue.size() == 0, 60)
-                time.sleep(chance.uniform(0, 0.05))
+                time.sleep(chance.uniform(0, 0.05))  # anywhere in its work
                 victim.kill()
                 victim.communicate()
                 running.append(start(hosts, next(ledgers)))

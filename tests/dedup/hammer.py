@@ -37,12 +37,15 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from celery_dq.transport.redis.record import DedupSection, Record
 from celery_dq.transport.redis.replies import Outgoing
 from tests.dedup.hammer_judge import Event, Verdict, judge
 
 EVENTS, CLOCK = "events", "clock"
+#: Seconds that the calls may take in all, and the work that is left after them.
+PUSHING_S, DRAINING_S = 7_200.0, 60.0
 
 # Numbers the event in the same step in which it is written down.
 TELL = """
@@ -124,7 +127,7 @@ def _renew(hand: Hand, plan: Plan, name: str) -> None:
         sent = _microseconds()
         hand.partition.renew(name, lease_ms=plan.lease_ms, max_deliveries=0).run(hand.client)
         hand.tell("renewed", "", name, sent=sent)
-        time.sleep(plan.lease_ms / 4000)
+        time.sleep(plan.lease_ms / 4000)  # the pace of the heartbeat
 
 
 def _microseconds() -> int:
@@ -142,7 +145,7 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
         if not claimed.entries:
             if hand.journal.get("over") is not None:
                 return
-            time.sleep(0.002)
+            time.sleep(0.002)  # the pace of an idle worker
             continue
         (entry,) = claimed.entries
         key = DedupSection.unpack(Record.unpack(entry.record).dedup).key
@@ -153,7 +156,7 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
         hand.tell("start", key, entry.id, asked=asked, asked_at=asked_at, **told)
         if chance.random() < 0.5:
             hand.partition.settle(name, [entry.tag]).run(hand.client)
-        time.sleep(chance.random() * 0.002)
+        time.sleep(chance.random() * 0.002)  # the work
         requeue = chance.random() < 0.02
         hand.tell("end", key, entry.id, **told)
         if requeue:
@@ -183,7 +186,7 @@ class Journal:
                 elif over:
                     return
                 else:
-                    time.sleep(0.05)
+                    time.sleep(0.05)  # the pace of the journal
 
     def close(self) -> None:
         """All is told."""
@@ -227,7 +230,7 @@ class Works:
     def stall(self, chance: random.Random) -> None:
         victim = self._workers[chance.choice(sorted(self._workers))]
         os.kill(victim.pid, signal.SIGSTOP)
-        time.sleep(self._plan.lease_ms / 1000 * 1.5)
+        time.sleep(self._plan.lease_ms / 1000 * 1.5)  # how long it stands still
         os.kill(victim.pid, signal.SIGCONT)
 
     def join(self) -> None:
@@ -251,8 +254,12 @@ def hammer(plan: Plan) -> Verdict:
         for number, fault in enumerate(faults):
             # They are spread over the run.
             told = plan.calls * (number + chance.random()) / len(faults)
-            while _called(hand) < told and any(pusher.is_alive() for pusher in pushers):
-                time.sleep(0.02)
+            wait_until(
+                lambda told=told: (  # type: ignore[misc]  # of a default
+                    _called(hand) >= told or not any(pusher.is_alive() for pusher in pushers)
+                ),
+                PUSHING_S,
+            )
             if fault == "stall":
                 works.stall(chance)
                 continue
@@ -261,9 +268,8 @@ def hammer(plan: Plan) -> Verdict:
         for pusher in pushers:
             pusher.join()
         keys = hand.partition.keys
-        deadline = time.monotonic() + 120
-        while hand.client.exists(keys.messages, keys.claims) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with contextlib.suppress(TimeoutError):  # what is left is judged below
+            wait_until(lambda: not hand.client.exists(keys.messages, keys.claims), DRAINING_S)
         hand.journal.set("over", "1")
         works.join()
         journal.close()

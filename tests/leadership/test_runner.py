@@ -109,7 +109,7 @@ def test_a_graceful_hand_over_takes_less_than_half_a_second(hall: Hall) -> None:
     hall.when("ann inaugurates")
     hall.hire("bob")
     hall.hire("cid")
-    time.sleep(0.3)  # they stand in line
+    wait_until(lambda: len(first.office.election.standing()) == 3, what="three in line")
     assert first.close(5)
     handed_over = hall.when("ann hands over")
     wait_until(lambda: len([line for line in hall.said() if "inaugurates" in line]) == 2)

@@ -74,7 +74,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
         until = time.monotonic() + SESSION_S
         while time.monotonic() < until:
             both.append(first.runs.is_set() and second.runs.is_set())
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two looks at what must never be seen
         assert not any(both), "two terms are served at the same time"
         # And somebody leads in the end: nobody has died of the error.
         first.let_go.set()

@@ -64,7 +64,7 @@ def produce(url: str, folder: Path, name: str, pace: float) -> None:
         job.apply_async((number,), task_id=task_id)
         os.write(ledger, f"{task_id}\n".encode())
         if pace:
-            time.sleep(pace)
+            time.sleep(pace)  # of the load
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Run:
                     self._spawn()
                 self._kill_whose_time_has_come()
                 self._trouble()
-                time.sleep(0.002)
+                time.sleep(0.002)  # the pace of the faults
         finally:
             for pid in list(self._alive):
                 self._kill(pid)

@@ -111,14 +111,14 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @task(name="post", bind=True)
     def post(self: Task, number: int, seconds: float = 0.0) -> int:
         start(self, number)
-        time.sleep(seconds)
+        time.sleep(seconds)  # the work
         finish(self, number)
         return number
 
     @task(name="post_late", bind=True, acks_late=True, reject_on_worker_lost=True)
     def post_late(self: Task, number: int, seconds: float = 0.0) -> int:
         start(self, number)
-        time.sleep(seconds)
+        time.sleep(seconds)  # the work
         finish(self, number)
         return number
 

@@ -328,7 +328,7 @@ class Siege:
             elif fault in MUST_REPLACE:
                 self.replaced(token, fault)
             if fault in MUST_LAST:
-                time.sleep(2 * self._session_s)
+                time.sleep(2 * self._session_s)  # how long the fault lasts
             if fault != "lose_quorum":
                 self.progress(fault)
         finally:
@@ -338,6 +338,7 @@ class Siege:
 
     def _nothing_runs(self) -> None:
         """Without a quorum nobody leads, once the last term has run out."""
+        # That nothing happens shows in no event: only time can pass.
         time.sleep(self._session_s + 1)
         before = self.last()
         time.sleep(1.0)

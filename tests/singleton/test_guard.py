@@ -68,7 +68,7 @@ def test_who_is_confirmed_in_time_lives() -> None:
     pid = forked(work)
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two renewals
         guard.trust("ledger", 1, CLOCK.monotonic() + 1.5)
     assert fate(pid) == 0
 
@@ -95,7 +95,7 @@ def test_a_revoked_term_ends_at_once() -> None:
     pid = forked(work)
     wait_until(lambda: guard.runs("ledger"))
     guard.revoke("ledger", 2)  # not this one
-    time.sleep(0.2)
+    time.sleep(0.2)  # for an alarm that must not come
     assert guard.runs("ledger")
     began = time.monotonic()
     guard.revoke("ledger", 1)
@@ -134,7 +134,7 @@ def test_a_stopped_process_dies_when_it_goes_on() -> None:
     pid = forked(work)
     wait_until(lambda: guard.runs("ledger"))
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(0.8)
+    time.sleep(0.8)  # how long it stands still
     os.kill(pid, signal.SIGCONT)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM

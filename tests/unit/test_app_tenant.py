@@ -231,14 +231,14 @@ def test_task_protocol_1_is_served(app: Any) -> None:
         )
 
 
-class OwnControl(Control):  # type: ignore[misc]
+class OwnControl(Control):  # type: ignore[misc]  # Celery has no types
     """A user's own class."""
 
     def hello(self) -> str:
         return "hello"
 
 
-class OwnAMQP(AMQP):  # type: ignore[misc]
+class OwnAMQP(AMQP):  # type: ignore[misc]  # Celery has no types
     """A user's own class."""
 
 

@@ -184,7 +184,7 @@ def test_options_are_immutable_values() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
     assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        options.lease_us = 3  # type: ignore[misc]
+        options.lease_us = 3  # type: ignore[misc]  # frozen
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

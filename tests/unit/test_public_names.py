@@ -17,7 +17,7 @@ def test_every_error_is_public() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        celery_dq.nothing  # noqa: B018
+        celery_dq.nothing  # noqa: B018 - it raises
 
 
 def test_dir_lists_the_public_names() -> None:

@@ -178,7 +178,7 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
                 published += 1
             # One that has begun is killed in the middle of it, some messages later.
             goal = min(len(seen) + rng.randrange(5, 25), published)
-            wait_until(lambda goal=goal: listen() or len(seen) >= goal, 30)  # type: ignore[misc]
+            wait_until(lambda goal=goal: listen() or len(seen) >= goal, 30)  # type: ignore[misc]  # of a default
             kill(rng.randrange(len(crew)))
             hire()
         wait_until(lambda: listen() or len(seen) == amount, 40, what=lambda: f"{len(seen)} of {amount}")

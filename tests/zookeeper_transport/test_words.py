@@ -130,7 +130,7 @@ def test_a_record_reads_back(body: str | bytes) -> None:
 def test_damaged_bytes_are_said_to_be(damage: object) -> None:
     data = Record(0, 0, b"[0,{},{}]", "x").pack()
     with pytest.raises(CorruptRecord):
-        Record.unpack(damage(data))  # type: ignore[operator]
+        Record.unpack(damage(data))  # type: ignore[operator]  # a parameter
 
 
 def test_an_unusable_eta_is_named() -> None:

@@ -57,7 +57,7 @@ class Bindings:
         for owner in (self._guid, ""):
             node = self._nodes.binding(exchange, queue, routing_key, owner)
             try:
-                self._session.ask(lambda client, node=node: client.delete_async(node), ANSWER_S)  # type: ignore[misc]
+                self._session.ask(lambda client, node=node: client.delete_async(node), ANSWER_S)  # type: ignore[misc]  # of a default
             except NoNodeError:
                 continue
         self._tables.pop(exchange, None)

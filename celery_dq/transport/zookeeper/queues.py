@@ -141,7 +141,7 @@ class Queues:
                 # One of them is gone already: each on its own.
                 answers = ask_all(
                     self._session,
-                    lambda client, chunk=chunk: [client.delete_async(path) for path in chunk],  # type: ignore[misc]
+                    lambda client, chunk=chunk: [client.delete_async(path) for path in chunk],  # type: ignore[misc]  # of a default
                     ANSWER_S,
                 )
                 removed += sum(not isinstance(answer, Exception) for answer in answers)
