@@ -240,6 +240,16 @@ def test_a_cancel_leaves_nothing_on_its_way(counter: Counter) -> None:
         wait_until(lambda: not counter.client.exists(counter.keys.leases), 2)
 
 
+def test_what_a_dead_consumer_held_comes_back_when_its_lease_ends(counter: Counter) -> None:
+    """Not at the next heartbeat of somebody else, which here is 10 s away."""
+    counter.publish(1)
+    assert counter.partition.claim("dead", lease_ms=1_000, want=1).run(counter.client).entries
+    with counter.connect(lease="40s") as connection, counter.consuming(connection) as got:
+        connection.transport.session.process.keeper.ring()
+        counter.drain(connection, got, 1, timeout_s=6)
+        got[0].ack()
+
+
 def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None:
     # The lease ends whenever nothing is held, and begins again with the next message.
     counter.publish(*range(300))

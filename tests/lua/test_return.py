@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -232,6 +233,17 @@ class TestReaping:
     def test_unknown_consumer_is_not_alive(self, desk: Desk) -> None:
         assert desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).alive is False
         assert desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).alive is True
+
+    def test_heartbeat_tells_when_the_next_lease_ends(self, desk: Desk) -> None:
+        assert desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).next_end_s == LEASE_MS / 1000
+        fill(desk, "", 3)
+        desk.partition.claim("short", lease_ms=20_000, want=3).run(desk.client)
+        assert 0 < desk.partition.renew("c9", lease_ms=LEASE_MS).run(desk.client).next_end_s <= 20
+        desk.lose("short")
+        # There is more to take back than one call may.
+        assert desk.partition.renew("c9", lease_ms=LEASE_MS, limit=2).run(desk.client).next_end_s < 0
+        assert desk.partition.renew("c9", lease_ms=LEASE_MS, limit=0).run(desk.client).next_end_s == math.inf
+        assert desk.partition.renew("c9", lease_ms=LEASE_MS, limit=2).run(desk.client).next_end_s > 20
 
     def test_heartbeat_tells_which_claims_came_before_it(self, desk: Desk) -> None:
         desk.push("a", "b", "c")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import socket
 import struct
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 #: Renewals per lease. Three may fail in a row before the lease is lost.
 RENEWALS_PER_LEASE = 4
+#: Seconds between rounds at least, however soon the next lease runs out.
+SHORTEST_WAIT_S = 0.05
 #: Leases after which a broker that does not answer, and that nobody uses any more, is forgotten.
 GIVE_UP_LEASES = 8
 #: How many expired messages, due ones and so on one heartbeat moves at most.
@@ -214,26 +217,26 @@ class Keeper:
 
     def _run(self) -> None:
         interval = self._process.lease_s / RENEWALS_PER_LEASE
-        wait = interval
+        wait, failures = interval, 0
         while not self._over():
             self._bell.acquire(True, wait)
             try:
-                self._round()
-                wait = interval
+                # What a dead process held comes back when its lease ends, not at some heartbeat later.
+                wait, failures = min(interval, max(self._round(), SHORTEST_WAIT_S)), 0
             except (redis.RedisError, OSError) as exc:
                 # The broker may be back sooner than the next heartbeat.
                 logger.log(
-                    logging.WARNING if wait == interval else logging.DEBUG,
+                    logging.DEBUG if failures else logging.WARNING,
                     "The leases of %s could not be renewed: %s.",
                     self._process.consumer,
                     exc,
                 )
-                wait = interval / 4
+                wait, failures = interval / 4, failures + 1
                 self._disconnect()
                 self._give_up()
             except Exception:
                 # This thread must not die of anything, or every message it guards is given away.
-                wait = interval
+                wait, failures = interval, 0
                 logger.exception("The keeper of %s goes on after an error.", self._process.consumer)
         try:
             self._disconnect()
@@ -248,7 +251,9 @@ class Keeper:
                 atexit.unregister(self._last_words)
             return not self._running
 
-    def _round(self) -> None:
+    def _round(self) -> float:
+        """Renew, reap and tell; return the seconds until the first lease of anybody runs out."""
+        next_end_s = math.inf
         process, ledger = self._process, self._process.ledger
         client = self._client
         if client is None:
@@ -262,10 +267,13 @@ class Keeper:
                 limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
                 max_deliveries=queue.max_deliveries,
             ).run(client)
+            next_end_s = min(next_end_s, renewal.next_end_s)
             if ledger.silence(name, sent_at) > process.lease_s * TRUST:
                 # The broker was away, or we were. Others may be on their way back as we are, so
                 # for one lease nobody is taken for dead by us.
                 self._judges_from[name] = sent_at + process.lease_s
+            if sent_at < self._judges_from.get(name, 0.0):
+                next_end_s = min(next_end_s, self._judges_from[name] - sent_at)
             if renewal.fenced:
                 process.fenced_out(queue)
             else:
@@ -283,6 +291,7 @@ class Keeper:
         now = process.clock.monotonic()
         for check in list(self._idle_checks):
             check(now)
+        return next_end_s
 
     def owes(self, name: str) -> bool:
         """Whether something of that partition is held, to be told, or on its way."""

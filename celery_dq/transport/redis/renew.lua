@@ -37,9 +37,11 @@
 --   limit: most messages to take back, and most of each kind to promote and to tidy, at most 1000
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 -- RETURNS
---   an array of four: '1' when the lease was still there, '0' when it had been lost, '-1' when the
+--   an array of five: '1' when the lease was still there, '0' when it had been lost, '-1' when the
 --   consumer is fenced out and nothing was done; the number of messages taken
---   back; '1' when something was due that nobody had been woken for, else '0'; the number of the last claim
+--   back; '1' when something was due that nobody had been woken for, else '0'; the number of the last claim;
+--   µs until the first lease of anybody runs out, below 0 when there is more to take back, '-' when nothing was
+--   to be taken back (limit 0, or fenced out)
 -- COST
 --   some 20 commands, and those of a release per lost consumer
 -- GUARANTEE
@@ -51,7 +53,7 @@
 --@include reap
 --@include wake
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if is_fenced_out(consumer) then return {'-1', '0', '0', string.format('%.0f', state.claim)} end
+if is_fenced_out(consumer) then return {'-1', '0', '0', string.format('%.0f', state.claim), '-'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 local reaped = reap(limit, tonumber(ARGV[4]))
@@ -59,6 +61,12 @@ local overdue = promote(limit) > 0 and call('EXISTS', P .. 'wake') == 0
 collect(P .. 'finish', text(state.v), limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
+local next_end = '-'
+if limit > 0 then
+  -- There is one: the lease renewed here.
+  local first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')
+  next_end = string.format('%.0f', tonumber(first[2]) - now)
+end
 wake()
 save()
-return {alive and '1' or '0', tostring(reaped), overdue and '1' or '0', string.format('%.0f', state.claim)}
+return {alive and '1' or '0', tostring(reaped), overdue and '1' or '0', string.format('%.0f', state.claim), next_end}

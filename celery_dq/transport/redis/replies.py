@@ -5,6 +5,7 @@ A reply is bytes or, from a client that decodes, str.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 _PushStatus = Literal["seen", "accepted", "discarded", "declined", "blocked", "following", "refused"]
@@ -85,7 +86,8 @@ class Renewed(NamedTuple):
 
     ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
     something was due that nobody had been woken for. ``fenced``: as in a claim; nothing was done. ``claim``:
-    the number of the last claim before this; what was claimed later is not lost.
+    the number of the last claim before this; what was claimed later is not lost. ``next_end_s``: seconds
+    until the first lease of anybody runs out, infinite when the caller did not ask to take anything back.
     """
 
     alive: bool
@@ -93,6 +95,7 @@ class Renewed(NamedTuple):
     overdue: bool
     fenced: bool = False
     claim: int = 0
+    next_end_s: float = math.inf
 
 
 class Moved(NamedTuple):
@@ -159,7 +162,8 @@ def read_entries(reply: Any) -> list[ClaimedEntry]:
 def read_renewed(reply: Any) -> Renewed:
     """Return what a heartbeat found."""
     alive = int(reply[0])
-    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0, int(reply[3]))
+    next_end_s = math.inf if reply[4] in (b"-", "-") else int(reply[4]) / 1e6
+    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0, int(reply[3]), next_end_s)
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:
