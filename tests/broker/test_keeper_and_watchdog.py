@@ -13,7 +13,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from tests.broker.counter import Counter, bodies, consumer_of
 
-QUICK = {"lease": "1s", "watchdog": 0, "claim_ahead": "10ms"}
+QUICK: dict[str, Any] = {"lease": "1s", "watchdog": 0, "claim_ahead": "10ms"}
 
 
 def watched(connection: Any, seconds: float) -> Any:
