@@ -22,7 +22,7 @@ import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import DEDUP, WorkerGate
-from celery_dq.transport.redis.bases import VirtualChannel
+from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
 from celery_dq.transport.redis.fitness import old_servers_named
 from celery_dq.transport.redis.intake import Intake
