@@ -136,7 +136,7 @@ class FastCalls:
                 continue
             if value is None:
                 if nothing_says:
-                    kind.append(option)
+                    kind += (option, None)  # a pair, as a queue may be called like an option
                 continue
             if option not in _KIND or type(value) not in (str, int, bool, float):
                 return None

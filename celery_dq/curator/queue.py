@@ -9,9 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.curator.consumer import Consumer
@@ -28,6 +26,9 @@ from celery_dq.errors import ConfigurationError, QueueEmpty
 from celery_dq.znodes import JOURNALS
 from celery_dq.zookeeper.journal import Journal
 from celery_dq.zookeeper.session import Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Base", "check_path"]
 

@@ -153,16 +153,19 @@ class BufferedProducer:
         own = self._own
         if own is None or own.pid != os.getpid():
             own = self._begin()
-        outbox = own.outbox
-        if not outbox.put(*message):
-            self._wait_for_room(outbox, message)
+        while not own.outbox.put(*message) and not self._wait_for_room(own.outbox, message):
+            # It was closed meanwhile.
+            own = self._begin()
         if self._syncs:
             self._persist(own, self.persistence)
 
-    def _wait_for_room(self, outbox: Outbox, message: Addressed) -> None:
+    def _wait_for_room(self, outbox: Outbox, message: Addressed) -> bool:
+        """Put it as soon as there is room; False when the outbox was closed."""
         deadline = time.monotonic() + (0.0 if in_event_loop() else self._max_block_s)
         while True:
             outbox.ring()
+            if outbox.closed:
+                return False
             if time.monotonic() >= deadline:
                 outbox.counters.full += 1
                 where = "memory" if outbox.journal is None else "memory and spill log"
@@ -173,7 +176,7 @@ class BufferedProducer:
                 )
             time.sleep(LOOK_S)
             if outbox.put(*message):
-                return
+                return True
 
     def _persist(self, own: _Own, kept: Persistence) -> None:
         if kept.folder is None:

@@ -61,6 +61,8 @@ class Outbox:
         self.counters = Counters()
         #: Whether the disk was full, or gone, at the last put.
         self.degraded = False
+        #: Nothing is accepted any more: who puts has to take another one.
+        self.closed = False
         #: Whether the flusher sleeps until somebody rings.
         self.asleep = False
         self.unsynced = 0
@@ -76,7 +78,7 @@ class Outbox:
     # -- for callers
 
     def put(self, key: str, message_id: bytes, payload: bytes) -> bool:
-        """Accept a message. False when there is no room; then nothing has changed."""
+        """Accept a message. False when there is no room, or it is closed; then nothing has changed."""
         lock = self.lock
         if lock._is_owned():
             self._stash.append((key, message_id, payload))
@@ -84,7 +86,7 @@ class Outbox:
             self.ring()
             return True
         with lock:
-            placed = self._place(key, message_id, payload)
+            placed = not self.closed and self._place(key, message_id, payload)
         # After the lock was let go: up to then something may have been stashed.
         if self._stash:
             self._unstash()
@@ -338,6 +340,7 @@ class Outbox:
     def close(self) -> list[tuple[Lane, Message]]:
         """Give up; returns what is neither delivered nor on disk."""
         with self.lock:
+            self.closed = True
             left = self.buffer.clear()
             self._lanes.clear()
             if self.journal is not None:

@@ -11,25 +11,19 @@ second, and is gone when the block or the process ends.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
-import signal
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from celery_dq.testing.certificates import Certificate
+from celery_dq.testing.local_server import LocalServer, Startable
 from celery_dq.testing.processes import ChildProcess, free_port
 from celery_dq.testing.waiting import wait_until
 
 __all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
-
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 5.0
 
 #: Where Debian puts the jars. The manifest of the first names all the others it needs.
 DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-nop.jar")
@@ -79,7 +73,7 @@ def find_zookeeper() -> tuple[str, str]:
     return java, os.pathsep.join((*DEBIAN_JARS, *DEBIAN_TLS_JARS))
 
 
-class ZooKeeperServer:
+class ZooKeeperServer(LocalServer):
     """One ZooKeeper server. A context manager; or call :meth:`start` and :meth:`stop`.
 
     :param tick_ms: ZooKeeper's ``tickTime``; sessions last at least two of them; default 500 ms (a
@@ -91,6 +85,8 @@ class ZooKeeperServer:
     :param trusts: a certificate that it asks its TLS clients for.
     """
 
+    name = "zookeeper"
+
     def __init__(
         self,
         *,
@@ -101,34 +97,20 @@ class ZooKeeperServer:
         certificate: Certificate | None = None,
         trusts: Certificate | None = None,
     ) -> None:
+        self._members = {member.number: member for member in members}
+        extra = 0 if certificate is None else 1
+        if members:
+            super().__init__([self._members[number].client, *(free_port() for _ in range(extra))])
+        else:
+            super().__init__(1 + extra)
         self.tick_ms = tick_ms
         self.number = number
         #: In force from the next start on.
         self.users = dict(users or {})
         self._certificate = certificate
         self._trusts = trusts
-        self._tls_port: int | None = None
-        self._members = {member.number: member for member in members}
-        self._port = self._members[number].client if members else None
-        self._child: ChildProcess | None = None
-        self._folder: Path | None = None
-        self._owner = os.getpid()
 
     # -- where it is
-
-    @property
-    def folder(self) -> Path:
-        """The folder that holds its data and its log, from :meth:`start` to :meth:`stop`."""
-        if self._folder is None:
-            raise RuntimeError("the server was not started")
-        return self._folder
-
-    @property
-    def port(self) -> int:
-        """Its port on 127.0.0.1 for clients, from the first :meth:`start` on."""
-        if self._port is None:
-            raise RuntimeError("the server has no port: it was not started")
-        return self._port
 
     @property
     def hosts(self) -> str:
@@ -138,24 +120,9 @@ class ZooKeeperServer:
     @property
     def tls_hosts(self) -> str:
         """What a client that speaks TLS takes as its list of hosts; see `certificate`."""
-        if self._tls_port is None:
-            raise RuntimeError("the server speaks no TLS: it has no certificate, or was not started")
-        return f"127.0.0.1:{self._tls_port}"
-
-    @property
-    def pid(self) -> int:
-        """Its process id while it runs."""
-        return self._running().pid
-
-    @property
-    def log(self) -> str:
-        """What it has said so far."""
-        path = self.folder / "zookeeper.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def alive(self) -> bool:
-        """Whether its process exists; True also while paused."""
-        return self._child is not None and self._child.alive()
+        if self._certificate is None:
+            raise RuntimeError("the server speaks no TLS: it has no certificate")
+        return f"127.0.0.1:{self.ports[1]}"
 
     def ask(self, word: str, timeout_s: float = 0.2) -> str:
         """Send one of ZooKeeper's four-letter words and return what it says; "" when nobody answers."""
@@ -178,102 +145,20 @@ class ZooKeeperServer:
                 return line.removeprefix("Mode: ")
         return ""
 
-    # -- start and stop
+    # -- inside
 
-    def start(self) -> ZooKeeperServer:
-        """Start it and wait until it serves. Raises RuntimeError with its log when it does not."""
-        self.launch()
-        return self.await_service()
-
-    def launch(self) -> None:
-        """Start it without waiting: the servers of an ensemble need each other to serve."""
-        if self.alive():
-            raise RuntimeError(f"the server runs already, pid {self.pid}")
+    def _run(self) -> ChildProcess:
         java, jars = find_zookeeper()
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="celery-dq-zookeeper-"))
-            atexit.register(self.stop)
-        if self._port is None:
-            self._port = free_port()
-        if self._certificate is not None and self._tls_port is None:
-            self._tls_port = free_port()
         (self.folder / "data").mkdir(exist_ok=True)
         if self._members:
             (self.folder / "data" / "myid").write_text(str(self.number))
         configuration = self.folder / "zoo.cfg"
         configuration.write_text("".join(f"{line}\n" for line in self._settings()))
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        self._child = ChildProcess(
-            [java, *JAVA_FLAGS, *self._login(), "-cp", jars, main, str(configuration)],
-            log=self.folder / "zookeeper.log",
-            folder=self.folder,
-        )
-
-    def await_service(self) -> ZooKeeperServer:
-        """Wait until it serves."""
-        try:
-            wait_until(self._serves, START_TIMEOUT_S, what="an answer to srvr")
-        except (ChildProcessError, TimeoutError) as error:
-            log = self.log
-            self._end(signal.SIGKILL)
-            raise RuntimeError(f"ZooKeeper did not start: {error}\n{log[-4000:]}") from None
-        return self
-
-    def stop(self) -> None:
-        """End it and remove its data. Does nothing when it is gone."""
-        if os.getpid() != self._owner:
-            # A fork inherits the atexit call, not the server.
-            return
-        self._end(signal.SIGTERM)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-            atexit.unregister(self.stop)
-
-    def kill(self) -> None:
-        """End it at once by SIGKILL; :meth:`restart` brings it back with its data."""
-        self._running()
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Start it again on the same ports and data, ending it first if it runs."""
-        self._end(signal.SIGTERM)
-        self.start()
-
-    def pause(self) -> None:
-        """Stop its process (SIGSTOP): connections stay open and nobody answers."""
-        self._running().send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a paused one go on (SIGCONT)."""
-        self._running().send(signal.SIGCONT)
-
-    def __enter__(self) -> ZooKeeperServer:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def __repr__(self) -> str:
-        return f"<ZooKeeperServer port {self._port} {'running' if self.alive() else 'stopped'}>"
-
-    # -- inside
-
-    def _running(self) -> ChildProcess:
-        if self._child is None or not self._child.alive():
-            raise RuntimeError("the server does not run")
-        return self._child
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            self._child.end(number, STOP_TIMEOUT_S)
-            self._child = None
+        command = [java, *JAVA_FLAGS, *self._login(), "-cp", jars, main, str(configuration)]
+        return ChildProcess(command, log=self.log_file, folder=self.folder)
 
     def _serves(self) -> bool:
-        if not self.alive():
-            raise ChildProcessError("the process ended")
         return bool(self.mode)
 
     def _login(self) -> list[str]:
@@ -294,7 +179,7 @@ class ZooKeeperServer:
         if self._certificate is not None:
             settings += [
                 "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-                *(f"secureClientPort={self._tls_port}", "secureClientPortAddress=127.0.0.1"),
+                *(f"secureClientPort={self.ports[1]}", "secureClientPortAddress=127.0.0.1"),
                 *(f"ssl.keyStore.location={self._certificate.both}", "ssl.keyStore.type=PEM"),
                 f"ssl.trustStore.location={(self._trusts or self._certificate).certificate}",
                 "ssl.trustStore.type=PEM",
@@ -327,7 +212,7 @@ class ZooKeeperServer:
         ]
 
 
-class ZooKeeperEnsemble:
+class ZooKeeperEnsemble(Startable):
     """Three servers that elect a leader among them. A context manager.
 
     :param tick_ms: see :class:`ZooKeeperServer`.
@@ -390,11 +275,3 @@ class ZooKeeperEnsemble:
         """End all of them and remove their data."""
         for server in self.servers:
             server.stop()
-
-    def __enter__(self) -> ZooKeeperEnsemble:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -113,7 +113,9 @@ def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None,
             headers["root_id"] = headers["id"]
         if mask & _CORRELATION_IS_ID:
             properties["correlation_id"] = headers["id"]
-    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+        if type(headers) is not dict or type(properties.get("delivery_info", headers)) is not dict:
+            raise ValueError("headers, properties and delivery info are mappings")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise CorruptRecord(f"the envelope of a stored message cannot be read: {exc}") from exc
     return headers, properties, content_type, content_encoding
 

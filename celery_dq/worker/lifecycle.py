@@ -128,6 +128,7 @@ class Lifecycle:
 
         def guarded() -> None:
             buffered = set(map(id, children.outbound_buffer))
+            busy = set(children._busy_workers)
             begun = {
                 number: job
                 for number, job in list(cache.items())
@@ -153,6 +154,10 @@ class Lifecycle:
             for number, job in begun.items():
                 if not job.ready():
                     cache.setdefault(number, job)
+                    child = job._write_to
+                    if child is not None and child._is_alive() and child.inqW_fd in busy:
+                        # Celery 5.5 forgets it, and the next task would wait behind this one.
+                        children._busy_workers.add(child.inqW_fd)
             kept = set(map(id, cache.values()))
             for tag, (job, message) in list(self._jobs.items()):
                 if id(job) not in kept:

@@ -109,6 +109,31 @@ def test_every_public_name_whose_room_is_built_is_there() -> None:
             assert getattr(celery_dq, name) is not None
 
 
+def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
+    """The first names of the modules that a file imports when it runs, other than for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module).partition(".")[0]
+        yield from imported_at_run_time(node)
+
+
+def test_only_what_the_installation_brings_is_imported() -> None:
+    # Celery with what it cannot do without; the extras; and what one report says that it wants.
+    brought = {"billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "redis", "vine"}
+    known = {"celery_dq", *sys.stdlib_module_names, *brought}
+    strange = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in MODULES
+        for name in imported_at_run_time(ast.parse(path.read_text()))
+        if name not in known
+    }
+    assert strange == set()
+
+
 def test_every_error_survives_pickling() -> None:
     for error in every_error():
         copy = pickle.loads(pickle.dumps(error("dq_lease = 3 is too small")))

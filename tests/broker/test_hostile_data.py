@@ -86,6 +86,39 @@ class TestForeignBytes:
                 message.ack()
             counter.drain_until(connection, lambda: counter.depth() == 0)
 
+    @pytest.mark.parametrize(
+        "envelope",
+        [
+            b'[0,[1],{},"application/json","utf-8"]',
+            b'[0,"headers",{},"application/json","utf-8"]',
+            b'[0,{},[1],"application/json","utf-8"]',
+            b'[0,{},{"delivery_info":5},"application/json","utf-8"]',
+            b"[0,{},{},{},[]]",
+            b"[0," + b"[" * 100_000,
+            b'[0,{"__type__":"uuid","__value__":{"hex":1}},{},"a","b"]',
+            b'[1e400,{},{},"a","b"]',
+        ],
+        ids=lambda envelope: envelope[:40].decode(),
+    )
+    def test_an_envelope_whose_parts_are_not_what_they_should_be(
+        self, counter: Counter, envelope: bytes
+    ) -> None:
+        task = b"shop.tasks.notify"
+        header = struct.pack(">BBBddHHI", 1, 0, 1, 0, 0, 0, len(task), len(envelope))
+        odd = Outgoing(0, "odd", header + task + envelope + b'"x"')
+        with counter.connect() as connection, counter.consuming(connection) as got:
+            # They come in one batch, and it is in the middle.
+            first, last = f"first-{len(envelope)}", f"last-{len(envelope)}"
+            counter.publish(first, connection=connection)
+            counter.partition.push([odd]).run(counter.client)
+            counter.publish(last, connection=connection)
+            counter.drain_until(
+                connection, lambda: {first, last} <= {m.payload for m in got if m.message_id != "odd"}, 30
+            )
+            for message in got:
+                message.ack()
+            counter.drain_until(connection, lambda: counter.depth() == 0, 30)
+
     def test_ids_without_records_are_passed_over(self, counter: Counter) -> None:
         counter.publish("a")
         counter.client.zadd(counter.keys.tenant(""), {f"ghost-{n}": n for n in range(300)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,28 @@ def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) 
         assert bodies(got) == [2]
         got[0].ack()
     assert counter.depth() == 0
+
+
+def test_what_was_claimed_and_could_not_be_taken_in_comes_back(counter: Counter) -> None:
+    with (
+        counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=3) as got,
+    ):
+        fetcher = connection.default_channel.intake.fetcher
+        deliver = fetcher._deliver
+
+        def fail(source: Any, entry: Any, tag: str) -> None:
+            fetcher._deliver = deliver
+            connection.transport.session.process.ledger.drop(tag)
+            raise RuntimeError("out of memory, perhaps")
+
+        fetcher._deliver = fail
+        counter.publish(1, 2, 3)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            counter.drain(connection, got, 3, 30)
+        # The connection is sound, and the process lives: nobody else will give them back.
+        counter.drain(connection, got, 3, 30)
+        assert sorted(bodies(got)) == [1, 2, 3]
+        for message in got:
+            message.ack()
+        counter.drain_until(connection, lambda: counter.depth() == 0, 30)

@@ -217,6 +217,18 @@ def test_get_takes_one_message(counter: Counter) -> None:
         wait_until(lambda: counter.client.zcard(counter.keys.leases) == 0)
 
 
+def test_get_goes_past_what_was_cancelled_or_cannot_be_read(counter: Counter) -> None:
+    with counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+        for task_id in ("a", "b", "c", "d"):
+            counter.publish(task_id, connection=connection, headers={"id": task_id})
+        counter.partition.cancel(["a", "b"]).run(counter.client)
+        counter.client.hset(counter.keys.messages, "c", b"not a record")
+        message = connection.default_channel.basic_get(counter.queue, no_ack=True)
+        assert json.loads(message.body) == "d"
+        assert connection.default_channel.basic_get(counter.queue) is None
+        wait_until(lambda: counter.depth() == 0, 30)
+
+
 def test_queues_of_other_environments_and_prefixes_are_apart(counter: Counter) -> None:
     with counter.connect(environment="sandbox") as sandbox, counter.connect(key_prefix="shop.") as shop:
         counter.publish("sandbox", connection=sandbox)

@@ -284,3 +284,41 @@ def test_waiting_is_short_for_a_caller_while_the_broker_is_down(desk: Desk) -> N
     # A bound for a hang, not a figure: see the benchmarks for those.
     assert time.monotonic() - started < 5
     wait_until(lambda: producer.snapshot().last_error == "told to be down")
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_put_that_meets_a_close_is_not_lost(desk: Desk, memory: bool) -> None:
+    producer = desk.producer(memory=memory)
+    put(producer, 0)
+    found = outbox(producer)
+    really = found.put
+
+    def preempted(*message: Any) -> bool:
+        # Another thread closes the buffer between the look at it and the put.
+        producer.close(5)
+        return bool(really(*message))
+
+    found.put = preempted
+    put(producer, 1)
+    assert producer.flush(30) == 0
+    assert arrived(desk) == [0, 1]
+
+
+def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(desk: Desk) -> None:
+    producer = desk.producer(memory=True, limits=Limits(max_messages=1))
+    desk.shelf.down = True
+    put(producer, 0)
+    found = outbox(producer)
+    ring, failed = found.ring, []
+    producer.hooks.on_error.append(lambda error, message, state: failed.append(int(message.task_id)))
+
+    def closed_meanwhile() -> None:
+        found.ring = ring
+        producer.close(0.1)
+        desk.shelf.down = False
+
+    found.ring = closed_meanwhile
+    put(producer, 1)
+    assert producer.flush(30) == 0
+    assert failed == [0]
+    assert arrived(desk) == [1]

@@ -317,3 +317,20 @@ def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
     assert app.dq.buffer.flush(10) == 0
     assert stored.count("celery") == 8
     assert stored.record("celery", "mine").task == "job"
+
+
+def test_a_queue_may_be_called_like_an_option(make_app: MakeApp) -> None:
+    fast = FastCalls(make_app())
+    kinds = [
+        fast.kind_of("shop", options)
+        for options in (
+            {},
+            {"queue": None},
+            {"queue": None, "priority": None},
+            {"queue": "priority"},
+            {"queue": None, "priority": None, "serializer": None, "time_limit": None},
+            {"queue": "priority", "serializer": "time_limit"},
+        )
+    ]
+    assert None not in kinds
+    assert len(set(kinds)) == len(kinds)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_dq.testing.processes import find_redis_server
+from celery_dq.testing import local_server
+from celery_dq.testing.processes import find_redis_server, free_port
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.wire import ServerSaid
@@ -88,6 +90,37 @@ def test_a_server_on_a_unix_socket() -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(RuntimeError, match="did not start(.|\n)*nonsense"):
         RedisServer(config={"nonsense": 1}).start()
+
+
+def test_a_server_takes_another_port_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as somebody:
+        somebody.bind(("127.0.0.1", 0))
+        somebody.listen()
+        taken = somebody.getsockname()[1]
+        found = iter([taken, taken, free_port()])
+        monkeypatch.setattr(local_server, "free_port", lambda: next(found))
+        with RedisServer() as server:
+            assert server.port != taken
+            assert server.ask("PING") == "PONG"
+            # It stays there, even when it cannot.
+            server.kill()
+            with socket.socket() as another:
+                another.bind(("127.0.0.1", server.port))
+                another.listen()
+                with pytest.raises(RuntimeError, match="did not start(.|\n)*in use"):
+                    server.restart()
+
+
+def test_a_server_that_nobody_has_installed_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = RedisServer(binary=str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError):
+        server.start()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError, match="was not started"):
+        _ = server.folder
 
 
 def test_the_server_dies_with_its_parent() -> None:

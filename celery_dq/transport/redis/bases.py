@@ -1,31 +1,11 @@
-"""What this transport takes over from kombu, private parts included.
-
-Kombu's Redis transport is not made to be built upon: much of what we reuse is
-underscored. It is listed here, and typed in ``bases.pyi``, so that a reader and the type checker see
-all of it at once, and so that a new kombu release is checked against one page.
-Known to hold for kombu 5.5 to 5.7, by the test suite.
-"""
+"""What the tenant broker takes over from kombu's Redis transport; see :mod:`celery_dq.transport.bases`."""
 
 from __future__ import annotations
 
-from kombu.message import Message as KombuMessage
 from kombu.transport.redis import (
     Channel as RedisChannel,
     SentinelChannel as RedisSentinelChannel,
     Transport as RedisTransport,
 )
-from kombu.transport.virtual import (
-    Channel as VirtualChannel,
-    QoS as VirtualQoS,
-    Transport as VirtualTransport,
-)
 
-__all__ = [
-    "KombuMessage",
-    "RedisChannel",
-    "RedisSentinelChannel",
-    "RedisTransport",
-    "VirtualChannel",
-    "VirtualQoS",
-    "VirtualTransport",
-]
+__all__ = ["RedisChannel", "RedisSentinelChannel", "RedisTransport"]

@@ -22,7 +22,7 @@ import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import DEDUP, WorkerGate
-from celery_dq.transport.redis.bases import VirtualChannel
+from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.redis.driven import DrivenChannel
 from celery_dq.transport.redis.fitness import old_servers_named
 from celery_dq.transport.redis.intake import Intake
@@ -271,14 +271,15 @@ class Channel(DrivenChannel):
         VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Take one message at once, or None."""
+        """Take one message at once, or None. What was cancelled or cannot be read is not one."""
         self.session.refuse_inherited()
         if self.transients.holds(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         target = self.queue(queue)
         self.process.keeper.use(target, self.keeper_clients)
         try:
-            for entry, tag in self.intake.claim_one(target):
+            while taken := self.intake.claim_one(target):
+                entry, tag = taken[0]
                 try:
                     message = Message(Record.unpack(entry.record), entry, tag, queue, self)
                 except CorruptRecord as exc:

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-
-import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import Terms, WorkerGate
@@ -28,6 +24,7 @@ from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.record import Record
 from celery_dq.transport.redis.replies import ClaimedEntry
 from celery_dq.transport.redis.source import Source
+from celery_dq.transport.redis.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
@@ -54,14 +51,13 @@ class Intake:
         self._channel = channel
         self._process = process
         self._claim_ahead_s = claim_ahead_s
-        self._watchdog_s = watchdog_s
+        self.watchdog = Watchdog(process, watchdog_s)
         self._fetcher: Fetcher | None = None
         self._inbox: dict[str, deque[Message]] = {}
         self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
-        self._suspected = False
         self._gate: WorkerGate | None = None
         self._watching = False
         #: The queues that one leader consumes; None while there are none.
@@ -146,14 +142,16 @@ class Intake:
     # -- how much fits ---------------------------------------------------------
 
     def room(self) -> tuple[int, int]:
-        """Return how many messages to claim, and how many of them fit free pool slots."""
+        """Return how many messages to claim, and how many of them fit free pool slots.
+
+        Raises:
+            redis.ConnectionError: the watchdog has found that the connection is deaf.
+        """
+        self.watchdog.decide(may_stop=self._gate is not None)
+        return self._room()
+
+    def _room(self) -> tuple[int, int]:
         qos = self._channel.qos
-        if self._suspected:
-            self._suspected = False
-            raise redis.ConnectionError(
-                f"There is a backlog and room for it, but nothing was claimed for {self._watchdog_s:.0f} s "
-                "(dq_watchdog): connecting anew"
-            )
         # Called every time: worker_disable_prefetch replaces the method on the instance.
         if self._channel.closed or not qos.can_consume():
             return 0, 0
@@ -298,7 +296,11 @@ class Intake:
             channel.ledger.finish(tag)
         if self._blocks:
             self.fetcher.step_back()
-        callback(message)
+        self.watchdog.busy()
+        try:
+            callback(message)
+        finally:
+            self.watchdog.idle()
         return True
 
     def may_go(self, message: Message) -> bool:
@@ -360,21 +362,12 @@ class Intake:
                     self._give_back(name)
         if fetcher is not None:
             fetcher.teller.disown_claims(now - self._process.lease_s / 4)
-        if fetcher is None or not self._watchdog_s or now - fetcher.claimed_at < self._watchdog_s:
-            return
-        if self._channel.poller.driven and self.room()[0] > 0 and self._channel.has_token():
-            fetcher.claimed_at = now
-            self._process.strikes += 1
-            if self._process.strikes > 1 and self._gate is not None:
-                # Connecting anew did not help: whoever supervises the worker starts a sound one.
-                logger.critical(
-                    "There is a backlog and room for it, but nothing was claimed for twice %.0f s "
-                    "(dq_watchdog): this worker stops.",
-                    self._watchdog_s,
-                )
-                os.kill(os.getpid(), signal.SIGTERM)
-            self._suspected = True
-            self._channel.poller.wake()
+            if self.watchdog.suspects(now, fetcher.claimed_at, self._neglects, self._blocks):
+                self._channel.poller.wake()
+
+    def _neglects(self) -> bool:
+        channel = self._channel
+        return channel.poller.driven and self._room()[0] > 0 and channel.has_token()
 
     # -- the end ---------------------------------------------------------------
 

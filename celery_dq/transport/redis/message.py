@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
 from celery_dq.hooks import QUEUE, TOKEN
-from celery_dq.transport import envelope
-from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
+from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.replies import ClaimedEntry
 
 JSON = "application/json"
 
+_read_json: Callable[[str], Any] = json.JSONDecoder(object_hook=kombu_json.object_hook).decode
 
-class Message(KombuMessage):
+
+class Message(StoredMessage):
     """A message claimed from a partition.
 
     Attributes:
@@ -35,39 +37,25 @@ class Message(KombuMessage):
     """
 
     def __init__(self, record: Record, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
-        headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
-        # What a retry has inherited, or somebody has forged: they are written anew at every delivery.
-        headers.pop(TOKEN, None)
-        headers.pop(QUEUE, None)
-        if record.due_us:
-            # It is due: with the header still there, the worker would put it into its timer.
-            headers["eta"] = None
-        info = properties.setdefault("delivery_info", {})
-        info.setdefault("exchange", "")
-        info.setdefault("routing_key", queue)
-        if entry.returned:
-            info["redelivered"] = True
-            headers["redelivered"] = True
-        properties["priority"] = record.priority
-        properties["delivery_tag"] = tag
-        if record.dedup:
-            # Fencing token of the run: larger than that of any run before it.
-            headers[TOKEN] = int(entry.claim)
-        if record.tenant:
-            properties["tenant"] = record.tenant
         super().__init__(
-            body=record.body,
-            delivery_tag=tag,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            delivery_info=info,
-            properties=properties,
-            headers=headers,
-            postencode="utf-8",
+            record.envelope,
+            record.body,
+            priority=record.priority,
+            due=bool(record.due_us),
+            returned=entry.returned,
+            tag=tag,
+            queue=queue,
             channel=channel,
         )
+        # What a retry has inherited, or somebody has forged: they are written anew at every delivery.
+        self.headers.pop(TOKEN, None)
+        self.headers.pop(QUEUE, None)
+        if record.dedup:
+            # Fencing token of the run: larger than that of any run before it.
+            self.headers[TOKEN] = int(entry.claim)
+        if record.tenant:
+            self.properties["tenant"] = record.tenant
         self.record = record
-        self.queue = queue
         self.message_id = entry.id
         self.deliveries = entry.deliveries
         self.discard = entry.reason
@@ -84,18 +72,15 @@ class Message(KombuMessage):
         self.headers[QUEUE] = self.queue
 
     def _decode(self) -> Any:
-        # Kombu makes a decoder for each body, for the sake of types that hardly any body has.
-        body = self.body
+        # Kombu's way to the same result makes a decoder for each body.
         if (
             self.content_type == JSON
-            and isinstance(body, str)
             and (self.accept is None or JSON in self.accept)
-            and "__type" not in body
-            and "\\u005" not in body
             and _json_is_kombus()
+            and isinstance(self.body, bytes)
         ):
-            with contextlib.suppress(ValueError, RecursionError):  # kombu has its own errors
-                return json.loads(body)
+            with contextlib.suppress(Exception):  # kombu has its own errors
+                return _read_json(self.body.decode())
         return super()._decode()
 
     def ack(self, multiple: bool = False) -> None:

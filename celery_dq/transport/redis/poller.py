@@ -158,7 +158,9 @@ class Poller:
             while True:
                 for channel in tuple(self._channels):
                     if channel.deliver_one():
-                        self._channels.append(self._channels.pop(0))
+                        if channel in self._channels:  # the callback may have closed it
+                            self._channels.remove(channel)
+                            self._channels.append(channel)
                         return
                 for channel in tuple(self._channels):
                     channel.tick()

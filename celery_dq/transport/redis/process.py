@@ -24,6 +24,7 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.doubt import Doubts
+from celery_dq.transport.redis.fitness import PASSING_ERRORS, recognised
 from celery_dq.transport.redis.ledger import TRUST, Burial, Ledger
 from celery_dq.transport.redis.partition import load_scripts
 from celery_dq.transport.redis.queue import Queue
@@ -254,43 +255,55 @@ class Keeper:
     def _round(self) -> float:
         """Renew, reap and tell; return the seconds until the first lease of anybody runs out."""
         next_end_s = math.inf
-        process, ledger = self._process, self._process.ledger
-        client = self._client
+        process, client = self._process, self._client
         if client is None:
             assert self._connect is not None
             client = self._client = self._connect()
-        for name, queue in list(self._queues.items()):
-            sent_at = process.clock.monotonic()
-            renewal = queue.partition.renew(
-                queue.consumer(process.consumer),
-                lease_ms=process.lease_ms,
-                limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
-                max_deliveries=queue.max_deliveries,
-            ).run(client)
-            next_end_s = min(next_end_s, renewal.next_end_s)
-            if ledger.silence(name, sent_at) > process.lease_s * TRUST:
-                # The broker was away, or we were. Others may be on their way back as we are, so
-                # for one lease nobody is taken for dead by us.
-                self._judges_from[name] = sent_at + process.lease_s
-            if sent_at < self._judges_from.get(name, 0.0):
-                next_end_s = min(next_end_s, self._judges_from[name] - sent_at)
-            if renewal.fenced:
-                process.fenced_out(queue)
-            else:
-                if not renewal.alive:
-                    process.lease_was_lost(name, renewal.claim)
-                ledger.renewed(name, sent_at)
-            if process.doubts.exists(name):
-                self._clear_doubts(queue, client)
-            # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
-            if not ledger.has_listener or name in self._late:
-                self.tell(queue, client)
-            (self._late.add if ledger.outbox(name) else self._late.discard)(name)
-            if not self._users.get(name) and not self.owes(name):
-                self._resign(queue, client)
+        for queue in list(self._queues.values()):
+            try:
+                next_end_s = min(next_end_s, self._beat(queue, client))
+            except redis.ResponseError as exc:  # noqa: PERF203 - each queue by itself
+                # One queue whose keys are somebody else's must not cost the others their leases.
+                if isinstance(recognised(exc), PASSING_ERRORS):
+                    raise
+                logger.error("Redis refuses the heartbeat of queue %s: %s.", queue.name, exc)
+            except (struct.error, ValueError):
+                logger.exception("The heartbeat of queue %s goes on after an error.", queue.name)
         now = process.clock.monotonic()
         for check in list(self._idle_checks):
             check(now)
+        return next_end_s
+
+    def _beat(self, queue: Queue, client: redis.Redis) -> float:
+        process, ledger, name = self._process, self._process.ledger, queue.key
+        sent_at = process.clock.monotonic()
+        renewal = queue.partition.renew(
+            queue.consumer(process.consumer),
+            lease_ms=process.lease_ms,
+            limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
+            max_deliveries=queue.max_deliveries,
+        ).run(client)
+        if ledger.silence(name, sent_at) > process.lease_s * TRUST:
+            # The broker was away, or we were. Others may be on their way back as we are, so
+            # for one lease nobody is taken for dead by us.
+            self._judges_from[name] = sent_at + process.lease_s
+        next_end_s = renewal.next_end_s
+        if sent_at < self._judges_from.get(name, 0.0):
+            next_end_s = min(next_end_s, self._judges_from[name] - sent_at)
+        if renewal.fenced:
+            process.fenced_out(queue)
+        else:
+            if not renewal.alive:
+                process.lease_was_lost(name, renewal.claim)
+            ledger.renewed(name, sent_at)
+        if process.doubts.exists(name):
+            self._clear_doubts(queue, client)
+        # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
+        if not ledger.has_listener or name in self._late:
+            self.tell(queue, client)
+        (self._late.add if ledger.outbox(name) else self._late.discard)(name)
+        if not self._users.get(name) and not self.owes(name):
+            self._resign(queue, client)
         return next_end_s
 
     def owes(self, name: str) -> bool:

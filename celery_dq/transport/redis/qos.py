@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_dq.transport.redis.bases import VirtualQoS
+from celery_dq.transport.prefetch import PrefetchCount
 from celery_dq.transport.redis.message import Message
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.channel import Channel
 
 
-class QoS(VirtualQoS):
+class QoS(PrefetchCount):
     """Prefetch count and acknowledgements of one channel.
 
     Acknowledgements may come from any thread and after the channel was closed:
@@ -20,20 +20,6 @@ class QoS(VirtualQoS):
     """
 
     channel: Channel
-
-    def can_consume(self) -> bool:
-        """Return whether the prefetch count leaves room for one more message."""
-        limit = self.prefetch_count
-        return not limit or len(self._delivered) < limit
-
-    def can_consume_max_estimate(self) -> int | None:
-        """Return how many more messages the prefetch count allows; None without a limit."""
-        limit: int = self.prefetch_count
-        return max(limit - len(self._delivered), 0) if limit else None
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        """Count a delivered message."""
-        self._delivered[delivery_tag] = message
 
     def forget(self, delivery_tag: str) -> None:
         """Stop counting a message; the ledger has its own word on it."""

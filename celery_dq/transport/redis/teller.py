@@ -222,15 +222,28 @@ class Teller:
         sent = self._sent.popleft()
         result = sent.call.parse(answer)
         if sent.claim is not None:
-            sent.claim(None if sent.disowned else result)
-            if not sent.disowned:
-                self._process.doubts.answered(sent.queue.key, {entry.claim for entry in result.entries})
+            self._answered(sent, result)
             return
         self._process.doubts.reports(sent.queue.key, -1)
         if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
         if sent.releases:
             self._process.ledger.returned(sent.queue.key, len(sent.releases))
+
+    def _answered(self, sent: Sent, result: Any) -> None:
+        doubts, key = self._process.doubts, sent.queue.key
+        if sent.disowned:
+            assert sent.claim is not None
+            sent.claim(None)
+            return
+        try:
+            assert sent.claim is not None
+            sent.claim(result)
+        except BaseException:
+            # What did not reach the ledger must not stay with us for ever.
+            doubts.unanswered(key)
+            raise
+        doubts.answered(key, {entry.claim for entry in result.entries})
 
     def _refused(self, sent: Sent, exc: redis.ResponseError) -> None:
         """The connection is sound, but the script failed: a full server, or a foreign key in our place.

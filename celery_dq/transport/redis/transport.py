@@ -22,7 +22,8 @@ import logging
 import ssl
 from typing import Any
 
-from celery_dq.transport.redis.bases import RedisTransport, VirtualTransport
+from celery_dq.transport.bases import VirtualTransport
+from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.session import Session

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
-from celery_dq.transport.zookeeper.bases import VirtualChannel
+from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.zookeeper.batch import PublishBatch
 from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
 from celery_dq.transport.zookeeper.message import Message

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from celery_dq.transport.zookeeper.bases import VirtualQoS
+from celery_dq.transport.prefetch import PrefetchCount
 from celery_dq.transport.zookeeper.hand import Verb
 
 if TYPE_CHECKING:
     from celery_dq.transport.zookeeper.channel import Channel
 
 
-class QoS(VirtualQoS):
+class QoS(PrefetchCount):
     """Prefetch count and acknowledgements of one channel.
 
     Acknowledgements may come from any thread: they go to the hand, and the fetcher tells the broker.
@@ -23,20 +23,6 @@ class QoS(VirtualQoS):
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._pid = os.getpid()
-
-    def can_consume(self) -> bool:
-        """Return whether the prefetch count leaves room for one more message."""
-        limit = self.prefetch_count
-        return not limit or len(self._delivered) < limit
-
-    def can_consume_max_estimate(self) -> int | None:
-        """Return how many more messages the prefetch count allows; None without a limit."""
-        limit: int = self.prefetch_count
-        return max(limit - len(self._delivered), 0) if limit else None
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        """Count a delivered message."""
-        self._delivered[delivery_tag] = message
 
     def ack(self, delivery_tag: str) -> None:
         """The message is done with."""

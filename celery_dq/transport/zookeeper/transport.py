@@ -36,6 +36,7 @@ except ImportError as error:
     ) from error
 
 from celery_dq.options.resolve import resolve
+from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,
     address_in,
@@ -43,7 +44,6 @@ from celery_dq.transport.zookeeper.address import (
     nobody_listens,
     session_options,
 )
-from celery_dq.transport.zookeeper.bases import VirtualTransport
 from celery_dq.transport.zookeeper.bell import Bell
 from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.channel import Channel as ZooKeeperChannel

@@ -3,12 +3,21 @@ from collections.abc import Callable
 from typing import Any
 
 class KombuMessage:
+    MessageStateError: type[Exception]
+    channel: Any
     delivery_tag: str
     delivery_info: dict[str, Any]
     properties: dict[str, Any]
     headers: dict[str, Any]
+    acknowledged: bool
+    body: str | bytes
+    content_type: str | None
+    accept: set[str] | None
+    _state: str
 
     def __init__(self, **kwargs: Any) -> None: ...
+    def ack(self, multiple: bool = False) -> None: ...
+    def _decode(self) -> Any: ...
 
 class Delivered(dict[str, Any]):
     restored: bool
@@ -26,6 +35,7 @@ class VirtualChannel:
     connection: Any
     closed: bool
     do_restore: bool
+    auto_delete_queues: set[str]
     deadletter_queue: str | None
     state: Any
     qos: Any
@@ -45,14 +55,21 @@ class VirtualChannel:
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None: ...
     def basic_cancel(self, consumer_tag: str) -> None: ...
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any: ...
+    def message_to_python(self, raw_message: Any) -> Any: ...
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]: ...
     def basic_qos(self, prefetch_size: int, prefetch_count: int, apply_global: bool) -> None: ...
     def typeof(self, exchange: str) -> Any: ...
     def close(self) -> None: ...
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]: ...
+    def _next_delivery_tag(self) -> str: ...
 
 class VirtualTransport:
+    Channel: type[VirtualChannel]
     default_port: int
     implements: Any
     client: Any
+    cycle: Any
     channels: list[Any]
     _avail_channels: list[Any]
     connection_errors: tuple[type[BaseException], ...]

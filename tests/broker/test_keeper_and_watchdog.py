@@ -1,0 +1,115 @@
+"""What the keeper does for one queue whatever has happened to another, and whom the watchdog suspects."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import kombu
+import pytest
+import redis
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.waiting import wait_until
+from tests.broker.counter import Counter, bodies, consumer_of
+
+QUICK: dict[str, Any] = {"lease": "1s", "watchdog": 0, "claim_ahead": "10ms"}
+
+
+def watched(connection: Any, seconds: float) -> Any:
+    """The intake of a connection, with a watchdog that is quicker than the options allow."""
+    intake = connection.default_channel.intake
+    intake.watchdog.period_s = seconds
+    return intake
+
+
+def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(counter: Counter) -> None:
+    sick = PartitionKeys("online", "a-sick-one")
+    with counter.connect(**QUICK) as connection:
+        consumer = connection.Consumer(
+            [kombu.Queue("a-sick-one"), kombu.Queue(counter.queue)], accept=["json"]
+        )
+        with consumer:
+            me = consumer_of(connection)
+            wait_until(lambda: counter.client.zscore(counter.keys.leases, me), 30)
+            counter.client.delete(sick.leases)
+            counter.client.set(sick.leases, "somebody else's")
+            for _ in range(3):
+                before = counter.client.zscore(counter.keys.leases, me)
+                wait_until(
+                    lambda before=before: counter.client.zscore(counter.keys.leases, me) > before,
+                    30,
+                    what="a renewal of the other queue",
+                )
+            counter.client.delete(sick.leases)
+            wait_until(lambda: counter.client.zscore(sick.leases, me), 30, what="a renewal of the sick one")
+
+
+def test_a_callback_that_takes_long_is_no_dead_connection(counter: Counter) -> None:
+    with counter.connect(**QUICK) as connection:
+        intake = watched(connection, 0.3)
+        counter.publish(*range(20), connection=connection)
+        served: list[Any] = []
+
+        def serve(message: Any) -> None:
+            if message.payload == 10:
+                # Two looks of the watchdog and more.
+                looks: list[float] = []
+                intake._process.keeper.watch(looks.append)
+                wait_until(lambda: len(looks) >= 8, 30)
+                intake._process.keeper.unwatch(looks.append)
+            served.append(message.payload)
+            message.ack()
+
+        consumer = connection.Consumer([kombu.Queue(counter.queue)], on_message=serve, accept=["json"])
+        with consumer:
+            counter.drain_until(connection, lambda: len(served) >= 20, 30)
+            assert sorted(served) == list(range(20))
+            counter.drain_until(connection, lambda: counter.depth() == 0, 30)
+        assert intake._process.strikes == 0
+
+
+def test_a_consumer_that_does_not_claim_beside_a_backlog_connects_anew(counter: Counter) -> None:
+    with counter.connect(**QUICK) as connection:
+        intake = watched(connection, 0.3)
+        with counter.consuming(connection) as got:
+            counter.publish(1)
+            counter.drain(connection, got, 1, 30)
+            got[0].ack()
+            # As if an answer had been mislaid.
+            intake.fetcher._claiming = True
+            counter.publish(2)
+            failed: list[redis.ConnectionError] = []
+
+            def turn() -> bool:
+                try:
+                    with contextlib.suppress(TimeoutError):
+                        connection.drain_events(timeout=0.05)
+                except redis.ConnectionError as error:
+                    failed.append(error)
+                return bool(failed)
+
+            wait_until(turn, 30, interval_s=0.0)
+            assert "dq_watchdog" in str(failed[0])
+    with counter.connect(**QUICK) as connection, counter.consuming(connection) as got:
+        counter.drain(connection, got, 1, 30)
+        assert bodies(got) == [2]
+        got[0].ack()
+
+
+@pytest.mark.parametrize("what", ["channel", "connection"])
+def test_a_callback_may_close_what_it_was_called_from(counter: Counter, what: str) -> None:
+    counter.publish(1, 2)
+    with counter.connect(**QUICK) as connection:
+        served: list[Any] = []
+
+        def serve(message: Any) -> None:
+            served.append(message.payload)
+            message.ack()
+            (message.channel if what == "channel" else connection).close()
+
+        consumer = connection.Consumer([kombu.Queue(counter.queue)], on_message=serve, accept=["json"])
+        consumer.consume()
+        wait_until(lambda: (connection.drain_events(timeout=1), served)[1], 30)
+        assert served == [1]
+    wait_until(lambda: counter.depth() == 1, 30)
