@@ -20,17 +20,9 @@ from celery_dq.wiring import register_transports
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.zookeeper_transport.expiry import expire
 
 NODES = BrokerNodes("online")
-
-
-def expire(connection: Connection) -> None:
-    """End the session of a connection: whoever knows id and password may close it."""
-    client = connection.transport.session.open()
-    thief = type(client)(hosts=connection.transport.session.hosts, client_id=client.client_id)
-    thief.start()
-    thief.stop()
-    thief.close()
 
 
 def test_an_idle_consumer_gets_what_an_expired_session_held(connect: Callable[..., Connection]) -> None:

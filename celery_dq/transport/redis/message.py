@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
-from celery_dq.hooks import QUEUE, TOKEN
+from celery_dq.hooks import DELIVERIES, QUEUE, TOKEN
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
@@ -39,6 +39,7 @@ class Message(KombuMessage):
         # What a retry has inherited, or somebody has forged: they are written anew at every delivery.
         headers.pop(TOKEN, None)
         headers.pop(QUEUE, None)
+        headers.pop(DELIVERIES, None)
         if record.due_us:
             # It is due: with the header still there, the worker would put it into its timer.
             headers["eta"] = None
@@ -46,8 +47,8 @@ class Message(KombuMessage):
         info.setdefault("exchange", "")
         info.setdefault("routing_key", queue)
         if entry.returned:
-            info["redelivered"] = True
-            headers["redelivered"] = True
+            info["redelivered"] = headers["redelivered"] = True
+            info["deliveries"] = headers[DELIVERIES] = entry.deliveries
         properties["priority"] = record.priority
         properties["delivery_tag"] = tag
         if record.dedup:

@@ -7,8 +7,10 @@ class KombuMessage:
     delivery_info: dict[str, Any]
     properties: dict[str, Any]
     headers: dict[str, Any]
+    _state: str
 
     def __init__(self, **kwargs: Any) -> None: ...
+    def ack(self, multiple: bool = False) -> None: ...
 
 class Delivered(dict[str, Any]):
     restored: bool
