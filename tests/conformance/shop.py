@@ -122,6 +122,11 @@ def add_tasks(app: Celery, port: int) -> Celery:
             os.kill(os.getpid(), signal.SIGKILL)
         return "survived"
 
+    @task(name="die", acks_late=True, reject_on_worker_lost=True)
+    def die(key: str) -> None:
+        witness().tell(f"attempt:{key}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
     @task(name="retry", bind=True, max_retries=3)
     def retry(self: Task, key: str, succeed_at: int = 2, countdown: float = 0) -> int:
         witness().tell(f"attempt:{key}", self.request.id)
