@@ -146,7 +146,7 @@ ZOOKEEPER = Broker(
     has_leases=True,
     server="zookeeper",
     driver_type="zookeeper",
-    # A worker of eventlet turns the drain_events of gevent, and takes a quarter of a minute to start and stop.
+    # A worker of eventlet turns the drain_events of gevent, and takes ten seconds to start and stop.
     # It passes: empty this to see it.
     left_out=("eventlet",),
     deviations={
