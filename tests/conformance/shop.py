@@ -114,9 +114,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own.hold(key)
         return key
 
-    @task(name="die_once", acks_late=True, reject_on_worker_lost=True)
-    def die_once(key: str) -> str:
+    @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def die_once(self: Task, key: str) -> str:
         own = witness()
+        own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))
         own.tell(f"attempt:{key}")
         if len(own.told(f"attempt:{key}")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
-from kombu import Connection
+from kombu import Connection, pools
 
 import celery_dq
 from celery_dq.cli import dq
@@ -49,6 +49,7 @@ def app(hosts: str) -> Iterator[Celery]:
     celery_dq.setup(app)
     yield app
     app.close()
+    pools.reset()
 
 
 def kill(connect: Connect, times: int) -> None:
