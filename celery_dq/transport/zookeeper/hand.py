@@ -77,11 +77,6 @@ class Held:
         """The path of its lock."""
         return self.nodes.lock(self.name)
 
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it may take others with it."""
-        return self.deliveries > 0 and not self.exhausted
-
 
 class Hand:
     """All that one connection holds.
