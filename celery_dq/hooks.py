@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 TOKEN = "dq_token"  # noqa: S105 - the name of a header
 #: The message header that carries the name of the queue beside the token.
 QUEUE = "dq_queue"
+#: The message header that says how many workers were lost with the message so far; on what comes back only.
+DELIVERIES = "dq_deliveries"
 #: The key of the :class:`Wires` object in kombu's ``transport_options``.
 WIRES = "dq"
 
@@ -42,7 +44,17 @@ class DedupTicket(Protocol):
         """Say what the push script answered (see ``Pushed`` of the transport)."""
 
 
-class WorkerGate(Protocol):
+class Undertaker(Protocol):
+    """Who tells Celery of messages that will not run."""
+
+    def deliver_discard(self, message: Any, reason: str) -> bool:
+        """Do Celery's bookkeeping for a message that will not run (expired, cancelled, dead).
+
+        Returns False when it cannot be done (an unknown task): the transport then finishes it silently.
+        """
+
+
+class WorkerGate(Undertaker, Protocol):
     """What the transport must know about the worker that it feeds.
 
     Every method is called from the thread that claims, often, and must not block.
@@ -70,12 +82,6 @@ class WorkerGate(Protocol):
 
     def started_tags(self) -> frozenset[str]:
         """Those of :meth:`running_tags` that have begun: they go on even when the lease was lost."""
-
-    def deliver_discard(self, message: Any, reason: str) -> bool:
-        """Do Celery's bookkeeping for a message that will not run (expired, cancelled, dead).
-
-        Returns False when the gate cannot (an unknown task): the transport then finishes it silently.
-        """
 
 
 class Consumption(Protocol):
@@ -125,7 +131,7 @@ class Terms(Protocol):
 class _Forked:
     """The state of one process: recognises by its pid that it was inherited over a fork."""
 
-    __slots__ = ("gate", "lock", "pid", "process", "terms")
+    __slots__ = ("gate", "lock", "pid", "process", "terms", "undertaker")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -133,6 +139,7 @@ class _Forked:
         self.lock = threading.Lock()
         self.gate: WorkerGate | None = None
         self.terms: Terms | None = None
+        self.undertaker: Undertaker | None = None
         self.process: Any = None
 
 
@@ -186,6 +193,15 @@ class Wires(str):
     @gate.setter
     def gate(self, gate: WorkerGate | None) -> None:
         self._of_this_process().gate = gate
+
+    @property
+    def undertaker(self) -> Undertaker | None:
+        """Who, in the worker of this process, does the bookkeeping where there is no gate; or None."""
+        return self._of_this_process().undertaker
+
+    @undertaker.setter
+    def undertaker(self, undertaker: Undertaker | None) -> None:
+        self._of_this_process().undertaker = undertaker
 
     @property
     def terms(self) -> Terms | None:

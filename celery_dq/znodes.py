@@ -131,8 +131,18 @@ class QueueNodes:
         return f"{self.path}/unreadable"
 
     @property
+    def suspects(self) -> str:
+        """Named as items whose consumers were lost; the data says who had them last. Made at need."""
+        return f"{self.path}/suspects"
+
+    @property
+    def dead(self) -> str:
+        """Dead letters, by their message ids. Made at need."""
+        return f"{self.path}/dead"
+
+    @property
     def folders(self) -> tuple[str, ...]:
-        """All of them, in the order in which they are made."""
+        """Those that every queue has, in the order in which they are made."""
         return self.ready, self.delayed, self.locks, self.unreadable
 
     def ready_prefix(self, priority: int) -> str:
@@ -150,6 +160,19 @@ class QueueNodes:
     def lock(self, name: str) -> str:
         """The path of its lock."""
         return f"{self.path}/locks/{name}"
+
+    def suspect(self, name: str) -> str:
+        """The path of what is known of its last consumer."""
+        return f"{self.path}/suspects/{name}"
+
+    def dead_letter(self, message_id: str) -> str:
+        """The path of the dead letter with this id; percent-encoded."""
+        return f"{self.path}/dead/{_quoted(message_id)}"
+
+    @staticmethod
+    def dead_id(node: str) -> str:
+        """The message id of the dead letter in this node."""
+        return unquote(node)
 
 
 def due_ms_of(name: str) -> int:

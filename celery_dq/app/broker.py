@@ -10,7 +10,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import Wires
 from celery_dq.inspector.reading import Client, text
 from celery_dq.keys import queue_registry
-from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.partition import Partition
 
 
@@ -30,23 +30,34 @@ class Broker:
 
     @contextmanager
     def channel(self, connection: Any = None) -> Iterator[Any]:
-        """Borrow a channel of a dq broker.
+        """Borrow a channel of the tenant broker.
 
         Raises:
             ConfigurationError: The app's broker is another one.
             kombu.exceptions.OperationalError: It cannot be reached, after the retries of
                 ``task_publish_retry_policy``.
         """
+        with self._channel("partition", "dq-redis://…", connection) as channel:
+            yield channel
+
+    @contextmanager
+    def zookeeper_channel(self) -> Iterator[Any]:
+        """Borrow a channel of the ZooKeeper broker; raises as :meth:`channel`."""
+        with self._channel("graveyard", "dq-zookeeper://…") as channel:
+            yield channel
+
+    @contextmanager
+    def _channel(self, trait: str, wanted: str, connection: Any = None) -> Iterator[Any]:
         with self._app.connection_or_acquire(connection) as borrowed:
             policy = self._app.conf.task_publish_retry_policy or {}
             known = ("max_retries", "interval_start", "interval_step", "interval_max")
             borrowed.ensure_connection(**{name: policy[name] for name in known if name in policy})
             with borrowed._reraise_as_library_errors():  # as Celery does when it publishes
                 channel = borrowed.default_channel
-                if not hasattr(channel, "partition"):
+                if not hasattr(channel, trait):
                     raise ConfigurationError(
-                        f"app.dq needs a broker of celery-dq, and this app's is {borrowed.as_uri()}:"
-                        " set broker_url to dq-redis://…"
+                        f"app.dq needs a broker of celery-dq for this, and this app's is {borrowed.as_uri()}:"
+                        f" set broker_url to {wanted}"
                     )
                 yield channel
 
@@ -61,6 +72,11 @@ class Broker:
         url = self._app.connection_for_write()
         return url.transport_cls in TENANT_SCHEMES
 
+    def is_zookeeper(self) -> bool:
+        """Whether the app's broker is that on ZooKeeper. Opens nothing."""
+        url = self._app.connection_for_write()
+        return bool(url.transport_cls == ZOOKEEPER_SCHEME)
+
     def declare(self, channel: Any, queue: str) -> None:
         """Make a queue known that messages reach otherwise than by kombu."""
         channel.client.sadd(self._registry, queue)
@@ -74,6 +90,9 @@ class Broker:
         """Return every queue that is declared in the app, named in ``dq_queues``, or known to the server."""
         options = self._wires.options
         names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
+        if self.is_zookeeper():
+            with self.zookeeper_channel() as channel:
+                return sorted({*names, *channel.queue_names()})
         with self.channel() as channel:
             names.update(map(text, channel.client.smembers(self._registry)))
         return sorted(names)

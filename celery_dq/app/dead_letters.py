@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,7 @@ class DeadLetters:
         Raises:
             InvalidMessage: A change is unknown, or the message's body cannot be read.
         """
-        unknown = sorted(changes.keys() - {"args", "kwargs", "tenant", "priority"})
-        if unknown:
-            raise InvalidMessage(
-                f"edit: {unknown[0]!r} cannot be changed: only args, kwargs, tenant, priority"
-            )
+        check_changes(changes, ("args", "kwargs", "tenant", "priority"))
         head_start = self._wires.options.queue(self.name).head_start_us
         with self._broker.open(self.name) as opened:
             raw = opened.client.hget(opened.partition.keys.dead, message_id)
@@ -94,25 +90,38 @@ class DeadLetters:
         )
 
 
+def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise :exc:`~celery_dq.errors.InvalidMessage` for a change that cannot be made."""
+    unknown = sorted(changes.keys() - {*known})
+    if unknown:
+        raise InvalidMessage(f"edit: {unknown[0]!r} cannot be changed: only {', '.join(known)}")
+
+
 def edited(record: Record, **changes: Any) -> Record:
     """Return a record with other arguments, tenant or priority."""
     if "tenant" in changes:
         record = replace(record, tenant=check_tenant(changes["tenant"]))
     if "priority" in changes:
         record = replace(record, priority=check_priority(changes["priority"]))
+    packed, body = readdressed(record.envelope, record.body, changes)
+    return replace(record, envelope=packed, body=body)
+
+
+def readdressed(packed: bytes, raw: str | bytes, changes: Mapping[str, Any]) -> tuple[bytes, str | bytes]:
+    """Return envelope and body with other ``args`` or ``kwargs``."""
     if "args" not in changes and "kwargs" not in changes:
-        return record
-    headers, properties, content_type, encoding = envelope.unpack(record.envelope)
+        return packed, raw
+    headers, properties, content_type, encoding = envelope.unpack(packed)
     kind = content_type or "application/json"
     name = _serializer(kind)
-    body: Any = serialization.loads(record.body, kind, encoding or "utf-8", accept={kind})
+    body: Any = serialization.loads(raw, kind, encoding or "utf-8", accept={kind})
     if not (isinstance(body, (list, tuple)) and len(body) == 3):
         raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
     args = list(changes["args"] if "args" in changes else body[0])
     kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
     kind, encoding, payload = serialization.dumps((args, kwargs, body[2]), name)
     headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
-    return replace(record, envelope=envelope.pack(headers, properties, kind, encoding), body=payload)
+    return envelope.pack(headers, properties, kind, encoding), payload
 
 
 def _serializer(content_type: str) -> str:
@@ -132,6 +141,11 @@ class DeadLetterQueues(Mapping[str, DeadLetters]):
         self._wires = wires
 
     def __getitem__(self, name: str) -> DeadLetters:
+        if self._broker.is_zookeeper():
+            # Needs an extra that a user of Redis does not have.
+            from celery_dq.app.dead_znodes import DeadNodes
+
+            return DeadNodes(self._broker, self._wires, name)
         return DeadLetters(self._broker, self._wires, name)
 
     def __iter__(self) -> Iterator[str]:

@@ -12,6 +12,8 @@ SCHEMES = (
 )
 #: The schemes of the tenant broker.
 TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel")
+#: The scheme of the broker on ZooKeeper.
+ZOOKEEPER_SCHEME = "dq-zookeeper"
 
 
 def register_transports() -> None:

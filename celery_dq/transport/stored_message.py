@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_dq.hooks import DELIVERIES
 from celery_dq.transport import envelope as envelopes
 from celery_dq.transport.bases import KombuMessage
 
@@ -19,6 +20,7 @@ class StoredMessage(KombuMessage):
         priority: it may have changed since.
         due: it had to wait for its time.
         returned: it was delivered before.
+        deliveries: how many workers were lost with it so far.
         tag: delivery tag.
         queue: name of the queue it was taken from.
         channel: that delivers it.
@@ -32,11 +34,14 @@ class StoredMessage(KombuMessage):
         priority: int,
         due: bool,
         returned: bool,
+        deliveries: int,
         tag: str,
         queue: str,
         channel: Any,
     ) -> None:
         headers, properties, content_type, content_encoding = envelopes.unpack(envelope)
+        # What a retry has inherited, or somebody has forged: it is written anew at every delivery.
+        headers.pop(DELIVERIES, None)
         if due:
             # It is due: with the header still there, the worker would put it into its timer.
             headers["eta"] = None
@@ -44,8 +49,8 @@ class StoredMessage(KombuMessage):
         info.setdefault("exchange", "")
         info.setdefault("routing_key", queue)
         if returned:
-            info["redelivered"] = True
-            headers["redelivered"] = True
+            info["redelivered"] = headers["redelivered"] = True
+            info["deliveries"] = headers[DELIVERIES] = deliveries
         properties["priority"] = priority
         properties["delivery_tag"] = tag
         super().__init__(
@@ -60,3 +65,4 @@ class StoredMessage(KombuMessage):
             channel=channel,
         )
         self.queue = queue
+        self.deliveries = deliveries

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Any
 
-from celery import signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
-from kombu.utils.imports import symbol_by_name
 
-from celery_dq.errors import DeliveriesExhausted
 from celery_dq.transport.redis.message import Message
+from celery_dq.worker.burial import fail
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.lifecycle import Lifecycle
-
-logger = logging.getLogger(__name__)
 
 #: Long ago: a worker whose clock is behind must not run what the broker knows to be expired.
 _LONG_AGO = "1970-01-01T00:00:00+00:00"
@@ -95,7 +89,7 @@ class Gate:
         if reason.startswith("covered:") and self._followers.settle(message, reason.partition(":")[2]):
             return True
         if reason.startswith("dead:"):
-            self._fail(message, name, reason.partition(":")[2])
+            fail(self._consumer, message, name, reason.partition(":")[2])
         elif reason == "expired":
             message.headers["expires"] = _LONG_AGO
             self._receive(message)
@@ -112,35 +106,3 @@ class Gate:
 
     def _receive(self, message: Message) -> None:
         self._consumer.task_consumer.on_message(message)
-
-    def _fail(self, message: Message, name: str, why: str) -> None:
-        app = self._consumer.app
-        task = app.tasks[name]
-        exc = DeliveriesExhausted(
-            f"{name}[{message.headers['id']}] was given up on after {message.deliveries} deliveries ({why}): "
-            "every worker that had it was lost. It is among the dead letters."
-        )
-        try:
-            request = symbol_by_name(task.Request)(
-                message, app=app, task=task, hostname=self._consumer.hostname
-            )
-            task.backend.mark_as_failure(
-                request.id, exc, request=request._context, store_result=request.store_errors
-            )
-            try:
-                raise exc
-            except DeliveriesExhausted:
-                signals.task_failure.send(
-                    sender=task,
-                    task_id=request.id,
-                    exception=exc,
-                    args=request.args,
-                    kwargs=request.kwargs,
-                    traceback=exc.__traceback__,
-                    einfo=sys.exc_info(),
-                )
-        except Exception:
-            # The dead letter is safe; the worker must not die of a result backend that is down.
-            logger.exception("The failure of %s[%s] could not be recorded.", name, message.headers["id"])
-        logger.error("%s", exc)
-        message.ack()

@@ -18,12 +18,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery.worker import state
 
 from celery_dq.clock import Clock
 from celery_dq.transport.redis.message import Message
+from celery_dq.worker.burial import is_crash
 
 logger = logging.getLogger(__name__)
 
@@ -215,8 +215,7 @@ class Lifecycle:
     def _on_error(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def error(info: Any, **options: Any) -> Any:
             exc = getattr(info, "exception", None)
-            # billiard wraps even what has not crossed a process.
-            if isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            if is_crash(info):
                 message.crashed = True
             elif self._dead_letter_failures:
                 self._bury_failure(message, exc)

@@ -6,23 +6,42 @@ import importlib.util
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo.exceptions import AuthFailedError
 
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["check", "is_refusal", "why_refused"]
+__all__ = ["OURS", "Spelling", "check", "is_refusal", "why_refused"]
 
 TLS_KEYS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 TLS_FILES = ("ca", "certfile", "keyfile")
 #: Broken connections, which say nothing about who we are.
 BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
+#: Mechanisms of SASL that would fail over and over without one.
+WITH_PASSWORD = ("DIGEST-MD5", "CRAM-MD5", "PLAIN")
 #: ZooKeeper's error codes.
 NO_AUTH, SESSION_CLOSED_REQUIRE_SASL = -102, -124
 
 
-def check(auth: Sequence[Any], sasl: Mapping[str, Any] | None, tls: Mapping[str, Any] | None) -> None:
+class Spelling(NamedTuple):
+    """What the user calls the options: he is told of no other names."""
+
+    auth: str = "auth"
+    sasl: str = "sasl"
+    tls: str = "tls"
+
+
+#: The names of :class:`~celery_dq.zookeeper.session.Session` itself.
+OURS = Spelling()
+
+
+def check(
+    auth: Sequence[Any],
+    sasl: Mapping[str, Any] | None,
+    tls: Mapping[str, Any] | None,
+    spelling: Spelling = OURS,
+) -> None:
     """Check what needs no server.
 
     Raises:
@@ -30,39 +49,50 @@ def check(auth: Sequence[Any], sasl: Mapping[str, Any] | None, tls: Mapping[str,
     """
     if not all(_is_pair(each) for each in auth):
         raise ConfigurationError(
-            "auth is not a list of (scheme, credential) pairs: give [('digest', 'user:password')]"
+            f"{spelling.auth} is not a list of (scheme, credential) pairs: give [('digest', 'user:password')]"
         )
     for scheme, credential in auth:
         if scheme == "digest" and ":" not in credential:
             raise ConfigurationError(
-                "auth names a credential of the scheme 'digest' without a colon: give 'user:password'"
+                f"{spelling.auth} names a credential of the scheme 'digest' without a colon: "
+                "give 'user:password'"
             )
     if sasl is not None:
         if not sasl.get("mechanism"):
-            raise ConfigurationError("sasl names no mechanism: give sasl={'mechanism': 'DIGEST-MD5', …}")
+            raise ConfigurationError(
+                f"{spelling.sasl} names no mechanism: give {{'mechanism': 'DIGEST-MD5', …}}"
+            )
+        if sasl["mechanism"] in WITH_PASSWORD and not (sasl.get("username") and sasl.get("password")):
+            raise ConfigurationError(
+                f"{spelling.sasl}: {sasl['mechanism']} needs a username and a password, and one is missing"
+            )
         if importlib.util.find_spec("puresasl") is None:
-            raise ConfigurationError("sasl needs pure-sasl: pip install 'celery-dq[zookeeper-sasl]'")
+            raise ConfigurationError(
+                f"{spelling.sasl} needs pure-sasl: pip install 'celery-dq[zookeeper-sasl]'"
+            )
     if tls is not None:
-        _check_tls(tls)
+        _check_tls(tls, spelling.tls)
 
 
 def _is_pair(each: Any) -> bool:
     return isinstance(each, (tuple, list)) and len(each) == 2 and all(isinstance(part, str) for part in each)
 
 
-def _check_tls(tls: Mapping[str, Any]) -> None:
+def _check_tls(tls: Mapping[str, Any], name: str) -> None:
     for key in tls:
         if key not in TLS_KEYS:
-            raise ConfigurationError(f"tls[{key!r}] is unknown: there are {', '.join(TLS_KEYS)}")
+            raise ConfigurationError(f"{name}[{key!r}] is unknown: there are {', '.join(TLS_KEYS)}")
     for key in TLS_FILES:
         path = tls.get(key)
         if path and not os.access(path, os.R_OK):
-            raise ConfigurationError(f"tls[{key!r}] = {os.fspath(path)!r} cannot be read: no such file?")
+            raise ConfigurationError(f"{name}[{key!r}] = {os.fspath(path)!r} cannot be read: no such file?")
     if tls.get("certfile") and not tls.get("keyfile"):
         # kazoo would silently show no certificate at all.
-        raise ConfigurationError("tls['certfile'] needs tls['keyfile']: the same file may hold both")
+        raise ConfigurationError(f"{name}['certfile'] needs {name}['keyfile']: the same file may hold both")
     if tls.get("verify_certs") is False and tls.get("check_hostname", False):
-        raise ConfigurationError("tls['check_hostname'] needs tls['verify_certs']: leave one of them out")
+        raise ConfigurationError(
+            f"{name}['check_hostname'] needs {name}['verify_certs']: leave one of them out"
+        )
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -70,26 +100,27 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, AuthFailedError) or _code(error) in (NO_AUTH, SESSION_CLOSED_REQUIRE_SASL)
 
 
-def why_refused(error: BaseException) -> str | None:
+def why_refused(error: BaseException, spelling: Spelling = OURS) -> str | None:
     """What a failed connect or request says about our credentials or its certificate; None for nothing."""
+    auth, sasl, tls = spelling
     for each in _chain(error):
         if isinstance(each, ssl.SSLCertVerificationError):
             return (
-                f"its certificate does not hold ({each.verify_message.rstrip('.')}): check tls['ca'] and the "
-                "host name"
+                f"its certificate does not hold ({each.verify_message.rstrip('.')}): "
+                f"check {tls}['ca'] and the host name"
             )
         if isinstance(each, ssl.SSLError) and not isinstance(each, (*BROKEN, TimeoutError)):
             return (
-                f"TLS failed ({each.reason or each}): check tls['certfile'] if the server wants a "
+                f"TLS failed ({each.reason or each}): check {tls}['certfile'] if the server wants a "
                 "certificate, and whether this is its port for TLS"
             )
     for each in _chain(error):
         if _code(each) == SESSION_CLOSED_REQUIRE_SASL:
-            return "it refused the credentials, or serves nobody without any: check sasl"
+            return f"it refused the credentials, or serves nobody without any: check {sasl}"
         if isinstance(each, AuthFailedError):
-            return "it refused the credentials: check auth and sasl"
+            return f"it refused the credentials: check {auth} and {sasl}"
         if _code(each) == NO_AUTH:
-            return "it does not let us in there: check auth and sasl, and the ACL of the node"
+            return f"it does not let us in there: check {auth} and {sasl}, and the ACL of the node"
     return None
 
 

@@ -48,7 +48,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
-from celery_dq.zookeeper.credentials import check, is_refusal, why_refused
+from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["Session", "State"]
@@ -69,8 +69,6 @@ SILENCE = (
     ConnectionClosedError,
     OperationTimeoutError,
 )
-
-
 #: How a connection attempt may end, as far as kazoo's loop is concerned; others would end the loop.
 ENDINGS = (ConnectionDropped, SessionExpiredError, AuthFailedError)
 
@@ -124,9 +122,9 @@ class Session:
         ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
     :param acl: kazoo's ACLs for every node that is made. Default: with `auth` or `sasl` whoever made a node
         may do everything with it and nobody else anything; without them everybody may do everything.
+    :param spelling: what the user calls the options, for errors.
 
-    Raises:
-        ConfigurationError: Something of this cannot work, whatever the server says.
+    Raises :exc:`~celery_dq.errors.ConfigurationError` when it cannot work, whatever the server says.
     """
 
     def __init__(
@@ -138,11 +136,13 @@ class Session:
         sasl: Mapping[str, Any] | None = None,
         tls: Mapping[str, Any] | None = None,
         acl: Sequence[Any] | None = None,
+        spelling: Spelling = OURS,
     ) -> None:
         if not hosts:
             raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
         self.hosts = hosts
-        check(auth, sasl, tls)
+        check(auth, sasl, tls, spelling)
+        self._spelling = spelling
         self._wanted_s = timeout_s
         self._auth = [(scheme, credential) for scheme, credential in auth]
         self._sasl = dict(sasl) if sasl else None
@@ -247,7 +247,9 @@ class Session:
         except KazooException as error:
             # An ACL of a single node is the caller's affair, who knows what the node is.
             if is_refusal(error) and not isinstance(error, NoAuthError):
-                raise ConfigurationError(f"ZooKeeper at {self.hosts}: {why_refused(error)}") from error
+                raise ConfigurationError(
+                    f"ZooKeeper at {self.hosts}: {why_refused(error, self._spelling)}"
+                ) from error
             raise
 
     def drop(self) -> None:
@@ -301,6 +303,7 @@ class Session:
                     sasl=self._sasl,
                     tls=self._tls,
                     acl=self._acl,
+                    spelling=self._spelling,
                 )
                 try:
                     outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), patience_s)
@@ -312,7 +315,7 @@ class Session:
             raise
         except NoAuthError as error:
             self.close()
-            raise AccessDenied(f"ZooKeeper at {self.hosts}: {why_refused(error)}") from error
+            raise AccessDenied(f"ZooKeeper at {self.hosts}: {why_refused(error, self._spelling)}") from error
         own.has_chroot = True
 
     @staticmethod
@@ -352,7 +355,7 @@ class Session:
             try:
                 granted = connect(*args)
             except Exception as error:
-                why = why_refused(error)
+                why = why_refused(error, self._spelling)
                 own.trouble = why or f"{type(error).__name__}: {error}"
                 if why is not None:
                     own.refusals[args[1:3]] = why

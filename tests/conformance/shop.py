@@ -114,13 +114,19 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own.hold(key)
         return key
 
-    @task(name="die_once", acks_late=True, reject_on_worker_lost=True)
-    def die_once(key: str) -> str:
+    @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def die_once(self: Task, key: str) -> str:
         own = witness()
+        own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))
         own.tell(f"attempt:{key}")
         if len(own.told(f"attempt:{key}")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return "survived"
+
+    @task(name="die", acks_late=True, reject_on_worker_lost=True)
+    def die(key: str) -> None:
+        witness().tell(f"attempt:{key}")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @task(name="retry", bind=True, max_retries=3)
     def retry(self: Task, key: str, succeed_at: int = 2, countdown: float = 0) -> int:

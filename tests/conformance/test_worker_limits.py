@@ -77,4 +77,7 @@ def test_reject_on_worker_lost_runs_it_again(staffed: Workplace) -> None:
 
 
 def test_a_task_that_kills_its_child_once(staffed: Workplace) -> None:
-    assert staffed.send("die_once", uuid4().hex).get(timeout=WAIT) == "survived"
+    key = uuid4().hex
+    assert staffed.send("die_once", key).get(timeout=WAIT) == "survived"
+    counted = "1" if staffed.broker.has_leases else "None"
+    assert staffed.witness.told(f"deliveries:{key}") == ["None", counted]

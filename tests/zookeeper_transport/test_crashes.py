@@ -14,23 +14,17 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
+from celery_dq.hooks import WIRES, Wires
+from celery_dq.options import resolve
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.wiring import register_transports
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.zookeeper_transport.expiry import expire
 
 NODES = BrokerNodes("online")
-
-
-def expire(connection: Connection) -> None:
-    """End the session of a connection: whoever knows id and password may close it."""
-    client = connection.transport.session.open()
-    thief = type(client)(hosts=connection.transport.session.hosts, client_id=client.client_id)
-    thief.start()
-    thief.stop()
-    thief.close()
 
 
 def test_an_idle_consumer_gets_what_an_expired_session_held(connect: Callable[..., Connection]) -> None:
@@ -123,7 +117,9 @@ def consume_forever(url: str, report: Any) -> None:
         message.ack()
 
     while True:
-        connection = Connection(url, transport_options={"session_timeout": 0.6})
+        # What is lost with its consumer five times would be a dead letter; here nothing may be left out.
+        patient = Wires("patient", lambda: resolve({"dq_max_deliveries": 1000}))
+        connection = Connection(url, transport_options={"session_timeout": 0.6, WIRES: patient})
         # On a busy machine so short a session may expire without anybody being killed.
         with contextlib.suppress(*connection.connection_errors), connection:
             consumer = Consumer(connection.channel(), [Queue("q")], on_message=on_message, prefetch_count=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,36 @@ def test_options_reach_the_session(tmp_path: Path) -> None:
     assert options["sasl"] == {"mechanism": "X"}
 
 
+def test_a_login_method_names_a_mechanism_of_sasl() -> None:
+    def options(method: str | None) -> dict[str, object]:
+        connection = Connection("dq-zookeeper://shop:secret@h1/x", login_method=method)
+        connection.as_uri()
+        return session_options(connection)
+
+    login = {"username": "shop", "password": "secret"}
+    assert options("DIGEST-MD5")["sasl"] == {"mechanism": "DIGEST-MD5", **login}
+    assert options("DIGEST-MD5")["auth"] == []
+    for digest in (None, "digest", "DIGEST"):
+        assert (options(digest)["sasl"], options(digest)["auth"]) == (None, [("digest", "shop:secret")])
+
+
+def test_certificates_are_checked_unless_it_is_said_otherwise() -> None:
+    def tls(ssl_options: object) -> object:
+        return session_options(Connection("dq-zookeeper://h1/x", ssl=ssl_options))["tls"]
+
+    assert tls(True) == {}
+    assert tls(False) is None
+    assert tls({"cert_reqs": ssl.CERT_REQUIRED}) == {"verify_certs": True, "check_hostname": True}
+    assert tls({"cert_reqs": ssl.CERT_NONE}) == {"verify_certs": False, "check_hostname": False}
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         ({"transport_options": {"session_timeout": "5"}}, "session_timeout"),
         ({"transport_options": {"auth": [("digest",)]}}, "auth"),
+        ({"transport_options": {"acl": [("world", "anyone")]}}, r"'acl'\] is not a list of ACLs"),
+        ({"transport_options": {"sasl": {"mechanism": "X"}}, "login_method": "Y"}, "exclude each other"),
         ({"ssl": {"ciphers": "x"}}, "ciphers"),
     ],
 )

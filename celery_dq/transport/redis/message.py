@@ -43,6 +43,7 @@ class Message(StoredMessage):
             priority=record.priority,
             due=bool(record.due_us),
             returned=entry.returned,
+            deliveries=entry.deliveries,
             tag=tag,
             queue=queue,
             channel=channel,
@@ -57,7 +58,6 @@ class Message(StoredMessage):
             self.properties["tenant"] = record.tenant
         self.record = record
         self.message_id = entry.id
-        self.deliveries = entry.deliveries
         self.discard = entry.reason
         self.started = False
         self.settles = False

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from kazoo.security import ACL
+
 from celery_dq.errors import ConfigurationError
+from celery_dq.zookeeper.credentials import Spelling
 
 DEFAULT_PORT = 2181
-#: The transport options that this transport knows, beside kombu's own.
-OPTIONS = ("session_timeout", "auth", "sasl", "acl")
+#: What a user of Celery calls the options.
+SPELLING = Spelling(
+    auth="user and password of the broker URL, broker_transport_options['auth']",
+    sasl="broker_login_method, broker_transport_options['sasl']",
+    tls="broker_use_ssl",
+)
+#: The scheme of ZooKeeper's own logins, as a login method.
+DIGEST = "digest"
 
 
 class Address(NamedTuple):
@@ -84,19 +94,44 @@ def session_options(connection: Any) -> dict[str, Any]:
             "broker_transport_options['auth'] is a list of pairs (scheme, credential), such as "
             "('digest', 'user:password')"
         )
-    if connection.userid:
-        auth.append(("digest", f"{connection.userid}:{connection.password or ''}"))
+    sasl = options.get("sasl")
+    method = connection.login_method
+    if method and method.lower() != DIGEST:
+        if sasl:
+            raise ConfigurationError(
+                f"broker_login_method = {method!r} and broker_transport_options['sasl'] exclude each other"
+            )
+        sasl = {"mechanism": method, **_login(connection)}
+    elif connection.userid:
+        auth.append((DIGEST, f"{connection.userid}:{connection.password or ''}"))
     return {
         "timeout_s": float(timeout),
         "auth": auth,
-        "sasl": options.get("sasl"),
+        "sasl": sasl,
         "tls": _tls(connection.ssl),
-        "acl": options.get("acl"),
+        "acl": _acl(options.get("acl")),
+        "spelling": SPELLING,
     }
 
 
-def _tls(ssl: Any) -> dict[str, Any] | None:
-    if not ssl:
+def _login(connection: Any) -> dict[str, str]:
+    given = {"username": connection.userid, "password": connection.password}
+    return {name: value for name, value in given.items() if value}
+
+
+def _acl(acl: Any) -> list[ACL] | None:
+    if acl is None:
+        return None
+    if not isinstance(acl, (list, tuple)) or not acl or not all(isinstance(each, ACL) for each in acl):
+        raise ConfigurationError(
+            "broker_transport_options['acl'] is not a list of ACLs: give what kazoo.security makes, such as "
+            "[make_digest_acl('shop', 'secret', all=True)]"
+        )
+    return list(acl)
+
+
+def _tls(settings: Any) -> dict[str, Any] | None:
+    if not settings:
         return None
     known = {
         "ca": "ca",
@@ -107,10 +142,16 @@ def _tls(ssl: Any) -> dict[str, Any] | None:
         "verify_certs": "verify_certs",
         "check_hostname": "check_hostname",
     }
-    given = ssl if isinstance(ssl, dict) else {}
+    given = dict(settings) if isinstance(settings, dict) else {}
+    if "cert_reqs" in given:
+        # As in the settings for other brokers.
+        verifies = given.pop("cert_reqs") != ssl.CERT_NONE
+        given.setdefault("verify_certs", verifies)
+        given.setdefault("check_hostname", verifies)
     unknown = sorted(set(given).difference(known))
     if unknown:
         raise ConfigurationError(
-            f"broker_use_ssl[{unknown[0]!r}] means nothing to dq-zookeeper://: it knows {', '.join(known)}"
+            f"broker_use_ssl[{unknown[0]!r}] means nothing to dq-zookeeper://: it knows {', '.join(known)}, "
+            "cert_reqs"
         )
     return {known[name]: value for name, value in given.items()}

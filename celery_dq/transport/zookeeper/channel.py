@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.zookeeper.batch import PublishBatch
+from celery_dq.transport.zookeeper.graveyard import Graveyard, letter_of
 from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
 from celery_dq.transport.zookeeper.message import Message
 from celery_dq.transport.zookeeper.publisher import Item
@@ -241,6 +242,10 @@ class Channel(VirtualChannel):
             return False
         held = source.inbox[0]
         message = self._message(source.queue, held)
+        if message is not None and message.discard:
+            source.inbox.popleft()
+            self._give_up(message, held)
+            return False
         consumers.rotate(-1)
         _, callback, no_ack = consumers[-1]
         if message is not None and not no_ack:
@@ -256,18 +261,47 @@ class Channel(VirtualChannel):
 
     def _message(self, queue: str, held: Held) -> Message | None:
         try:
-            return Message(Record.unpack(held.data), held.tag, queue, held.returned, self)
+            return Message(Record.unpack(held.data), held, queue, self)
         except CorruptRecord as error:
             logger.error("What is at %s is kept aside: %s.", held.item, error)
             self.hand.say(Verb.BURY, held.tag)
             return None
+
+    def _give_up(self, message: Message, held: Held) -> None:
+        """Keep it as a dead letter, and have Celery record that it will not run."""
+        worker = self._transport.undertaker
+        try:
+            # Twice as often, and it was the recording that nobody survived.
+            if worker is not None and held.deliveries < 2 * self._transport.max_deliveries(message.queue):
+                worker.deliver_discard(message, message.discard)
+        finally:
+            reason = message.discard.partition(":")[2]
+            held.letter = letter_of(held, message.headers, reason, self._transport.clock.wall())
+            self.hand.say(Verb.GIVE_UP, held.tag)
+            logger.error(
+                "Message %s of queue %s is a dead letter: %d consumers were lost with it, the last one %s.",
+                held.letter[0],
+                message.queue,
+                held.deliveries,
+                held.worker or "unknown",
+            )
+
+    def graveyard(self, queue: str) -> Graveyard:
+        """The dead letters of *queue*."""
+        return Graveyard(self._transport.queues, queue, self._transport.clock)
+
+    def queue_names(self) -> list[str]:
+        """The queues that anybody has declared and that do not go with their users."""
+        return self._transport.queues.names()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message at once, or None."""
         self._transport.refuse_inherited()
         for held in self._transport.take_one(queue):
             message = self._message(queue, held)
-            if message is not None:
+            if message is not None and message.discard:
+                self._give_up(message, held)
+            elif message is not None:
                 if no_ack:
                     self.hand.say(Verb.ACK, held.tag)
                 else:

@@ -15,7 +15,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
-from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
+from celery_dq.transport.zookeeper.hand import RETURNING, Hand, Held, Verb
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.transport.zookeeper.source import Source
 from celery_dq.transport.zookeeper.talk import Begun, Talk
@@ -256,11 +256,14 @@ class Fetcher:
             raise
 
     def _told(self, said: Sequence[tuple[Verb, Held]]) -> None:
+        had_suspect = self._hand.has_suspect
         for _, held in said:
             self._hand.told(held)
-        returned = {held.nodes for verb, held in said if verb in (Verb.RELEASE, Verb.REQUEUE)}
+        # What was passed over because of it may be taken now.
+        is_clear = had_suspect and not self._hand.has_suspect
+        returned = {held.nodes for verb, held in said if verb in RETURNING}
         for source in self._sources:
-            if source.nodes in returned:
+            if is_clear or source.nodes in returned:
                 # Our own locks are not watched.
                 source.look_again()
 
@@ -274,6 +277,12 @@ class Fetcher:
         refusal = talk.refused(talk.begin(_telling(verb, held)))
         if refusal is None:
             return
+        if verb is Verb.GIVE_UP and isinstance(refusal.error, NodeExistsError):
+            # A dead letter of that id lies there already; names of items are never used twice.
+            message_id, letter = held.letter
+            held.letter = f"{message_id}~{held.name[-10:]}", letter
+            self._tell_one(verb, held)
+            return
         if verb is Verb.BURY and isinstance(refusal.error, NodeExistsError):
             # One of that name was buried before.
             self._tell_one(Verb.ACK, held)
@@ -281,20 +290,33 @@ class Fetcher:
         if not isinstance(refusal.error, NoNodeError):
             raise refusal.error
         if refusal.step.kind == "create":
-            talk.wait(talk.client.ensure_path_async(held.nodes.unreadable))
+            talk.wait(talk.client.ensure_path_async(refusal.step.path.rpartition("/")[0]))
+            self._tell_one(verb, held)
+            return
+        if held.marked and refusal.step.path == held.nodes.suspect(held.name):
+            # Somebody has cleaned up.
+            held.marked = False
             self._tell_one(verb, held)
             return
         # A peer that knows no locks has taken the item: that counts as done, but the lock must not stay.
         talk.refused(talk.begin([delete(held.lock)]))
+        if held.marked:
+            talk.refused(talk.begin([delete(held.nodes.suspect(held.name))]))
 
 
 def _telling(verb: Verb, held: Held) -> list[Step]:
     unlock = delete(held.lock)
-    if verb is Verb.ACK:
-        return [delete(held.item), unlock]
     if verb is Verb.REQUEUE:
-        # The same again: the version of the node says that it was out.
+        # The same again: the version of the node counts what came back in good order.
         return [set_data(held.item, held.data), unlock]
+    if verb is Verb.CRASHED:
+        return [unlock]
+    away = [delete(held.item), unlock]
+    if held.marked:
+        away.append(delete(held.nodes.suspect(held.name)))
+    if verb is Verb.GIVE_UP:
+        message_id, letter = held.letter
+        return [create(held.nodes.dead_letter(message_id), letter), *away]
     if verb is Verb.BURY:
-        return [create(f"{held.nodes.unreadable}/{held.name}", held.data), delete(held.item), unlock]
-    return [unlock]
+        return [create(f"{held.nodes.unreadable}/{held.name}", held.data), *away]
+    return away

@@ -21,12 +21,20 @@ class Verb(Enum):
 
     #: It is done with: its node goes, and the lock.
     ACK = "ack"
-    #: It was never delivered: only the lock goes.
-    RELEASE = "release"
-    #: It goes back to its place, and its node remembers that it was out.
+    #: It goes back to its place, in good order.
     REQUEUE = "requeue"
+    #: It goes back to its place, and whoever ran it was lost.
+    CRASHED = "crashed"
+    #: It becomes a dead letter.
+    GIVE_UP = "give up"
     #: Nobody can read it: it is kept aside.
     BURY = "bury"
+
+
+#: Verbs after which others may have it.
+RETURNING = frozenset((Verb.REQUEUE, Verb.CRASHED))
+#: Verbs that write the data.
+WRITING = frozenset((Verb.REQUEUE, Verb.BURY, Verb.GIVE_UP))
 
 
 @dataclass(eq=False)
@@ -39,6 +47,11 @@ class Held:
         tag: delivery tag; one for every time that a message is taken.
         data: the bytes of its node.
         returned: it was out before.
+        deliveries: how often whoever had it was lost.
+        worker: who had it last, if that was written down.
+        marked: it is written down that we have it.
+        exhausted: it was lost too often to be run again.
+        letter: what it leaves as a dead letter: its name and data.
         doubtful: the broker was told, and did not answer.
     """
 
@@ -47,6 +60,11 @@ class Held:
     tag: str
     data: bytes
     returned: bool
+    deliveries: int = 0
+    worker: str = ""
+    marked: bool = False
+    exhausted: bool = False
+    letter: tuple[str, bytes] = ("", b"")
     doubtful: bool = False
 
     @property
@@ -74,6 +92,7 @@ class Hand:
         self._numbers = itertools.count(1)
         self._held: dict[str, Held] = {}
         self._locked: set[str] = set()
+        self._suspects: set[str] = set()
         self._outbox: deque[tuple[Verb, Held]] = deque()
 
     def __len__(self) -> int:
@@ -83,12 +102,21 @@ class Hand:
         """Whether the lock at this path is ours, as far as we know."""
         return lock in self._locked
 
-    def hold(self, nodes: QueueNodes, name: str, data: bytes, returned: bool) -> Held:
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one of those held has lost its consumer before."""
+        return bool(self._suspects)
+
+    def hold(self, nodes: QueueNodes, name: str, data: bytes, returned: bool, deliveries: int = 0) -> Held:
         """Remember an item that was just locked."""
         tag = f"{self._guid}/{next(self._numbers)}"
-        held = self._held[tag] = Held(nodes, name, tag, data, returned)
+        held = self._held[tag] = Held(nodes, name, tag, data, returned, deliveries)
         self._locked.add(held.lock)
         return held
+
+    def suspect(self, held: Held) -> None:
+        """This one will be delivered, although its consumer was lost before."""
+        self._suspects.add(held.lock)
 
     def say(self, verb: Verb, tag: str) -> None:
         """Tell the broker what became of a message. A second word on it changes nothing."""
@@ -100,6 +128,7 @@ class Hand:
     def told(self, held: Held) -> None:
         """The broker knows."""
         self._locked.discard(held.lock)
+        self._suspects.discard(held.lock)
 
     def untold(self, said: Iterable[tuple[Verb, Held]]) -> None:
         """The broker did not answer: it has to be told again, with care."""
@@ -115,7 +144,7 @@ class Hand:
         with contextlib.suppress(IndexError):
             while len(taken) < limit and size < limit_bytes:
                 verb, held = self._outbox[0]
-                carries = len(held.data) if verb in (Verb.REQUEUE, Verb.BURY) else 0
+                carries = len(held.letter[1] or held.data) if verb in WRITING else 0
                 if taken and (held.doubtful or size + carries > limit_bytes):
                     break
                 taken.append(self._outbox.popleft())
@@ -133,4 +162,5 @@ class Hand:
         """The session is over: the locks are gone, and with them what was held."""
         self._held.clear()
         self._locked.clear()
+        self._suspects.clear()
         self._outbox.clear()

@@ -24,12 +24,23 @@ from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.znodes import JOURNALS
 from celery_dq.zookeeper.session import Session, State
-from celery_dq.zookeeper.transaction import Refused, Step, create, denied, set_data, transact
+from celery_dq.zookeeper.transaction import (
+    MAX_REQUEST,
+    Refused,
+    Step,
+    check_size,
+    create,
+    denied,
+    set_data,
+    transact,
+)
 
 logger = logging.getLogger(__name__)
 
 #: Creates that one transaction carries at most.
 LARGEST_TRANSACTION = 500
+#: Bytes that a message leaves free: what becomes of it later, dead letters included, is one request as well.
+RESERVE = 2048
 #: Seconds after which a publish gives up.
 GIVE_UP_S = 8.0
 #: Seconds that one answer is waited for.
@@ -66,6 +77,7 @@ class Publisher:
         self._session = session
         self._clock = clock
         self._give_up_s = give_up_s
+        self._chroot = session.hosts.partition("/")[2]
         self._pid = 0
         self._lock = threading.Lock()
         self._own: Stamp | None = None
@@ -96,6 +108,7 @@ class Publisher:
             while True:
                 try:
                     steps = [set_data(asked.node, b"", asked.version), *map(_creation, items)]
+                    check_size(steps, self._chroot, limit=MAX_REQUEST - RESERVE)
                     transact(self._session, steps, min(ANSWER_S, self._give_up_s))
                 except ZooKeeperUnreachable:
                     stamps[key], doubtful = asked, True

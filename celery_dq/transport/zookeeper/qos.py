@@ -30,7 +30,9 @@ class QoS(PrefetchCount):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Give the message back to its place, or drop it for good."""
-        self._say(Verb.REQUEUE if requeue else Verb.ACK, delivery_tag)
+        message = self._delivered.get(delivery_tag)
+        back = Verb.CRASHED if getattr(message, "crashed", False) else Verb.REQUEUE
+        self._say(back if requeue else Verb.ACK, delivery_tag)
 
     def _say(self, verb: Verb, delivery_tag: str) -> None:
         self._delivered.pop(delivery_tag, None)

@@ -46,6 +46,11 @@ class Queues:
         """The nodes of the queue called *queue*."""
         return self._nodes.queue(queue)
 
+    @property
+    def session(self) -> Session:
+        """The session that it asks in."""
+        return self._session
+
     def _ask(self, request: Any) -> Any:
         try:
             return self._session.ask(request, ANSWER_S)
@@ -101,36 +106,53 @@ class Queues:
     def purge(self, queue: str) -> int:
         """Remove what waits and what is delayed, not what is in somebody's hands; returns how many."""
         nodes = self.nodes(queue)
-        locked = set(self._children(nodes.locks))
-        ready = [nodes.item(name) for name in self._children(nodes.ready) if name not in locked]
-        delayed = [f"{nodes.delayed}/{name}" for name in self._children(nodes.delayed)]
-        return self._remove([*ready, *delayed])
+        locked = set(self.children(nodes.locks))
+        waiting = [name for name in self.children(nodes.ready) if name not in locked]
+        ready = [nodes.item(name) for name in waiting]
+        delayed = [f"{nodes.delayed}/{name}" for name in self.children(nodes.delayed)]
+        removed = self.remove([*ready, *delayed])
+        suspects = {*self.children(nodes.suspects)} & {*waiting}
+        self.remove([nodes.suspect(name) for name in suspects])
+        return removed
 
     def delete(self, queue: str) -> None:
         """Remove the queue with all that is in it."""
         self._known.discard(queue)
         nodes = self.nodes(queue)
-        for folder in (nodes.ready, nodes.delayed, nodes.unreadable, nodes.locks):
-            self._remove([f"{folder}/{name}" for name in self._children(folder)])
-        for folder in (nodes.ready, nodes.delayed, nodes.unreadable, nodes.locks, nodes.path):
+        for folder in (nodes.ready, nodes.delayed, nodes.unreadable, nodes.locks, nodes.suspects):
+            self.remove([f"{folder}/{name}" for name in self.children(folder)])
+            self._try_to_remove(folder)
+        # Stays where there are dead letters: they are there until somebody says otherwise.
+        for folder in (nodes.dead, nodes.path):
             self._try_to_remove(folder)
 
     def leave(self, queue: str) -> None:
         """This connection uses a transient queue no longer; who leaves last deletes it."""
         marker = self._nodes.transient(queue)
         self._try_to_remove(f"{marker}/{self._guid}")
-        if not self._children(marker):
+        if not self.children(marker):
             self.delete(queue)
             self._try_to_remove(marker)
 
-    def _children(self, folder: str) -> list[str]:
+    def names(self) -> list[str]:
+        """Of the queues that stay."""
+        transient = set(self.children(self._nodes.transients))
+        return sorted(
+            BrokerNodes.queue_called(name)
+            for name in self.children(self._nodes.queues)
+            if name not in transient
+        )
+
+    def children(self, folder: str) -> list[str]:
+        """The names in a folder; none where there is no folder."""
         try:
             names: list[str] = self._ask(lambda client: client.get_children_async(folder))
         except NoNodeError:
             return []
         return names
 
-    def _remove(self, paths: Sequence[str]) -> int:
+    def remove(self, paths: Sequence[str]) -> int:
+        """Delete nodes; returns how many were there."""
         removed = 0
         for start in range(0, len(paths), CHUNK):
             chunk = paths[start : start + CHUNK]
@@ -158,7 +180,7 @@ class Queues:
     def sweep(self) -> None:
         """Remove the transient queues that nobody has used since the last sweep."""
         try:
-            unused = {name for name in self._children(self._nodes.transients) if not self._users(name)}
+            unused = {name for name in self.children(self._nodes.transients) if not self._users(name)}
             for name in unused & self._unused:
                 self._sweep_away(name)
             self._unused = unused
@@ -166,9 +188,12 @@ class Queues:
             logger.info("Transient queues could not be swept: %r.", error)
 
     def _users(self, name: str) -> Iterable[str]:
-        return self._children(f"{self._nodes.transients}/{name}")
+        return self.children(f"{self._nodes.transients}/{name}")
 
     def _sweep_away(self, name: str) -> None:
         logger.info("The transient queue %s is removed: nobody uses it.", name)
-        self.delete(BrokerNodes.queue_called(name))
+        queue = BrokerNodes.queue_called(name)
+        dead = self.nodes(queue).dead
+        self.remove([f"{dead}/{letter}" for letter in self.children(dead)])
+        self.delete(queue)
         self._try_to_remove(f"{self._nodes.transients}/{name}")

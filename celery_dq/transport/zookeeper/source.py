@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +21,13 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
+from celery_dq.transport.zookeeper.counting import Count, count_of, count_steps
 from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, Record
 from celery_dq.transport.zookeeper.talk import Talk
 from celery_dq.znodes import QueueNodes, due_ms_of, served_in_order
 from celery_dq.zookeeper.custody import Wanted, lock_steps
-from celery_dq.zookeeper.transaction import Refused, Step, create, delete
+from celery_dq.zookeeper.transaction import Refused, Step, create, delete, set_data
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +53,18 @@ class Source:
         hand: where what was taken is remembered.
         clock: tells when something is due.
         ring: wakes the fetcher, from any thread.
+        max_deliveries: how often a message's consumer may be lost before it is given up on; 0: as often as
+            it will.
     """
 
     def __init__(
-        self, queue: str, nodes: QueueNodes, hand: Hand, clock: Clock, ring: Callable[[], None]
+        self,
+        queue: str,
+        nodes: QueueNodes,
+        hand: Hand,
+        clock: Clock,
+        ring: Callable[[], None],
+        max_deliveries: int = 0,
     ) -> None:
         self.queue = queue
         self.nodes = nodes
@@ -62,6 +73,7 @@ class Source:
         self._hand = hand
         self._clock = clock
         self._ring = ring
+        self._max_deliveries = max_deliveries
         self._closed = False
         self._backlog: list[str] = []
         self._changed = True
@@ -69,6 +81,7 @@ class Source:
         self._listed_at = 0.0
         self._listing_s = 0.0
         self._others: set[str] = set()
+        self._suspects: set[str] = set()
         self._watched: set[str] = set()
         self._doubtful: list[str] = []
         self._delays: list[tuple[int, str]] = []
@@ -97,7 +110,7 @@ class Source:
         # Two threads may be at it.
         with contextlib.suppress(IndexError):
             while True:
-                self._hand.say(Verb.RELEASE, self.inbox.pop().tag)
+                self._hand.say(Verb.REQUEUE, self.inbox.pop().tag)
 
     def _delays_look_again(self, event: Any = None) -> None:
         self._delays_changed = True
@@ -171,6 +184,7 @@ class Source:
             raise
         self._others = {name for name in locked if not self._hand.has_locked(self.nodes.lock(name))}
         self._others.intersection_update(names)
+        self._suspects.intersection_update(names)
         self._backlog = [
             name
             for name in reversed(served_in_order(names))
@@ -184,9 +198,14 @@ class Source:
             talk.wait(talk.client.ensure_path_async(folder))
 
     def _next(self, room: int) -> list[str]:
-        names = self._backlog[-room:]
-        del self._backlog[-room:]
-        names.reverse()
+        names: list[str] = []
+        while self._backlog and len(names) < room:
+            if self._backlog[-1] in self._suspects and not self._hand.has_suspect:
+                # Alone, so that it takes no others with it.
+                return names or [self._backlog.pop()]
+            name = self._backlog.pop()
+            if name not in self._suspects:
+                names.append(name)
         return names
 
     def _watch_others(self, talk: Talk) -> None:
@@ -216,12 +235,12 @@ class Source:
         taken = dict.fromkeys(names, True) if refusal is None else self._take_singly(talk, names, refusal)
         for name, found in zip(names, read, strict=True):
             if taken[name]:
-                self._got(talk, name, found)
+                self._got(talk, name, found, alone=len(names) == 1)
         del self._doubtful[:]
 
     def _locking(self, talk: Talk, name: str) -> list[Step]:
         wanted = Wanted(self.nodes.item(name), self.nodes.lock(name))
-        return lock_steps(wanted, talk.own)
+        return [*lock_steps(wanted, talk.own), *count_steps(wanted.item)]
 
     def _take_singly(self, talk: Talk, names: Sequence[str], refusal: Refused) -> dict[str, bool]:
         """Somebody was faster with one of them: take the others."""
@@ -246,15 +265,45 @@ class Source:
             # The folder of the locks is gone: the queue was deleted.
             self._changed = True
 
-    def _got(self, talk: Talk, name: str, found: tuple[bytes, Any] | None) -> None:
+    def _got(self, talk: Talk, name: str, found: tuple[bytes, Any] | None, alone: bool) -> None:
         if found is None:
             # A peer that knows no locks was faster.
             talk.wait(talk.client.delete_async(self.nodes.lock(name)))
             return
         data, stat = found
-        self.inbox.append(self._hand.hold(self.nodes, name, data, stat.version > 0))
+        count = count_of(stat)
+        held = self._hand.hold(self.nodes, name, data, count.taken > 1, count.deliveries)
+        keeps = not count.deliveries
+        try:
+            keeps = keeps or self._may_keep(talk, held, count, alone)
+        finally:
+            if not keeps:
+                self._hand.say(Verb.REQUEUE, held.tag)
+        if not keeps:
+            return
+        self.inbox.append(held)
         if self._closed:
             self._give_back()
+
+    def _may_keep(self, talk: Talk, held: Held, count: Count, alone: bool) -> bool:
+        """Whoever had this one was lost: it is delivered alone, or not any more."""
+        held.exhausted = 0 < self._max_deliveries <= count.deliveries
+        if not held.exhausted:
+            self._suspects.add(held.name)
+            if not alone or self._hand.has_suspect:
+                return False
+            self._hand.suspect(held)
+        path = self.nodes.suspect(held.name)
+        (known,) = talk.read(talk.read_async([path]), [path])
+        if known is not None:
+            held.worker, held.marked = known[0].decode("utf-8", "replace"), True
+        if not held.exhausted:
+            us = f"{socket.gethostname()}:{os.getpid()}".encode()
+            if known is None:
+                talk.wait(talk.client.ensure_path_async(self.nodes.suspects))
+            write = set_data if held.marked else create
+            held.marked = talk.refused(talk.begin([write(path, us)])) is None
+        return True
 
     def _clear_doubts(self, talk: Talk) -> None:
         """We may have locked these without having heard of it."""
@@ -263,7 +312,12 @@ class Source:
             lock = self.nodes.lock(name)
             stat = talk.wait(talk.client.exists_async(lock))
             if stat is not None and stat.ephemeralOwner == talk.session_id:
-                talk.refused(talk.begin([delete(lock)]))
+                item = self.nodes.item(name)
+                (found,) = talk.read(talk.read_async([item]), [item])
+                # Nobody was lost: it goes back in good order.
+                kept = [] if found is None else [set_data(item, found[0])]
+                if talk.refused(talk.begin([*kept, delete(lock)])) is not None:
+                    talk.refused(talk.begin([delete(lock)]))
         del self._doubtful[:]
         self._changed = True
 

@@ -15,11 +15,13 @@ Features: direct, topic and fanout exchanges, priorities, ETA, remote control, b
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from celery_dq.clock import SystemClock
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
-from celery_dq.hooks import WIRES, Wires
+from celery_dq.hooks import WIRES, Undertaker, Wires
+from celery_dq.options import Options
 
 try:
     import kazoo
@@ -92,7 +94,9 @@ class Transport(VirtualTransport):
         super().__init__(client, **kwargs)
         _take_apart(client)
         self.clock = SystemClock()
-        nodes = BrokerNodes(_environment(client))
+        self._wires = _wires(client)
+        self._options: Options = resolve({}) if self._wires is None else self._wires.options
+        nodes = BrokerNodes(self._options.environment)
         hosts = host_list(client.hostname or "localhost", client.port, client.virtual_host)
         self.session = Session(hosts, **session_options(client))
         self.queues = Queues(self.session, nodes)
@@ -201,10 +205,23 @@ class Transport(VirtualTransport):
     def consume(self, channel: ZooKeeperChannel, queue: str) -> Source:
         """Take from *queue* for *channel* from now on."""
         fetcher = self._consuming()
-        source = Source(queue, self.queues.nodes(queue), self.hand, self.clock, fetcher.ring)
+        source = self._source(queue, fetcher.ring)
         self._sources = [*self._sources, (channel, source)]
         fetcher.add(source)
         return source
+
+    def _source(self, queue: str, ring: Callable[[], None]) -> Source:
+        nodes, most = self.queues.nodes(queue), self.max_deliveries(queue)
+        return Source(queue, nodes, self.hand, self.clock, ring, most)
+
+    def max_deliveries(self, queue: str) -> int:
+        """How often a message's consumer may be lost before it is given up on; 0: as often as it will."""
+        return self._options.queue(queue).max_deliveries
+
+    @property
+    def undertaker(self) -> Undertaker | None:
+        """Who does Celery's bookkeeping for what will not run, if this is a worker."""
+        return None if self._wires is None else self._wires.undertaker
 
     def cancel(self, source: Source) -> None:
         """Take nothing more from *source*; what was taken and not delivered goes back."""
@@ -219,7 +236,7 @@ class Transport(VirtualTransport):
         fetcher = self._consuming()
         source = self._visited.get(queue)
         if source is None:
-            source = Source(queue, self.queues.nodes(queue), self.hand, self.clock, lambda: None)
+            source = self._source(queue, lambda: None)
             self._visited[queue] = source
         return fetcher.take_now(source)
 
@@ -309,10 +326,8 @@ def _take_apart(client: Any) -> None:
         client.password = client.password or address.password
 
 
-def _environment(client: Any) -> str:
+def _wires(client: Any) -> Wires | None:
     wires = client.transport_options.get(WIRES)
-    if wires is None:
-        return str(resolve({}).environment)
-    if not isinstance(wires, Wires):
+    if wires is not None and not isinstance(wires, Wires):
         raise ConfigurationError(f"transport_options[{WIRES!r}] is celery-dq's own: remove {wires!r}")
-    return str(wires.options.environment)
+    return wires

@@ -1,0 +1,95 @@
+"""How large a message may be, how many there are, and what purging takes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from celery_dq.errors import MessageTooLarge
+from celery_dq.hooks import WIRES, Wires
+from celery_dq.options import resolve
+from celery_dq.testing.waiting import wait_until
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.session import Session
+from tests.conformance.mailroom import Mailroom, drain_until
+from tests.zookeeper_transport.expiry import expire
+
+NODES = BrokerNodes("online").queue("q")
+
+
+def largest(room: Mailroom) -> bytes:
+    """The largest body that is taken, in steps of 16 bytes; it lies in the queue afterwards."""
+    fits, fails = 1_000_000, 1_048_576
+    while fails - fits > 16:
+        size = (fits + fails) // 2
+        try:
+            room.publish(b"x" * size, serializer=None, content_type="application/data")
+        except MessageTooLarge:
+            fails = size
+        else:
+            fits = size
+            room.bound.purge()
+    room.publish(b"x" * fits, serializer=None, content_type="application/data")
+    return b"x" * fits
+
+
+def test_the_largest_message_can_be_given_back_and_given_up_on(connect: Callable[..., Connection]) -> None:
+    # Given a message that just fits
+    strict = Wires("strict", lambda: resolve({"dq_max_deliveries": 1}))
+    options: dict[str, Any] = {WIRES: strict, "session_timeout": 4}
+    room = Mailroom(connect(**options), "q")
+    body = largest(room)
+    # When it is given back, its consumer is lost, and it is given up on
+    room.consume(prefetch_count=1)
+    room.drain(1, deadline=30)
+    room.received[0].requeue()
+    room.drain(2, deadline=30)
+    expire(room.connection)
+    with pytest.raises(room.connection.connection_errors):
+        drain_until(room.connection, lambda: False, deadline=30)
+    again = Mailroom(connect(**options), "q")
+    assert again.bound.get() is None
+    # Then no step of that was too large, and it is sent again as it was.
+    graveyard = again.channel.graveyard("q")
+    (letter,) = wait_until(graveyard.list, 30)
+    assert graveyard.replay(letter.id)
+    again.consume(ack=True)
+    again.drain(1, deadline=30)
+    assert again.received[0].body == body
+
+
+def test_what_is_too_large_leaves_everything_else_as_it_was(connect: Callable[..., Connection]) -> None:
+    room = Mailroom(connect(), "q")
+    room.publish("before")
+    session = room.connection.transport.session.id
+    with pytest.raises(MessageTooLarge, match="store the data elsewhere"):
+        room.publish("x" * 1_100_000)
+    room.publish("after")
+    room.consume(ack=True)
+    assert room.drain(2, deadline=30) == ["before", "after"]
+    assert room.connection.transport.session.id == session
+
+
+def test_counting_and_purging(connect: Callable[..., Connection], looker: Session) -> None:
+    room = Mailroom(connect(), "q")
+    room.publish("held", "waits", "waits, too")
+    due = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+    room.publish("delayed", headers={"eta": due.isoformat()})
+    assert room.count() == 3
+    room.consume(prefetch_count=1)
+    room.drain(1, deadline=30)
+    # What somebody has, and what is not due, does not count as waiting; purged is what nobody has.
+    wait_until(lambda: room.count() == 2)
+    assert room.bound.purge() == 3
+    assert room.count() == 0
+    client = looker.open()
+    assert client.get_children(NODES.delayed) == []
+    room.received[0].requeue()
+    room.drain(2, deadline=30)
+    assert room.bodies == ["held", "held"]
+    room.received[1].ack()
+    wait_until(lambda: not client.get_children(NODES.ready))

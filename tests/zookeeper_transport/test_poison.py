@@ -1,0 +1,204 @@
+"""What kills its consumers over and over: it is counted, comes alone, and is given up on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+from kombu import Connection, pools
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.errors import ConfigurationError, InvalidMessage
+from celery_dq.testing.waiting import wait_until
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.session import Session
+from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.zookeeper_transport.expiry import expire
+
+NODES = BrokerNodes("online").queue("q")
+
+Connect = Callable[..., Connection]
+
+
+def lose(room: Mailroom) -> None:
+    """End a consumer's session behind its back, as its crash would; its connection is of no use any more."""
+    expire(room.connection)
+    with pytest.raises(room.connection.connection_errors):
+        drain_until(room.connection, lambda: False, deadline=30)
+    room.connection.close()
+
+
+def taken(connect: Connect, amount: int = 1, **options: Any) -> Mailroom:
+    """A consumer that holds `amount` messages."""
+    room = Mailroom(connect(), "q")
+    room.consume(prefetch_count=amount, **options)
+    room.drain(amount, deadline=30)
+    return room
+
+
+@pytest.fixture
+def app(hosts: str) -> Iterator[Celery]:
+    app = Celery("t", broker=f"dq-zookeeper://{hosts}", set_as_current=False)
+    app.conf.broker_transport_options = {"session_timeout": 4}
+    celery_dq.setup(app)
+    yield app
+    app.close()
+    pools.reset()
+
+
+def kill(connect: Connect, times: int) -> None:
+    """Let the first message of the queue lose its consumer so many times."""
+    for number in range(times):
+        room = taken(connect)
+        (message,) = room.received
+        assert message.deliveries == number
+        lose(room)
+
+
+def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> None:
+    Mailroom(connect(), "q").publish("poison")
+    room = taken(connect)
+    (message,) = room.received
+    assert "redelivered" not in message.delivery_info
+    assert (message.deliveries, message.headers.get("dq_deliveries")) == (0, None)
+    # It is rejected, its connection is closed, its consumer is cancelled: nobody was lost.
+    message.requeue()
+    room.drain(2)
+    room.connection.close()
+    room = taken(connect)
+    assert room.received[0].deliveries == 0
+    lose(room)
+    (message,) = taken(connect).received
+    assert message.delivery_info["redelivered"] is message.headers["redelivered"] is True
+    assert message.deliveries == message.delivery_info["deliveries"] == message.headers["dq_deliveries"] == 1
+
+
+def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
+    room = Mailroom(connect(), "q")
+    room.publish("first", "second")
+    room.consume()
+    drain_until(room.connection, lambda: bool(room.received), deadline=30)
+    room.connection.close()
+    room = taken(connect, 2)
+    assert [message.deliveries for message in room.received] == [0, 0]
+
+
+def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect, looker: Session) -> None:
+    Mailroom(connect(), "q").publish("poison")
+    kill(connect, 1)
+    Mailroom(connect(), "q").publish("a", "b", "c")
+    room = Mailroom(connect(), "q")
+    room.consume()
+    # With room for all of them, it is in nobody's company, and what was lost before is known by its node.
+    room.drain(4, deadline=30)
+    assert sorted(room.bodies) == ["a", "b", "c", "poison"]
+    assert [message.deliveries for message in room.received if message.payload != "poison"] == [0, 0, 0]
+    for message in room.received:
+        message.ack()
+    client = looker.open()
+    wait_until(lambda: not client.get_children(NODES.ready))
+    assert client.get_children(NODES.suspects) == []
+
+
+def test_one_suspect_at_a_time(connect: Connect) -> None:
+    Mailroom(connect(), "q").publish("one", "two")
+    lose(taken(connect, 2))
+    Mailroom(connect(), "q").publish("fine")
+    room = Mailroom(connect(), "q")
+    room.consume()
+    room.drain(2, deadline=30)
+    drain_idle(room.connection)
+    suspects = [message for message in room.received if message.deliveries]
+    assert len(suspects) == 1
+    assert "fine" in room.bodies
+    suspects[0].ack()
+    room.drain(3, deadline=30)
+    assert sorted(room.bodies) == ["fine", "one", "two"]
+
+
+def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: Celery, looker: Session) -> None:
+    # Given a task that has lost five consumers
+    task_id = app.send_task("poison", ("x",), {"y": 1}, queue="q", priority=4).id
+    kill(connect, 5)
+    # When the next one takes it
+    room = Mailroom(connect(), "q")
+    room.publish("fine", priority=0)
+    room.consume(ack=True)
+    assert room.drain(1, deadline=30) == ["fine"]
+    # Then nobody gets it, and it lies with reason and last worker where one looks for it.
+    client = looker.open()
+    wait_until(lambda: len(app.dq.dead_letters["q"]) == 1)
+    assert client.get_children(NODES.dead) == [task_id]
+    wait_until(lambda: not client.get_children(NODES.ready) and not client.get_children(NODES.locks))
+    assert client.get_children(NODES.suspects) == []
+    letters = app.dq.dead_letters["q"]
+    assert "q" in app.dq.dead_letters
+    (letter,) = letters.list()
+    assert (letter.id, letter.reason, letter.deliveries) == (task_id, "max_deliveries", 5)
+    assert (letter.task, letter.args, letter.kwargs) == ("poison", "('x',)", "{'y': 1}")
+    assert letter.at is not None
+    assert letter.worker.rpartition(":")[0]
+    room.connection.close()
+    # Sent again, it starts anew, and keeps its priority.
+    assert letters.replay("unknown") == 0
+    assert (letters.replay(), len(letters)) == (1, 0)
+    (message,) = taken(connect).received
+    assert (message.deliveries, message.properties["priority"]) == (0, 4)
+    assert message.headers["id"] == task_id
+
+
+def test_dead_letters_are_edited_and_deleted(connect: Connect, app: Celery) -> None:
+    app.conf.dq_queues = {"q": {"max_deliveries": 1}}
+    task_id = app.send_task("poison", ("x",), queue="q").id
+    letters = app.dq.dead_letters["q"]
+
+    def bury() -> None:
+        kill(connect, 1)
+        with app.connection_for_read() as connection:
+            assert Mailroom(connection, "q").bound.get() is None
+        wait_until(lambda: len(letters) == 1)
+
+    bury()
+    with pytest.raises(InvalidMessage, match="only args, kwargs, priority"):
+        letters.edit(task_id, tenant="t")
+    assert letters.edit("unknown", args=()) is None
+    assert letters.edit(task_id, args=("other",), priority=7) == task_id
+    room = taken(connect)
+    assert room.received[0].payload[0] == ["other"]
+    assert room.received[0].properties["priority"] == 7
+    room.connection.close()
+    bury()
+
+    def run(*words: str) -> str:
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, list(words), obj=context)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    # A queue that is deleted keeps what was given up on in it.
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("q")
+    assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
+    assert run("dead", "purge", "q", task_id) == "Deleted 1.\n"
+    assert len(letters) == 0
+    # The other doors are those of the tenant broker.
+    with pytest.raises(ConfigurationError, match="dq-redis"):
+        app.dq.queues["q"].snapshot()
+
+
+def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: Celery) -> None:
+    app.conf.dq_queues = {"q": {"max_deliveries": 1}}
+    for number in range(2):
+        app.send_task("poison", (number,), queue="q", task_id="same")
+        kill(connect, 1)
+        with app.connection_for_read() as connection:
+            assert Mailroom(connection, "q").bound.get() is None
+    wait_until(lambda: len(app.dq.dead_letters["q"]) == 2)
+    assert sorted(letter.id.partition("~")[0] for letter in app.dq.dead_letters["q"].list()) == ["same"] * 2
+    assert app.dq.dead_letters["q"].purge() == 2

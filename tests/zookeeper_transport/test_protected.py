@@ -1,0 +1,209 @@
+"""A ZooKeeper that wants to know who it is talking to, as a user of Celery meets it: TLS, SASL, ACLs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+from celery import chord
+from kazoo.exceptions import NoAuthError
+from kazoo.security import make_acl, make_digest_acl
+from kombu import Connection, Exchange, Producer, Queue
+
+from celery_dq.errors import AccessDenied, ConfigurationError, DeliveriesExhausted
+from celery_dq.testing.certificates import make_certificate
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.transport.zookeeper.counting import count_of
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.session import Session
+from tests.brokers import BROKERS
+from tests.conformance.mailroom import Mailroom
+from tests.conformance.workplace import Workplace
+
+WAIT = 40
+NODES = BrokerNodes("online")
+LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
+
+
+class Fortress(NamedTuple):
+    """A server that speaks TLS and serves whom it knows by SASL."""
+
+    server: ZooKeeperServer
+    authority: str
+    stranger: str
+
+
+@pytest.fixture(scope="module")
+def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
+    folder = tmp_path_factory.mktemp("fortress")
+    own, other = make_certificate(folder, "server"), make_certificate(folder, "other")
+    with ZooKeeperServer(tick_ms=200, users={"shop": "secret"}, certificate=own) as server:
+        yield Fortress(server, str(own.certificate), str(other.certificate))
+
+
+@pytest.fixture
+def folder() -> str:
+    return f"t-{uuid4().hex[:12]}"
+
+
+def settings(fortress: Fortress, folder: str, **changes: Any) -> dict[str, Any]:
+    """What is right, as a user writes it."""
+    return {
+        "broker_url": f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}",
+        "broker_login_method": "DIGEST-MD5",
+        "broker_use_ssl": {"ca_certs": fortress.authority},
+        "broker_transport_options": {"session_timeout": 4},
+        "dq_max_deliveries": 1,
+        **changes,
+    }
+
+
+@pytest.fixture
+def workplace(
+    fortress: Fortress, folder: str, redis_server: RedisServer, looker: Session
+) -> Iterator[Workplace]:
+    broker = BROKERS["zookeeper"]
+    broker.prepare()
+    opened = Workplace(broker, redis_server, broker_port=fortress.server.port, **settings(fortress, folder))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def looker(fortress: Fortress, folder: str) -> Iterator[Session]:
+    """Who looks past Celery."""
+    session = Session(f"{fortress.server.hosts}/{folder}", sasl=LOGIN)
+    yield session
+    session.close()
+
+
+def test_a_worker_behind_tls_and_sasl(workplace: Workplace, looker: Session) -> None:
+    nodes = NODES.queue(workplace.queue)
+    with workplace.worker("prefork", concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
+        # Tasks, with a chord over the result backend, and remote control both ways.
+        assert workplace.send("add", 2, 3).get(timeout=WAIT) == 5
+        header = [workplace.signature("add", number, 1) for number in range(3)]
+        assert chord(header)(workplace.signature("total")).get(timeout=WAIT) == 6
+        assert workplace.ask("ping") == {"ok": "pong"}
+        # What kills its process every time is given up on, and the task is told so.
+        died = workplace.send("die", key := uuid4().hex)
+        with pytest.raises(DeliveriesExhausted, match="given up on after 1 deliveries"):
+            died.get(timeout=WAIT)
+        assert len(workplace.witness.told(f"attempt:{key}")) == 1
+        (letter,) = wait_until(workplace.app.dq.dead_letters[workplace.queue].list, WAIT)
+        assert (letter.id, letter.reason, letter.deliveries) == (died.id, "max_deliveries", 1)
+        # A warm shutdown gives back what has not begun, and that is counted to nobody's debit.
+        held = workplace.send("hold_late", key)
+        workplace.witness.wait(f"started:{key}")
+        waiting = [workplace.send("hold_late", uuid4().hex) for _ in range(2)]
+        client = looker.open()
+        wait_until(lambda: len(client.get_children(nodes.locks)) == 3, WAIT)
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown", WAIT)
+        workplace.witness.release(key)
+        assert held.get(timeout=WAIT) == key
+        wait_until(lambda: not worker.alive, WAIT)
+    left = client.get_children(nodes.ready)
+    assert [count_of(client.get(nodes.item(name))[1]).deliveries for name in left] == [0, 0]
+    assert not any(each.ready() for each in waiting)
+
+
+def open_to(fortress: Fortress, folder: str, **changes: Any) -> Connection:
+    """A connection as Celery would make it."""
+    given = settings(fortress, folder, **changes)
+    return Connection(
+        given["broker_url"],
+        login_method=given["broker_login_method"],
+        ssl=given["broker_use_ssl"],
+        transport_options=given["broker_transport_options"],
+    )
+
+
+def test_what_is_wrong_is_said_in_the_users_words_and_loses_nothing(fortress: Fortress, folder: str) -> None:
+    with open_to(fortress, folder) as connection:
+        Mailroom(connection, "q").publish("precious")
+    url = f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}"
+    by_name = url.replace("127.0.0.1", "localhost")
+    tls = {"ca_certs": fortress.authority}
+    for changes, match in [
+        ({"broker_use_ssl": {"ca_certs": fortress.stranger}}, r"check broker_use_ssl\['ca'\]"),
+        ({"broker_use_ssl": {"ca_certs": "/nowhere"}}, r"broker_use_ssl\['ca'\] = '/nowhere' cannot be read"),
+        ({"broker_use_ssl": True}, r"does not hold .self-signed.*check broker_use_ssl\['ca'\]"),
+        ({"broker_url": by_name}, "not valid for 'localhost'.*host name"),
+        ({"broker_url": url.replace("secret", "wrong")}, "credentials.*check .*broker_login_method"),
+        ({"broker_login_method": None}, "serves nobody without any: check broker_login_method"),
+        ({"broker_url": url.replace("shop:secret@", "")}, "needs a username and a password"),
+    ]:
+        with (
+            open_to(fortress, folder, **changes) as wrong,
+            pytest.raises(ConfigurationError, match=match) as refusal,
+        ):
+            Producer(wrong.channel()).publish("more", routing_key="q")
+        assert "secret" not in str(refusal.value)
+    unchecked = {**tls, "cert_reqs": ssl.CERT_NONE}
+    with open_to(fortress, folder, broker_url=by_name, broker_use_ssl=unchecked) as connection:
+        room = Mailroom(connection, "q")
+        room.consume(ack=True)
+        assert room.drain(1, deadline=WAIT) == ["precious"]
+
+
+def test_a_worker_with_a_wrong_password_ends_and_says_why(workplace: Workplace) -> None:
+    wrong = workplace.conf["broker_url"].replace("secret", "wrong")
+    worker = workplace.worker("solo", conf={"broker_url": wrong})
+    try:
+        worker.start()
+        wait_until(lambda: not worker.alive, WAIT)
+        assert worker.returncode != 0
+        assert "it refused the credentials" in worker.log
+        assert "broker_login_method" in worker.log
+    finally:
+        worker.discard()
+
+
+def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, folder: str) -> None:
+    BROKERS["zookeeper"].prepare()
+    owner = make_digest_acl("shop", "secret", all=True)
+    everybody = make_acl("world", "anyone", read=True)
+    options = {"session_timeout": 4, "acl": [owner, everybody]}
+    with Connection(
+        f"dq-zookeeper://shop:secret@{zookeeper.hosts}/{folder}", transport_options=options
+    ) as connection:
+        room = Mailroom(connection, Queue("q", Exchange("x", type="direct"), routing_key="k"))
+        room.publish("mine", exchange="x", routing_key="k")
+        room.consume()
+        room.drain(1, deadline=WAIT)
+        # A stranger may look, at everything, and change nothing.
+        with closing(Session(f"{zookeeper.hosts}/{folder}")) as session:
+            client = session.open()
+            found = list(below(client, "/dq"))
+            assert NODES.queue("q").item("").rstrip("/") in found
+            assert any(path.startswith(NODES.queue("q").locks + "/") for path in found)
+            # Others are not shown whose a digest is.
+            own = connection.transport.session.open()
+            for path in found:
+                assert sorted(own.get_acls(path)[0]) == sorted([owner, everybody]), path
+            with pytest.raises(NoAuthError):
+                client.delete(NODES.queue("q").item(client.get_children(NODES.queue("q").ready)[0]))
+        with (
+            Connection(f"dq-zookeeper://{zookeeper.hosts}/{folder}") as stranger,
+            pytest.raises(AccessDenied, match="auth="),
+        ):
+            Producer(stranger.channel()).publish("theirs", routing_key="q")
+        for message in room.received:
+            message.ack()
+        wait_until(lambda: room.count() == 0, WAIT)
+
+
+def below(client: Any, path: str) -> Iterator[str]:
+    """All paths from `path` on."""
+    yield path
+    for name in client.get_children(path):
+        yield from below(client, f"{path}/{name}")
