@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.transport.redis.ledger import COMPANY_SECONDS
-from celery_dq.transport.redis.process import TELL_LIMIT, Process
+from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Claimed
-from celery_dq.transport.redis.reports import tags
+from celery_dq.transport.redis.reports import TELL_LIMIT, tags
 from celery_dq.transport.redis.source import Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
 from celery_dq.transport.redis.transient import Listener

@@ -12,6 +12,9 @@ from celery_dq.transport.redis.replies import Tag
 if TYPE_CHECKING:
     from celery_dq.transport.redis.process import Process
 
+#: How many settles, finishes or releases one call carries at most.
+TELL_LIMIT = 500
+
 
 def tags(helds: list[Held]) -> list[Tag]:
     """Return what the scripts want to know of held messages."""

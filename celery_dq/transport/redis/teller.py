@@ -18,9 +18,9 @@ from redis.exceptions import NoScriptError
 from celery_dq.transport.redis.fitness import PASSING_ERRORS
 from celery_dq.transport.redis.ledger import Burial, Held, Outbox
 from celery_dq.transport.redis.partition import Call
-from celery_dq.transport.redis.process import TELL_LIMIT, Process
+from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
-from celery_dq.transport.redis.reports import bury, release, tags
+from celery_dq.transport.redis.reports import TELL_LIMIT, bury, release, tags
 from celery_dq.transport.redis.wire import Wire
 
 logger = logging.getLogger(__name__)
