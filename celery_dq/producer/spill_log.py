@@ -205,6 +205,7 @@ class Orphan:
             shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._lock)
+        self._log.adopted.discard(self.folder.name)
 
 
 class SpillLog:
@@ -217,6 +218,7 @@ class SpillLog:
         self.root = root
         self.process = process_name()
         self.quarantined = 0
+        self.adopted: set[str] = set()
         self._folder: Path | None = None
         self._lock = -1
         self._number = 0
@@ -308,19 +310,20 @@ class SpillLog:
         for _, folder in sorted(folders):
             with contextlib.suppress(OSError):
                 if not any(folder.iterdir()):
-                    # Its process died while it made it; one that is making it now makes another.
-                    folder.rmdir()
+                    folder.rmdir()  # its process died while it made it; one that makes it now makes another
                     continue
                 lock = _lock(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
                 if lock is not None:
+                    self.adopted.add(folder.name)
                     yield Orphan(folder, lock, self)
 
     def _may_be_orphan(self, entry: os.DirEntry[str]) -> bool:
         return (
             entry.is_dir(follow_symlinks=False)
             and entry.name != QUARANTINE
-            # To open a lock file of our own process would end its lock.
+            # To open a lock file of our own process, or one that we have adopted, would end its lock.
             and not entry.name.startswith(f"{self.process}-")
+            and entry.name not in self.adopted
             and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from kombu.asynchronous import set_event_loop
 
 import celery_dq
 from celery_dq.dedup import dedup
@@ -131,6 +132,8 @@ class Shop:
 
     @contextmanager
     def working(self, concurrency: int = 4, **options: Any) -> Iterator[Any]:
+        # The second worker of a process finds the loop of the first, and there Celery 5.5 runs no timers.
+        set_event_loop(None)
         with start_worker(
             self.app,
             pool="threads",
