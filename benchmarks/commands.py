@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import redis
 from redis.connection import AbstractConnection
@@ -56,10 +55,10 @@ def commands(quick: bool) -> Report:
     return report
 
 
-def _publish_singly(connection: Any, amount: int) -> None:
+def _publish_singly(connection: object, amount: int) -> None:
     from kombu import Producer
 
-    producer = Producer(connection.channel())
+    producer = Producer(connection.channel())  # type: ignore[attr-defined]
     for number in range(amount):
         producer.publish({"tenant": f"t{number % 10}", "at": 0}, routing_key=QUEUE, tenant=f"t{number % 10}")
 
@@ -99,18 +98,17 @@ def _counting(port: int) -> Iterator[Count]:
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     listening.wait(5)
-    connections: Any = AbstractConnection
-    original = connections.send_packed_command
+    original = AbstractConnection.send_packed_command
 
-    def send_packed_command(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def send_packed_command(self: AbstractConnection, *args: object, **kwargs: object) -> object:
         count.trips += 1
-        return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    connections.send_packed_command = send_packed_command
+    AbstractConnection.send_packed_command = send_packed_command  # type: ignore[method-assign, assignment]
     try:
         yield count
     finally:
-        connections.send_packed_command = original
+        AbstractConnection.send_packed_command = original  # type: ignore[method-assign]
         with redis.Redis(port=port) as marker:
             wait_until(lambda: marker.echo("end-of-count") and ended.wait(0.2), 10)
         thread.join(5)

@@ -11,7 +11,9 @@ CURVES = {
     "rate": "claimed and acknowledged, messages/s",
     "cpu": "Redis CPU, µs per message",
     "memory": "bytes per waiting message",
+    "idle": "bytes per idle tenant",
     "p99": "dwell p99, ms",
+    "quota": "worst error of a rate, %",
 }
 
 
@@ -22,11 +24,11 @@ def plot_claims(data: dict[str, Any], folder: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7))
+    figure, axes = pyplot.subplots(3, 2, figsize=(11, 10))
     tenants = sorted((int(key) for key in data), key=int)
     for axis, (quantity, title) in zip(axes.flat, CURVES.items(), strict=True):
         for name in data[str(tenants[0])]:
-            rows = [data[str(point)][name][quantity] for point in tenants]
+            rows = [data[str(point)][name].get(quantity, [math.nan]) for point in tenants]
             middle = [statistics.median(row) for row in rows]
             if all(math.isnan(value) for value in middle):
                 continue

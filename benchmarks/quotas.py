@@ -108,6 +108,29 @@ def _steady(broker: Broker, rates: dict[str, float], seconds: float) -> dict[str
     return {"beyond": len(beyond), "worst": worst, "excess": excess, "errors": errors, "rates": rates}
 
 
+def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
+    """The worst error, in % of what its rate allows, of some tenants beside many that wait for a token."""
+    active = min(tenants, 100)
+    rate, warm_up = 2_000 / active, 1.0
+    with RedisServer() as server, connect(broker.name, server.port) as connection:
+        app: Any = _app(broker, server)
+        app.dq.quotas.set_default(QUEUE, rate="1/h", burst=1)
+        for number in range(active):
+            app.dq.quotas.set(QUEUE, f"t{number}", rate=rate, burst=max(2, math.ceil(rate * 0.1)))
+        publish_many(connection, chain.from_iterable(repeat(f"t{n}", 2) for n in range(active, tenants)))
+        sink = Sink(connection)
+        sink.drain(tenants - active, 120)  # the one that each of the others may have
+        each = math.ceil(rate * (seconds + 2 * warm_up + 10))
+        publish_many(connection, chain.from_iterable(repeat([f"t{n}" for n in range(active)], each)))
+        first = len(sink.arrivals)
+        sink.drain(10**9, seconds + 2 * warm_up)
+        sink.close()
+        app.close()
+    begin = sink.arrivals[first][0] + warm_up
+    counts = Counter(tenant for at, tenant, _ in sink.arrivals[first:] if begin <= at < begin + seconds)
+    return max(abs(counts[f"t{number}"] / (rate * seconds) - 1) for number in range(active)) * 100
+
+
 def _change(broker: Broker, tenants: int) -> float:
     """Seconds from a change of the default, which had stopped everybody, to the first arrival."""
     with RedisServer() as server, connect(broker.name, server.port) as connection:
