@@ -18,11 +18,12 @@ from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
 from benchmarks.dedup import dedup_cost
+from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
 from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
-from benchmarks.quotas import fairness, quotas
+from benchmarks.quotas import quotas
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.summary import summary
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "memory": memory,
     "quotas": quotas,
     "fairness": fairness,
+    "quiet": quiet,
     "faults": faults,
     "singleton": singleton,
     "dedup": dedup_cost,
