@@ -60,8 +60,8 @@ def quotas(quick: bool) -> Report:
     report = Report("quotas")
     report.header = ["broker", "measured", "what", "figure", "promise"]
     report.notes.append(
-        "claim: script-level consumers, by the clock of Redis, which a transaction brackets; consumers: kombu's, by"
-        " their own clocks, where batches that lay in a socket come closer together than they were claimed"
+        "claim: script-level consumers, by the clock of Redis, in a transaction; consumers: kombu's, by their"
+        " own clocks, where batches that lay in a socket come closer together than they were claimed"
     )
     seconds, total, tenants = (10.0, 1_000.0, 20) if quick else (60.0, 5_000.0, 100)
     rates = rates_of(tenants, total)

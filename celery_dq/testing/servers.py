@@ -176,6 +176,11 @@ class RedisServer:
         self._end(signal.SIGTERM)
         self.start()
 
+    def become_replica(self, port: int) -> None:
+        """Start it again as the replica of the server on `port` of 127.0.0.1, ending it first if it runs."""
+        self._config["replicaof"] = f"127.0.0.1 {port}"
+        self.restart()
+
     def pause(self) -> None:
         """Stop its process (SIGSTOP): connections stay open and nobody answers."""
         self._running().send(signal.SIGSTOP)
@@ -268,12 +273,7 @@ class SentinelPair:
             self.replica = RedisServer(
                 config={"replicaof": f"127.0.0.1 {self.master.port}", "repl-diskless-sync-delay": 0}
             ).start()
-            replica = self.replica
-            wait_until(
-                lambda: "master_link_status:up" in str(replica.ask("INFO", "replication")),
-                START_TIMEOUT_S,
-                what="the replica in step with its master",
-            )
+            self._await_step(START_TIMEOUT_S)
             self._start_sentinel()
             atexit.register(self.stop)
         except BaseException:
@@ -292,6 +292,18 @@ class SentinelPair:
         """Kill the master and wait until the replica has taken its place."""
         self.master.kill()
         self.await_promotion(timeout_s)
+
+    def rejoin(self, timeout_s: float = 30.0) -> None:
+        """After a fail-over: start the killed one again as a replica, and wait until it is in step.
+
+        :attr:`master` and :attr:`replica` have changed their places then, and there may be another fail-over.
+        """
+        former, promoted = self.master, self.replica
+        if promoted is None:
+            raise RuntimeError("the pair was not started")
+        former.become_replica(promoted.port)
+        self.master, self.replica = promoted, former
+        self._await_step(timeout_s)
 
     def await_promotion(self, timeout_s: float = 30.0) -> None:
         """Wait until the former replica is a master and the sentinel says so."""
@@ -328,6 +340,14 @@ class SentinelPair:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _await_step(self, timeout_s: float) -> None:
+        def in_step() -> bool:
+            return self.replica is not None and "master_link_status:up" in str(
+                self.replica.ask("INFO", "replication")
+            )
+
+        wait_until(in_step, timeout_s, what="the replica in step with its master")
 
     def _start_sentinel(self) -> None:
         # A sentinel rewrites its own configuration, so it needs a file of its own.

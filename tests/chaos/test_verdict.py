@@ -13,6 +13,7 @@ from tests.chaos.verdict import (
     ACK_ALLOWANCE,
     ORPHAN_ALLOWANCE,
     RECONNECT_ALLOWANCE,
+    REPLICATION_ALLOWANCE,
     count_overtaken,
     judge,
     runs_of,
@@ -46,6 +47,36 @@ def test_what_never_finished_is_lost_or_stuck() -> None:
 def test_an_uncertain_publish_is_not_missed() -> None:
     unsure = Published(uncertain={"m0": Message("m0", 0, "t", 0)})
     assert judge(unsure, [], [], ()).good
+
+
+@pytest.mark.parametrize(
+    ("confirmed_at", "mode", "replicated", "excused"),
+    [
+        (10 - REPLICATION_ALLOWANCE / 2, "failover", False, True),
+        (10 - 2 * REPLICATION_ALLOWANCE, "failover", False, False),
+        # during the failover; after it, by the new master
+        (10.5, "failover", False, True),
+        (11.5, "failover", False, False),
+        # a replica had it, or it was another fault
+        (10 - REPLICATION_ALLOWANCE / 2, "failover", True, False),
+        (10 - REPLICATION_ALLOWANCE / 2, "restart-broker", False, False),
+    ],
+)
+def test_a_failover_may_lose_what_only_the_master_had_confirmed(
+    confirmed_at: float, mode: str, replicated: bool, excused: bool
+) -> None:
+    gone = published()
+    gone.confirmed_at["m0"], gone.replicated = confirmed_at, replicated
+    verdict = judge(gone, [], [Fault(mode, "", 0, 10, 11)], ())
+    assert (verdict.lost_with_master, verdict.lost) == ((["m0"], []) if excused else ([], ["m0"]))
+    assert verdict.good is excused
+    assert ("lost with a master: 1" in verdict.report()) is excused
+
+
+def test_what_the_new_master_still_has_is_stuck() -> None:
+    gone = published()
+    gone.confirmed_at["m0"] = 10.0
+    assert judge(gone, [], [Fault("failover", "", 0, 10, 11)], {"m0"}).stuck == ["m0"]
 
 
 @pytest.mark.parametrize(

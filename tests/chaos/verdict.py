@@ -19,6 +19,10 @@ ACK_ALLOWANCE = 1.0
 #: Seconds for which a fault of the connection goes on in the worker: noticing it, reconnecting.
 RECONNECT_ALLOWANCE = 4.0
 
+#: Seconds before a failover within which a yes of the lost master alone does not say that its replica knew.
+#: On one machine replication takes milliseconds.
+REPLICATION_ALLOWANCE = 1.0
+
 #: Seconds for which the children of a killed worker may go on with what is in their pipes.
 ORPHAN_ALLOWANCE = 1.0
 
@@ -45,6 +49,8 @@ class Verdict:
     finished: int = 0
     #: Confirmed, never finished, and not in the broker either.
     lost: list[str] = field(default_factory=list)
+    #: The same, but confirmed only by a master that was lost at once: no broker on Redis can help that.
+    lost_with_master: list[str] = field(default_factory=list)
     #: Confirmed, not finished when the run ended, but still in the broker.
     stuck: list[str] = field(default_factory=list)
     #: Messages that ran more than once.
@@ -78,6 +84,7 @@ class Verdict:
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
             f"finished {self.finished} in {self.seconds:.1f} s",
             f"lost {len(self.lost)}, stuck {len(self.stuck)}",
+            *self._lost_with_master(),
             f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
             f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
             f"overtaken by younger ones of the tenant: p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
@@ -92,6 +99,15 @@ class Verdict:
         lines += [f"  stuck: {message}" for message in self.stuck[:3]]
         lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
         return "\n".join(lines)
+
+    def _lost_with_master(self) -> list[str]:
+        if not self.lost_with_master:
+            return []
+        count, seconds = len(self.lost_with_master), REPLICATION_ALLOWANCE
+        told = (
+            f"lost with a master: {count} that only it had confirmed, less than {seconds:g} s before its end"
+        )
+        return [f"{told} (dq_confirm_replicas = 1 prevents that)"]
 
 
 def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
@@ -134,6 +150,16 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     return max(found, key=lambda row: row[:2])[2] if found else None
 
 
+def went_with_master(message: str, published: Published, faults: Sequence[Fault]) -> bool:
+    """Whether the master may have been the only one who knew of a message when it was lost."""
+    at = published.confirmed_at.get(message)
+    if published.replicated or at is None:
+        return False
+    return any(
+        fault.begin - REPLICATION_ALLOWANCE <= at <= fault.end for fault in faults if fault.mode == "failover"
+    )
+
+
 def judge(
     published: Published, entries: Sequence[Entry], faults: Sequence[Fault], left_in_broker: Collection[str]
 ) -> Verdict:
@@ -144,8 +170,14 @@ def judge(
     done = {message for message, of_one in runs.items() if any(run.finish is not None for run in of_one)}
     verdict.finished = len(done)
     for message in published.confirmed:
-        if message not in done:
-            (verdict.stuck if message in left_in_broker else verdict.lost).append(message)
+        if message in done:
+            continue
+        if message in left_in_broker:
+            verdict.stuck.append(message)
+        elif went_with_master(message, published, faults):
+            verdict.lost_with_master.append(message)
+        else:
+            verdict.lost.append(message)
     recovery: dict[str, list[float]] = defaultdict(list)
     for message, of_one in runs.items():
         if len(of_one) < 2:
