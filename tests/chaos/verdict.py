@@ -51,6 +51,8 @@ class Verdict:
     lost: list[str] = field(default_factory=list)
     #: The same, but confirmed only by a master that was lost at once: no broker on Redis can help that.
     lost_with_master: list[str] = field(default_factory=list)
+    #: Of each that was lost, what is known of it.
+    tales: dict[str, str] = field(default_factory=dict)
     #: Confirmed, not finished when the run ended, but still in the broker.
     stuck: list[str] = field(default_factory=list)
     #: Messages that ran more than once.
@@ -95,7 +97,7 @@ class Verdict:
                 f"recovery after {mode}: {count} interrupted runs, {low:.2f} / {middle:.2f} / {high:.2f} s "
                 "(min / median / max)"
             )
-        lines += [f"  lost: {message}" for message in self.lost[:10]]
+        lines += [f"  lost: {message}, {self.tales[message]}" for message in self.lost[:10]]
         lines += [f"  stuck: {message}" for message in self.stuck[:3]]
         lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
         return "\n".join(lines)
@@ -178,6 +180,7 @@ def judge(
             verdict.lost_with_master.append(message)
         else:
             verdict.lost.append(message)
+            verdict.tales[message] = _tell_lost(message, published, runs.get(message, ()), faults)
     recovery: dict[str, list[float]] = defaultdict(list)
     for message, of_one in runs.items():
         if len(of_one) < 2:
@@ -228,6 +231,16 @@ def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
                 tree[index] += 1
                 index += index & -index
     return counts
+
+
+def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:
+    confirmed = published.confirmed_at.get(message)
+    told = [f"confirmed at {confirmed:.3f}"] if confirmed is not None else []
+    told += [f"started on {run.worker} at {run.start:.3f} and never ended" for run in runs]
+    last = max((run.start for run in runs), default=confirmed or 0)
+    near = [fault for fault in faults if abs(fault.begin - last) < 5]
+    told += [f"{fault.mode} {fault.worker or '(all)'} {fault.begin:.3f} to {fault.end:.3f}" for fault in near]
+    return "; ".join(told if runs else [*told, "never started"])
 
 
 def _tell(message: str, first: Run, second: Run) -> str:
