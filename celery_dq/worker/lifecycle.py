@@ -118,7 +118,7 @@ class Lifecycle:
     def _cancel_for_good(self, request: Any, tag: str) -> None:
         """Let a task that a cold shutdown cancels come back, in pools where Celery takes it for over.
 
-        A solo pool cannot terminate a job, and says so by an error in the midst of the task, which fails of it.
+        A solo pool cannot terminate a job and says so by an error in the midst of the task, which then fails.
         A green pool kills the greenlet, and its result is that of a success. A late ack would follow both.
         """
         cancel = request.cancel
