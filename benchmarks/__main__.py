@@ -2,7 +2,8 @@
 
 Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
 It prints medians with (min-max) and ratios round by round, and writes JSON, reST tables and plots to
-``benchmarks/out/``. From what lies there it makes ``ratios.rst``: all ratios beside the stock transport.
+``benchmarks/out/``. From what lies there it makes ``ratios.rst``: all ratios beside the stock transport. With
+``--readme`` it puts them, and the curve by tenant count, into README.rst.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
+from benchmarks.readme import show_in_readme
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.summary import summary
@@ -65,13 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=OUT, help="folder for the results; default benchmarks/out"
     )
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="put the figures of --out into README.rst; without names only that",
+    )
     parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    for name in options.names or BENCHMARKS:
+    for name in options.names or ([] if options.readme else BENCHMARKS):
         started = time.monotonic()
         report = BENCHMARKS[name](options.quick)
         print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)
@@ -82,12 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
     if ratios.rows:
         (out / "ratios.rst").write_text(ratios.rst())
         print(ratios.text())
+    if options.readme:
+        show_in_readme(out)
     return 0
 
 
 def _plot(report: Report, out: Path) -> None:
     if report.name == "claims":
-        plot_claims(report.data, out)
+        plot_claims(report.data, out / "claims.png")
     elif report.name == "tasks":
         rates = {
             case: {who: row["rate"] for who, row in found.items()} for case, found in report.data.items()

@@ -55,6 +55,15 @@ def claim_for(
         return list(threads.map(consume, range(consumers)))
 
 
+def keep_house(port: int, queue: str, heartbeats: int) -> None:
+    """Do what the heartbeats of a worker do: tidy up, a chunk at a time."""
+    partition = Partition(PartitionKeys("online", queue), load_scripts())
+    with redis.Redis(port=port) as client:
+        for _ in range(heartbeats):
+            partition.renew("keeper", lease_ms=1000, limit=1000).run(client)
+        partition.resign("keeper").run(client)
+
+
 def _consume(
     client: redis.Redis, partition: Partition, consumer: str, want: int, end: float, stop: threading.Event
 ) -> list[Moment]:

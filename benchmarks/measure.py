@@ -26,6 +26,8 @@ class Series:
     def __str__(self) -> str:
         if not self.values or math.isnan(self.median):
             return "-"
+        if len(self.values) == 1:
+            return short(self.median)
         return f"{short(self.median)} ({short(min(self.values))}-{short(max(self.values))})"
 
 
@@ -133,12 +135,12 @@ class ServerProbe:
         return int(self._client.info("memory")["used_memory"])
 
     def bytes_of_tenants(self) -> int:
-        """What all keys of partitions take that do not belong to the partition as a whole."""
+        """What all keys of partitions take that are neither the partition's own nor somebody's settings."""
         total = 0
         for key in self._client.scan_iter(match="dq:{*", count=1000):
-            kind, _, name = key.partition(b"}:")[2].partition(b":")
-            if name or kind not in (b"state", b"leases", b"wake"):
-                total += 0 if kind == b"producer" else int(self._client.memory_usage(key, samples=0) or 0)
+            kind = key.partition(b"}:")[2].partition(b":")[0]
+            if kind not in (b"state", b"leases", b"wake", b"quotas", b"producer"):
+                total += int(self._client.memory_usage(key, samples=0) or 0)
         return total
 
     def flush(self) -> None:

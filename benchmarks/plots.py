@@ -17,14 +17,14 @@ CURVES = {
 }
 
 
-def plot_claims(data: dict[str, Any], folder: Path) -> Path:
-    """The curve by tenant count."""
+def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
+    """The curve by tenant count, as a picture in the file `path`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(3, 2, figsize=(11, 10))
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4))
     tenants = sorted((int(key) for key in data), key=int)
     for axis, (quantity, title) in zip(axes.flat, CURVES.items(), strict=True):
         for name in data[str(tenants[0])]:
@@ -41,10 +41,8 @@ def plot_claims(data: dict[str, Any], folder: Path) -> Path:
         axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()
-    path = folder / "claims.png"
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dpi)
     pyplot.close(figure)
-    return path
 
 
 def plot_bars(name: str, data: dict[str, dict[str, list[float]]], folder: Path, label: str) -> Path:

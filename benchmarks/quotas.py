@@ -15,8 +15,8 @@ from typing import Any
 
 from celery import Celery
 
-from benchmarks.at_claim import claim_for
-from benchmarks.measure import Report, short
+from benchmarks.at_claim import claim_for, keep_house
+from benchmarks.measure import Report, ServerProbe, short
 from benchmarks.postbox import QUEUE, ConsumerProcess, Sink, connect, publish_many
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS, Broker
@@ -135,7 +135,7 @@ def _steady(
 
 
 def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
-    """The worst error, in % of what its rate allows, of some tenants beside many that wait for a token."""
+    """The worst error at the claim, in % of what the rate allows, of tenants beside many that must wait."""
     active = min(tenants, 100)
     rate, warm_up = 2_000 / active, 1.0
     with RedisServer() as server, connect(broker.name, server.port) as connection:
@@ -146,15 +146,31 @@ def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
         publish_many(connection, chain.from_iterable(repeat(f"t{n}", 2) for n in range(active, tenants)))
         sink = Sink(connection)
         sink.drain(tenants - active, 120)  # the one that each of the others may have
+        sink.close()
         each = math.ceil(rate * (seconds + 2 * warm_up + 10))
         publish_many(connection, chain.from_iterable(repeat([f"t{n}" for n in range(active)], each)))
-        first = len(sink.arrivals)
-        sink.drain(10**9, seconds + 2 * warm_up)
+        rows = _at_claims(broker, server.port, seconds + 2 * warm_up)
+        app.close()
+    counts = Counter(tenant for at, tenant in rows if warm_up <= at < warm_up + seconds)
+    return max(abs(counts[f"t{number}"] / (rate * seconds) - 1) for number in range(active)) * 100
+
+
+def idle_bytes(broker: Broker, tenants: int) -> float:
+    """What each of tenants with a rate takes that had a message and have none, once its tokens are back."""
+    with RedisServer() as server, connect(broker.name, server.port) as connection:
+        app: Any = app_on(broker, server)
+        app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)
+        publish_many(connection, (f"t{number}" for number in range(tenants)))
+        sink = Sink(connection)
+        sink.drain(tenants, 120)
         sink.close()
         app.close()
-    begin = sink.arrivals[first][0] + warm_up
-    counts = Counter(tenant for at, tenant, _ in sink.arrivals[first:] if begin <= at < begin + seconds)
-    return max(abs(counts[f"t{number}"] / (rate * seconds) - 1) for number in range(active)) * 100
+        probe = ServerProbe(server.port)
+        # To keep house takes longer than the millisecond until the last token is back.
+        keep_house(server.port, QUEUE, tenants // 1000 + 10)
+        total = probe.bytes_of_tenants()
+        probe.close()
+    return total / tenants
 
 
 def _change(broker: Broker, tenants: int) -> float:

@@ -5,49 +5,67 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.measure import Report, Series, ratio, short
+
+
+class Pair(NamedTuple):
+    """One quantity of both brokers."""
+
+    what: str
+    #: The benchmark that measures it.
+    benchmark: str
+    stock: Series
+    ours: Series
 
 
 def summary(folder: Path) -> Report:
     """The table of ratios: median (min-max) of the rounds."""
     report = Report("ratios")
-    report.header = ["what", "stock", "celery-dq", "celery-dq / stock"]
+    report.header = ["what", "Celery's Redis transport", "celery-dq", "ratio", "benchmark"]
     report.notes.append(
         "medians with (min-max) of rounds that took turns; a ratio compares two rounds of one turn"
     )
-    for what, stock, ours in _pairs(folder):
-        report.row(what, stock, ours, ratio(ours, stock))
+    for pair in _pairs(folder):
+        if pair.stock.values and pair.ours.values:
+            report.row(pair.what, pair.stock, pair.ours, ratio(pair.ours, pair.stock), pair.benchmark)
     return report
 
 
-def _pairs(folder: Path) -> Iterator[tuple[str, Series, Series]]:
+def _pairs(folder: Path) -> Iterator[Pair]:
     def read(name: str) -> dict[str, Any]:
         path = folder / f"{name}.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
 
-    def pair(row: dict[str, Any], quantity: str) -> tuple[Series, Series]:
-        stock, ours = row.get("stock", {}), row.get("dq", {})
-        return Series(stock.get(quantity, [])), Series(ours.get(quantity, []))
+    def pair(what: str, benchmark: str, row: dict[str, Any], quantity: str, ours: str = "dq") -> Pair:
+        both = (Series(row.get(who, {}).get(quantity, [])) for who in ("stock", ours))
+        return Pair(what, benchmark, *both)
 
     for tenants, row in read("claims").items():
-        yield f"claim + ack, {int(tenants):,} tenants, messages/s", *pair(row, "rate")
+        plural = "" if tenants == "1" else "s"
+        yield pair(f"claim + ack, {int(tenants):,} tenant{plural}, messages/s", "claims", row, "rate")
     for case, row in read("tasks").items():
-        yield f"worker, no-op tasks/s, {case} acks", *pair(row, "rate")
-    if publishing := read("publishing"):
-        yield "apply_async/s, unbuffered", *pair(publishing, "rate")
+        yield pair(f"worker, no-op tasks/s, {case} acks", "tasks", row, "rate")
+    if row := read("buffering"):
+        yield pair("``apply_async``, not buffered, calls/s", "buffering", row, "rate")
+        yield pair("``apply_async``, buffered on disk, to the broker/s", "buffering", row, "rate", "buffered")
+    elif row := read("publishing"):
+        yield pair("``apply_async``, not buffered, calls/s", "publishing", row, "rate")
     for pool, row in read("latency").items():
         for share in ("p50", "p99"):
-            yield f"idle latency {share}, ms, {pool} (less is better)", *pair(row, share)
+            what = f"idle latency {share}, {pool}, ms (less is better)"
+            yield pair(what, "latency", row, share)
     for shape, row in read("memory").items():
-        yield f"bytes per message, {shape} (less is better)", *pair(row, "bytes")
-    commands = read("commands")
+        yield pair(f"bytes per message, {shape} (less is better)", "memory", row, "bytes")
+    commands = {name: _listed(row) for name, row in read("commands").items()}
     for quantity in ("consume commands", "consume trips", "publish commands", "publish trips"):
-        if {"stock", "dq"} <= set(commands):
-            stock, ours = (Series([commands[name][quantity]]) for name in ("stock", "dq"))
-            yield f"{quantity} per message (less is better)", stock, ours
+        yield pair(f"{quantity} per message (less is better)", "commands", commands, quantity)
+
+
+def _listed(row: dict[str, Any]) -> dict[str, list[float]]:
+    return {key: [value] for key, value in row.items() if isinstance(value, float)}
 
 
 def curve(data: dict[str, Any]) -> str:
