@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="put the figures of --out into README.rst; without names only that",
+        help="put what is in --out into README.rst; without names only that",
     )
     parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
     options = parser.parse_args(arguments)

@@ -29,7 +29,7 @@ def claims(quick: bool) -> Report:
         "redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory; dwell: at a quarter of the rate"
     )
     report.notes.append(
-        "bytes/idle tenant: MEMORY USAGE of all their keys, once their messages are gone and their tokens back"
+        "bytes/idle tenant: MEMORY USAGE of all keys, once the messages are gone and the tokens are back"
     )
     report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
     report.notes.append(
