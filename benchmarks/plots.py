@@ -43,7 +43,8 @@ def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
         axis.set_xlabel("tenants")
         axis.set_title(title)
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:
+            axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=dpi)
     pyplot.close(figure)
