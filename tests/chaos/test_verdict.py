@@ -114,6 +114,26 @@ def test_recovery_is_counted_from_the_fault() -> None:
     assert verdict.slowest_recovery == 3.5
 
 
+@pytest.mark.parametrize(
+    ("other", "slowest"),
+    [
+        # somebody else may have had it by then, and was hit as well
+        (Fault("kill-worker", "w3", 0, 12.0, 12.0), 2.0),
+        (Fault("restart-broker", "", 0, 13.0, 13.5), 1.0),
+        # nobody loses anything by these, or it was too early, too late, or the same one's
+        (Fault("warm", "w3", 0, 12.0, 12.0), 3.5),
+        (Fault("kill-worker", "w3", 0, 10.2, 10.2), 3.5),
+        (Fault("kill-worker", "w3", 0, 14.5, 14.5), 3.5),
+        (Fault("soft", "w1", 0, 10.4, 12.0), 3.5),
+    ],
+)
+def test_the_slowest_recovery_is_counted_from_the_last_hit(other: Fault, slowest: float) -> None:
+    entries = [entry("start", 10), entry("start", 14, "w2"), entry("finish", 15, "w2")]
+    verdict = judge(published(), entries, [Fault("kill-worker", "w1", 0, 10.5, 10.5), other], ())
+    assert verdict.slowest_recovery == slowest
+    assert len(verdict.slow) == 1
+
+
 def test_runs_that_overlap_are_counted() -> None:
     entries = [entry("start", 1), entry("start", 2, "w2"), entry("finish", 3), entry("finish", 4, "w2")]
     assert judge(published(), entries, [], ()).overlapping == 1

@@ -26,6 +26,9 @@ REPLICATION_ALLOWANCE = 1.0
 #: Seconds for which the children of a killed worker may go on with what is in their pipes.
 ORPHAN_ALLOWANCE = 1.0
 
+#: How many of the slowest recoveries a report tells.
+SLOW_TOLD = 3
+
 
 @dataclass
 class Run:
@@ -68,16 +71,16 @@ class Verdict:
     overtaken_max: int = 0
     #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
     recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    #: The slowest of them, counted from the last fault that may have hit whoever had the message in between.
+    slowest_recovery: float = 0
+    #: Those that took longest, told in words.
+    slow: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     seconds: float = 0
 
     @property
     def good(self) -> bool:
         return not self.lost and not self.stuck and not self.unattributable
-
-    @property
-    def slowest_recovery(self) -> float:
-        return max((row[3] for row in self.recovery.values()), default=0.0)
 
     def report(self) -> str:
         """The verdict for a reader."""
@@ -97,6 +100,12 @@ class Verdict:
                 f"recovery after {mode}: {count} interrupted runs, {low:.2f} / {middle:.2f} / {high:.2f} s "
                 "(min / median / max)"
             )
+        if self.recovery:
+            lines.append(
+                f"slowest recovery, counted from the last fault that may have hit a holder: "
+                f"{self.slowest_recovery:.2f} s"
+            )
+        lines += [f"  slow: {line}" for line in self.slow]
         lines += [f"  lost: {message}, {self.tales[message]}" for message in self.lost[:10]]
         lines += [f"  stuck: {message}" for message in self.stuck[:3]]
         lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
@@ -152,6 +161,17 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     return max(found, key=lambda row: row[:2])[2] if found else None
 
 
+def hit_again(first: Run, begin: float, second: Run, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults that may have hit one who had the message after `first` and before `second` could start."""
+    return [
+        fault
+        for fault in faults
+        if fault.mode.split(" ")[0] in EXCUSES
+        and begin < fault.begin < second.start
+        and fault.worker != first.worker
+    ]
+
+
 def went_with_master(message: str, published: Published, faults: Sequence[Fault]) -> bool:
     """Whether the master may have been the only one who knew of a message when it was lost."""
     at = published.confirmed_at.get(message)
@@ -182,6 +202,7 @@ def judge(
             verdict.lost.append(message)
             verdict.tales[message] = _tell_lost(message, published, runs.get(message, ()), faults)
     recovery: dict[str, list[float]] = defaultdict(list)
+    slow: list[tuple[float, str]] = []
     for message, of_one in runs.items():
         if len(of_one) < 2:
             continue
@@ -195,10 +216,16 @@ def judge(
                 continue
             verdict.attributable += 1
             if first.finish is None or first.finish > fault.begin:
-                recovery[fault.mode].append(second.start - max(fault.begin, first.start))
+                begin = max(fault.begin, first.start)
+                recovery[fault.mode].append(second.start - begin)
+                again = hit_again(first, begin, second, faults)
+                since = max([begin, *(other.begin for other in again)])
+                verdict.slowest_recovery = max(verdict.slowest_recovery, second.start - since)
+                slow.append((second.start - begin, _tell_slow(fault, begin, second, again, message)))
     verdict.recovery = {
         mode: (len(times), min(times), median(times), max(times)) for mode, times in recovery.items()
     }
+    verdict.slow = [line for _, line in sorted(slow, reverse=True)[:SLOW_TOLD]]
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
@@ -241,6 +268,12 @@ def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: 
     near = [fault for fault in faults if abs(fault.begin - last) < 5]
     told += [f"{fault.mode} {fault.worker or '(all)'} {fault.begin:.3f} to {fault.end:.3f}" for fault in near]
     return "; ".join(told if runs else [*told, "never started"])
+
+
+def _tell_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], message: str) -> str:
+    told = [f"{message} ran again {second.start - begin:.2f} s after {fault.mode} {fault.worker or '(all)'}"]
+    told += [f"{other.mode} {other.worker or '(all)'} at {other.begin - begin:.2f} s" for other in again]
+    return "; ".join(told)
 
 
 def _tell(message: str, first: Run, second: Run) -> str:
