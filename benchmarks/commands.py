@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import redis
 from redis.connection import AbstractConnection
@@ -55,10 +56,10 @@ def commands(quick: bool) -> Report:
     return report
 
 
-def _publish_singly(connection: object, amount: int) -> None:
+def _publish_singly(connection: Any, amount: int) -> None:
     from kombu import Producer
 
-    producer = Producer(connection.channel())  # type: ignore[attr-defined]
+    producer = Producer(connection.channel())
     for number in range(amount):
         producer.publish({"tenant": f"t{number % 10}", "at": 0}, routing_key=QUEUE, tenant=f"t{number % 10}")
 
@@ -98,17 +99,18 @@ def _counting(port: int) -> Iterator[Count]:
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     listening.wait(5)
-    original = AbstractConnection.send_packed_command
+    connections: Any = AbstractConnection
+    original = connections.send_packed_command
 
-    def send_packed_command(self: AbstractConnection, *args: object, **kwargs: object) -> object:
+    def send_packed_command(self: Any, *args: Any, **kwargs: Any) -> Any:
         count.trips += 1
-        return original(self, *args, **kwargs)  # type: ignore[arg-type]
+        return original(self, *args, **kwargs)
 
-    AbstractConnection.send_packed_command = send_packed_command  # type: ignore[method-assign, assignment]
+    connections.send_packed_command = send_packed_command
     try:
         yield count
     finally:
-        AbstractConnection.send_packed_command = original  # type: ignore[method-assign]
+        connections.send_packed_command = original
         with redis.Redis(port=port) as marker:
             wait_until(lambda: marker.echo("end-of-count") and ended.wait(0.2), 10)
         thread.join(5)
