@@ -10,7 +10,7 @@ BENCH_ARGS ?=
 LEDGER_ARGS ?=
 CHAOS_ARGS ?=
 .DEFAULT_GOAL = help
-.PHONY: help venv example example-ledger example-storm test tests lint types bench chaos docs clean
+.PHONY: help venv example example-ledger example-storm test tests lint types bench figures chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ types: $(VENV)/stamp-develop ## mypy, strictly
 bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport; BENCH_ARGS="claims --quick"
 	$(PY) tests/provision.py
 	$(PY) -m benchmarks $(BENCH_ARGS)
+
+figures: $(VENV)/stamp-develop ## what `make bench` has left in benchmarks/out, into README.rst
+	$(PY) -m benchmarks --readme
 
 chaos: $(VENV)/stamp-develop ## 200 faults over 200,000 messages, and the verdict; CHAOS_ARGS="--seed 8"
 	$(PY) tests/provision.py

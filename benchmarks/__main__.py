@@ -1,7 +1,9 @@
 """``python -m benchmarks [name …] [--quick]``: every figure of the README, measured here.
 
 Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
-It prints medians with (min-max) and ratios round by round, and writes JSON and plots to ``benchmarks/out/``.
+It prints medians with (min-max) and ratios round by round, and writes JSON, reST tables and plots to
+``benchmarks/out/``. From what lies there it makes ``ratios.rst``: all ratios beside the stock transport. With
+``--readme`` it puts them, and the curve by tenant count, into README.rst.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
 from benchmarks.dedup import dedup_cost
+from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
 from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
-from benchmarks.quotas import fairness, quotas
+from benchmarks.quotas import quotas
+from benchmarks.readme import show_in_readme
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
+from benchmarks.summary import summary
 from benchmarks.tasks import tasks
 from benchmarks.zookeeper_broker import zookeeper_broker, zookeeper_broker_depth
 from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
@@ -39,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "memory": memory,
     "quotas": quotas,
     "fairness": fairness,
+    "quiet": quiet,
     "faults": faults,
     "singleton": singleton,
     "dedup": dedup_cost,
@@ -58,28 +64,44 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; default all")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="folder for the results; default benchmarks/out"
+    )
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="put what is in --out into README.rst; without names only that",
+    )
     parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
-    OUT.mkdir(exist_ok=True)
-    for name in options.names or BENCHMARKS:
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    for name in options.names or ([] if options.readme else BENCHMARKS):
         started = time.monotonic()
         report = BENCHMARKS[name](options.quick)
         print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)
-        (OUT / f"{name}.json").write_text(json.dumps(report.data, indent=1))
-        _plot(report)
+        (out / f"{name}.json").write_text(json.dumps(report.data, indent=1))
+        (out / f"{name}.rst").write_text(report.rst())
+        _plot(report, out)
+    ratios = summary(out)
+    if ratios.rows:
+        (out / "ratios.rst").write_text(ratios.rst())
+        print(ratios.text())
+    if options.readme:
+        show_in_readme(out)
     return 0
 
 
-def _plot(report: Report) -> None:
+def _plot(report: Report, out: Path) -> None:
     if report.name == "claims":
-        plot_claims(report.data, OUT)
+        plot_claims(report.data, out / "claims.png")
     elif report.name == "tasks":
         rates = {
             case: {who: row["rate"] for who, row in found.items()} for case, found in report.data.items()
         }
-        plot_bars("tasks", rates, OUT, "no-op tasks/s")
+        plot_bars("tasks", rates, out, "no-op tasks/s")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from functools import partial
 
 from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
 from benchmarks.postbox import Sink, connect, publish_many
+from benchmarks.quotas import idle_bytes, quota_error
+from benchmarks.summary import curve
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
 
@@ -21,12 +23,18 @@ def claims(quick: bool) -> Report:
     points = QUICK_POINTS if quick else POINTS
     report = Report("claims")
     report.header = ["tenants", "broker", "claimed+acked/s", "vs stock", "redis µs/msg", "bytes/msg"]
-    report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms"]
+    report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms", "quota error %"]
     report.notes.append("backlog preloaded, one consumer, prefetch 100, an ack for each message")
     report.notes.append(
         "redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory; dwell: at a quarter of the rate"
     )
+    report.notes.append(
+        "bytes/idle tenant: MEMORY USAGE of all keys, once the messages are gone and the tokens are back"
+    )
     report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
+    report.notes.append(
+        "quota error: at the claim, the worst of up to 100 tenants with 2,000/s in all; all others must wait"
+    )
     for tenants in points:
         messages = max(tenants, 1_500 if quick else 20_000)
         once = partial(_round, tenants, messages, 1.0 if quick else 4.0)
@@ -34,9 +42,15 @@ def claims(quick: bool) -> Report:
         stock = found.get("stock", {}).get("rate", Series())
         for name in ACTIVE:
             row = found[name]
-            cells = [row[key] for key in ("cpu", "memory", "idle", "p50", "p99")]
+            if BROKERS[name].has_leases:
+                error = quota_error(BROKERS[name], tenants, 2.0 if quick else 10.0)
+                row["quota"] = Series([error])
+                row["idle"] = Series([idle_bytes(BROKERS[name], tenants)])
+            cells = [row.get(key, Series()) for key in ("cpu", "memory", "idle", "p50", "p99", "quota")]
             report.row(tenants, name, row["rate"], ratio(row["rate"], stock), *cells)
         report.data[str(tenants)] = dump(found)
+    if beside := curve(report.data):
+        report.notes.append(beside)
     return report
 
 
@@ -60,7 +74,6 @@ def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str
             got = len(sink.arrivals)
             sink.drain(messages, 30)
             sink.close()
-            idle = (probe.bytes_used() - empty) / tenants
         rate = got / taken
         dwell = _dwell(broker, server.port, tenants, rate / 4, seconds)
         probe.close()
@@ -68,7 +81,6 @@ def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str
         "rate": rate,
         "cpu": cpu / max(1, got) * 1e6,
         "memory": (full - empty) / messages,
-        "idle": idle if BROKERS[broker].has_leases else float("nan"),
         "p50": percentile(dwell, 0.5) * 1e3,
         "p99": percentile(dwell, 0.99) * 1e3,
     }

@@ -26,6 +26,8 @@ class Series:
     def __str__(self) -> str:
         if not self.values or math.isnan(self.median):
             return "-"
+        if len(self.values) == 1:
+            return short(self.median)
         return f"{short(self.median)} ({short(min(self.values))}-{short(max(self.values))})"
 
 
@@ -53,6 +55,18 @@ class Report:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             lines.append("  ".join(cells).rstrip())
         return "\n".join([*lines, *(f"   {note}" for note in self.notes)])
+
+    def rst(self) -> str:
+        """The same as a reST table."""
+        table = [self.header, *self.rows]
+        widths = [max(1, *(len(row[at]) for row in table if at < len(row))) for at in range(len(self.header))]
+        rule = "  ".join("=" * width for width in widths)
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+            for row in table
+        ]
+        notes = "".join(f"{note[:1].upper()}{note[1:]}.\n" for note in self.notes)
+        return "\n".join([rule, lines[0], rule, *lines[1:], rule, "", notes])
 
 
 def short(value: float) -> str:
@@ -119,6 +133,15 @@ class ServerProbe:
 
     def bytes_used(self) -> int:
         return int(self._client.info("memory")["used_memory"])
+
+    def bytes_of_tenants(self) -> int:
+        """What all keys of partitions take that are neither the partition's own nor somebody's settings."""
+        total = 0
+        for key in self._client.scan_iter(match="dq:{*", count=1000):
+            kind = key.partition(b"}:")[2].partition(b":")[0]
+            if kind not in (b"state", b"leases", b"wake", b"quotas", b"producer"):
+                total += int(self._client.memory_usage(key, samples=0) or 0)
+        return total
 
     def flush(self) -> None:
         self._client.flushall()

@@ -11,38 +11,43 @@ CURVES = {
     "rate": "claimed and acknowledged, messages/s",
     "cpu": "Redis CPU, µs per message",
     "memory": "bytes per waiting message",
-    "p99": "dwell p99, ms",
+    "idle": "bytes per idle tenant",
+    "p99": "dwell p99 at a quarter of the rate, ms",
+    "quota": "worst error of a rate, %",
 }
 
 
-def plot_claims(data: dict[str, Any], folder: Path) -> Path:
-    """The curve by tenant count."""
+def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
+    """The curve by tenant count, as a picture in the file `path`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7))
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4))
     tenants = sorted((int(key) for key in data), key=int)
     for axis, (quantity, title) in zip(axes.flat, CURVES.items(), strict=True):
-        for name in data[str(tenants[0])]:
-            rows = [data[str(point)][name][quantity] for point in tenants]
+        highest = 1.0
+        for number, name in enumerate(data[str(tenants[0])]):
+            rows = [data[str(point)][name].get(quantity, [math.nan]) for point in tenants]
             middle = [statistics.median(row) for row in rows]
             if all(math.isnan(value) for value in middle):
                 continue
-            axis.plot(tenants, middle, marker="o", label=name)
-            axis.fill_between(tenants, [min(row) for row in rows], [max(row) for row in rows], alpha=0.2)
+            highest = max(highest, 1.05 * max(max(row) for row in rows))
+            colour = f"C{number}"
+            axis.plot(tenants, middle, marker="o", label=name, color=colour)
+            lows, highs = [min(row) for row in rows], [max(row) for row in rows]
+            axis.fill_between(tenants, lows, highs, alpha=0.2, color=colour)
         axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, highest)
         axis.set_xlabel("tenants")
         axis.set_title(title)
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:
+            axis.legend()
     figure.tight_layout()
-    path = folder / "claims.png"
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dpi)
     pyplot.close(figure)
-    return path
 
 
 def plot_bars(name: str, data: dict[str, dict[str, list[float]]], folder: Path, label: str) -> Path:

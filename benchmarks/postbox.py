@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu import Connection, Consumer, Message, Producer, Queue
 
+from benchmarks.at_claim import read_held
+from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
 from tests.workers import ROOT
@@ -38,11 +40,16 @@ def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QU
     amount = 0
     with batches(1000) if batches else nullcontext():
         for tenant in tenants:
-            body = {"tenant": tenant, "at": time.monotonic(), "filler": FILLER}
-            producer.publish(body, routing_key=queue, serializer="json", tenant=tenant, retry=False)
+            publish_one(producer, tenant, queue)
             amount += 1
     channel.close()
     return amount
+
+
+def publish_one(producer: Producer, tenant: str, queue: str = QUEUE) -> None:
+    """One message, on a queue that was declared."""
+    body = {"tenant": tenant, "at": time.monotonic(), "filler": FILLER}
+    producer.publish(body, routing_key=queue, serializer="json", tenant=tenant, retry=False)
 
 
 class Sink:
@@ -78,11 +85,53 @@ class Sink:
         self._channel.close()
 
 
+class WatchingSink(Sink):
+    """It also asks our broker when the messages of one tenant were pushed and claimed."""
+
+    def __init__(self, connection: Connection, prefetch: int, queue: str, tenant: str) -> None:
+        #: Seconds from push to claim, by the clock of Redis, and from the claim to the callback.
+        self.waits: list[tuple[float, float]] = []
+        self._tenant = tenant
+        self._keys = PartitionKeys("online", queue)
+        self._client = connection.channel().client
+        super().__init__(connection, prefetch, queue)
+
+    def _on_message(self, message: Message) -> None:
+        if json.loads(message.body)["tenant"] == self._tenant:
+            arrived: Any = time.time()
+            source: Any = message
+            held = self._client.hget(self._keys.held(source.channel.process.consumer), source.message_id)
+            if held is not None:
+                pushed_us, (claimed_us, _) = read_held(held)
+                self.waits.append(((claimed_us - pushed_us) / 1e6, arrived - claimed_us / 1e6))
+        super()._on_message(message)
+
+
+class Found(NamedTuple):
+    """What a consumer process saw."""
+
+    #: (arrival, tenant, published) of each message.
+    arrivals: list[tuple[float, str, float]]
+    #: As of a `WatchingSink`.
+    waits: list[tuple[float, float]]
+
+
 class ConsumerProcess:
-    """A `Sink` in a process of its own, for `seconds`; its arrivals are read from a file afterwards."""
+    """A `Sink` in a process of its own, for `seconds`; what it saw is read from a file afterwards.
+
+    With `watched` it is a `WatchingSink` for this tenant.
+    """
 
     def __init__(
-        self, broker: str, port: int, seconds: float, *, prefetch: int = 20, work: float = 0.0
+        self,
+        broker: str,
+        port: int,
+        seconds: float,
+        *,
+        prefetch: int = 20,
+        work: float = 0.0,
+        queue: str = QUEUE,
+        watched: str = "",
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._out = Path(self._folder.name) / "arrivals.json"
@@ -93,6 +142,8 @@ class ConsumerProcess:
             str(seconds),
             str(prefetch),
             str(work),
+            queue,
+            watched,
             str(self._out),
             str(self._ready),
         ]
@@ -105,9 +156,14 @@ class ConsumerProcess:
 
     def arrivals(self, deadline: float) -> list[tuple[float, str, float]]:
         """(arrival, tenant, published) of each message, once it has ended."""
+        return self.found(deadline).arrivals
+
+    def found(self, deadline: float) -> Found:
+        """All that it saw, once it has ended."""
         try:
             self._process.wait(deadline)
-            return [tuple(row) for row in json.loads(self._out.read_text())]
+            arrivals, waits = json.loads(self._out.read_text())
+            return Found([tuple(row) for row in arrivals], [tuple(row) for row in waits])
         finally:
             self.stop()
 
@@ -119,9 +175,12 @@ class ConsumerProcess:
 
 
 def _main(arguments: list[str]) -> None:
-    broker, port, seconds, prefetch, work, out, ready = arguments
+    broker, port, seconds, prefetch, work, queue, watched, out, ready = arguments
     with connect(broker, int(port)) as connection:
-        sink = Sink(connection, int(prefetch))
+        if watched:
+            sink: Sink = WatchingSink(connection, int(prefetch), queue, watched)
+        else:
+            sink = Sink(connection, int(prefetch), queue)
         Path(ready).touch()
         end = time.monotonic() + float(seconds)
         while time.monotonic() < end:
@@ -129,7 +188,8 @@ def _main(arguments: list[str]) -> None:
             sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
             if float(work):
                 time.sleep(float(work) * (len(sink.arrivals) - before))  # the consumer's own work
-        Path(out).write_text(json.dumps(sink.arrivals))
+        waits = sink.waits if isinstance(sink, WatchingSink) else []
+        Path(out).write_text(json.dumps([sink.arrivals, waits]))
         sink.close()
 
 

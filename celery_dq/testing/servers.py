@@ -87,6 +87,11 @@ class RedisServer(LocalServer):
         # One connection a command, so the database is chosen by a script.
         self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db)
 
+    def become_replica(self, port: int) -> None:
+        """Start it again as the replica of the server on `port` of 127.0.0.1, ending it first if it runs."""
+        self._config["replicaof"] = f"127.0.0.1 {port}"
+        self.restart()
+
     # -- inside
 
     def _run(self) -> ChildProcess:
@@ -186,12 +191,7 @@ class SentinelPair(Startable):
             self.replica = RedisServer(
                 config={"replicaof": f"127.0.0.1 {self.master.port}", "repl-diskless-sync-delay": 0}
             ).start()
-            replica = self.replica
-            wait_until(
-                lambda: "master_link_status:up" in str(replica.ask("INFO", "replication")),
-                START_TIMEOUT_S,
-                what="the replica in step with its master",
-            )
+            self._await_step(START_TIMEOUT_S)
             self._sentinel.start()
         except BaseException:
             self.stop()
@@ -209,6 +209,18 @@ class SentinelPair(Startable):
         """Kill the master and wait until the replica has taken its place."""
         self.master.kill()
         self.await_promotion(timeout_s)
+
+    def rejoin(self, timeout_s: float = 30.0) -> None:
+        """After a fail-over: start the killed one again as a replica, and wait until it is in step.
+
+        :attr:`master` and :attr:`replica` have changed their places then, and there may be another fail-over.
+        """
+        former, promoted = self.master, self.replica
+        if promoted is None:
+            raise RuntimeError("the pair was not started")
+        former.become_replica(promoted.port)
+        self.master, self.replica = promoted, former
+        self._await_step(timeout_s)
 
     def await_promotion(self, timeout_s: float = 30.0) -> None:
         """Wait until the former replica is a master and the sentinel says so."""
@@ -234,3 +246,11 @@ class SentinelPair(Startable):
         if self.replica is not None:
             self.replica.stop()
         self.master.stop()
+
+    def _await_step(self, timeout_s: float) -> None:
+        def in_step() -> bool:
+            return self.replica is not None and "master_link_status:up" in str(
+                self.replica.ask("INFO", "replication")
+            )
+
+        wait_until(in_step, timeout_s, what="the replica in step with its master")

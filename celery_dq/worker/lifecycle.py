@@ -18,7 +18,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerTerminate
+from celery.platforms import EX_FAILURE
 from celery.worker import state
 
 from celery_dq.clock import Clock
@@ -44,6 +46,8 @@ class Lifecycle:
         self._in_pool: dict[str, float] = {}
         self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
+        #: Delivery tags of what Celery cancels now, to be run elsewhere.
+        self._cancelling: set[str] = set()
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
         self.asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
@@ -75,6 +79,7 @@ class Lifecycle:
         self._veto(request, message)
         self._in_pool[tag] = self._clock.monotonic()
         self._answer_at_once(request, message)
+        self._cancel_for_good(request, tag)
         options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
         options["callback"] = self._on_over(request, message, options["callback"])
         for name in ("error_callback", "timeout_callback"):
@@ -109,6 +114,29 @@ class Lifecycle:
             return reject(log, errors, requeue)
 
         request._on_ack, request._on_reject = on_ack, on_reject
+
+    def _cancel_for_good(self, request: Any, tag: str) -> None:
+        """Let a task that a cold shutdown cancels come back, in pools where Celery takes it for over.
+
+        A solo pool cannot terminate a job and says so by an error in the midst of the task, which then fails.
+        A green pool kills the greenlet, and its result is that of a success. A late ack would follow both.
+        """
+        cancel = request.cancel
+
+        def cancel_for_good(pool: Any, *args: Any, **options: Any) -> Any:
+            self._cancelling.add(tag)
+            try:
+                return cancel(pool, *args, **options)
+            except NotImplementedError:
+                if isinstance(pool, SoloPool) and tag in self._in_pool:
+                    # We stand in a signal handler on top of the task: this ends both, and no error handler of
+                    # the task takes it for its own.
+                    raise WorkerTerminate(EX_FAILURE) from None
+                self._cancelling.discard(tag)
+                raise
+
+        if self.asks_first:
+            request.cancel = cancel_for_good
 
     def guard_flush(self, pool: Any) -> None:
         """Let what a prefork pool has begun survive a lost connection.
@@ -200,6 +228,9 @@ class Lifecycle:
 
     def _on_over(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def over(result: Any, **options: Any) -> Any:
+            if message.delivery_tag in self._cancelling and _is_killed(result):
+                self._over(request, message)
+                return None
             failed = isinstance(result, tuple) and bool(result[0])
             if failed:
                 _note_successor(message, getattr(result[1], "exception", None))
@@ -245,6 +276,7 @@ class Lifecycle:
         """Stop counting a message as in the pool; return since when it was there or ran."""
         self._jobs.pop(tag, None)
         self._started.pop(tag, None)
+        self._cancelling.discard(tag)
         return self._in_pool.pop(tag, None)
 
     def _over(self, request: Any, message: Message) -> None:
@@ -268,6 +300,11 @@ def _note_successor(message: Message, exc: BaseException | None) -> None:
     told = (exc, getattr(exc, "exc", None))
     if held is not None and any(isinstance(each, (Retry, Ignore)) for each in told):
         held.comes_back = True
+
+
+def _is_killed(result: Any) -> bool:
+    """Whether a green pool made the result up, because the task was killed: it took no time."""
+    return isinstance(result, tuple) and len(result) == 3 and result[2] is None
 
 
 def _is_begun(job: Any) -> bool:

@@ -4,7 +4,7 @@ Examples::
 
     python -m tests.chaos --broker dq --seed 7 --messages 20000 --kills 40 --pool prefork
     python -m tests.chaos --broker stock --broker dq --seed 7       # one after the other, beside each other
-    python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with a failover
+    python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with failovers
     python -m tests.chaos --broker stock --modes kill-worker,kill-child
 
 Exit code 1 when a broker with leases lost a message, left one stuck, ran one twice without a reason, or
@@ -21,8 +21,9 @@ from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.driver import Plan, run, say_to_stderr
-from tests.chaos.faults import WEIGHTS
+from tests.chaos.faults import FAILOVER, WEIGHTS
 
+MODES = (*WEIGHTS, FAILOVER)
 #: Seconds beyond the lease that recovery may take.
 RECOVERY_ALLOWANCE = 2.0
 
@@ -38,9 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--messages", type=int, default=defaults.messages)
     parser.add_argument("--kills", type=int, default=defaults.kills, help="faults in all, of every mode")
-    parser.add_argument(
-        "--modes", default=",".join(WEIGHTS), help="comma-separated; default all: %(default)s"
-    )
+    parser.add_argument("--modes", default=",".join(MODES), help="comma-separated; default all: %(default)s")
     parser.add_argument("--workers", type=int, default=defaults.workers)
     parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="of each worker")
     parser.add_argument("--pool", default=defaults.pool, choices=["prefork", "threads", "solo", "gevent"])
@@ -52,13 +51,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--sentinel", action="store_true", help="a Sentinel pair instead of one server with AOF"
     )
     parser.add_argument(
+        "--confirm-replicas",
+        type=int,
+        default=defaults.confirm_replicas,
+        help="with --sentinel: dq_confirm_replicas of the publisher; 0 shows what a failover may lose",
+    )
+    parser.add_argument(
         "--visibility-timeout", type=float, default=defaults.visibility_timeout, help="stock only"
     )
     parser.add_argument("--json", type=Path, help="write the verdicts there")
     options = parser.parse_args(arguments)
     modes = tuple(mode.strip() for mode in options.modes.split(",") if mode.strip())
-    if unknown := set(modes) - set(WEIGHTS):
-        parser.error(f"unknown modes {', '.join(sorted(unknown))}: choose from {', '.join(WEIGHTS)}")
+    if unknown := set(modes) - set(MODES):
+        parser.error(f"unknown modes {', '.join(sorted(unknown))}: choose from {', '.join(MODES)}")
     plan = Plan(
         seed=options.seed,
         messages=options.messages,
@@ -72,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         patience=options.patience,
         modes=modes,
         sentinel=options.sentinel,
+        confirm_replicas=options.confirm_replicas,
         visibility_timeout=options.visibility_timeout,
     )
     failed, verdicts = False, {}

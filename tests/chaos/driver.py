@@ -16,7 +16,7 @@ from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.chaos.crew import Crew
-from tests.chaos.faults import WEIGHTS, Saboteur, draw_schedule
+from tests.chaos.faults import FAILOVER, WEIGHTS, Saboteur, draw_schedule
 from tests.chaos.ledger import Entry, Ledger
 from tests.chaos.load import LoadGenerator, draw_messages
 from tests.chaos.tasks import NAME, add_tasks
@@ -43,9 +43,12 @@ class Plan:
     lease: float = 3.0
     #: Seconds without progress after which the run ends with whatever is missing.
     patience: float = 20.0
-    modes: tuple[str, ...] = tuple(WEIGHTS)
+    modes: tuple[str, ...] = (*WEIGHTS, FAILOVER)
     #: A Sentinel pair instead of one server: no proxies and no restart, but failover.
     sentinel: bool = False
+    #: With a Sentinel pair and leases: replicas that must have a message before it counts as published
+    #: (``dq_confirm_replicas``). With 0 a failover may lose what was confirmed just before it.
+    confirm_replicas: int = 1
     #: Stock only: seconds until an unacknowledged message goes to another worker; kombu's default.
     visibility_timeout: float = 3600.0
 
@@ -79,6 +82,7 @@ class _Run:
         self._plan = plan
         self._say = say
         self._server = server
+        self._replicas = plan.confirm_replicas if plan.sentinel and broker.has_leases else 0
         self._ledger = ledger
         self._entries: list[Entry] = []
         self._done: set[str] = set()
@@ -102,17 +106,15 @@ class _Run:
             draw_messages(plan.seed, plan.messages, plan.tenants, plan.work_ms),
             finished=lambda: len(self._done),
             await_broker=self._await_broker,
+            replicated=self._replicas > 0,
             options=(lambda message: {"tenant": message.tenant}) if broker.has_leases else lambda message: {},
         )
         stack.callback(self._load.stop)
 
     def _modes(self) -> tuple[str, ...]:
-        if not self._plan.sentinel:
-            return self._plan.modes
-        return (
-            *(mode for mode in self._plan.modes if mode not in ("black-hole", "restart-broker")),
-            "failover",
-        )
+        # No proxy stands before a Sentinel pair, and its servers keep nothing on disk.
+        unfit = ("black-hole", "restart-broker") if self._plan.sentinel else (FAILOVER,)
+        return tuple(mode for mode in self._plan.modes if mode not in unfit)
 
     def _conf(self, broker: Broker, ledger_port: int) -> dict[str, Any]:
         options: dict[str, Any] = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
@@ -124,6 +126,7 @@ class _Run:
             conf["broker_url"] = broker.url(self._server.port)
         if broker.has_leases:
             conf["dq_lease"] = self._plan.lease
+            conf["dq_confirm_replicas"] = self._replicas
         else:
             options["visibility_timeout"] = self._plan.visibility_timeout
         return {**conf, "broker_transport_options": options, "broker_connection_max_retries": None}
@@ -197,7 +200,8 @@ class _Run:
         def answers() -> bool:
             try:
                 with redis.Redis(port=self._broker_port(), socket_timeout=1) as client:
-                    return bool(client.ping())
+                    # What needs replicas cannot be published before they are back.
+                    return bool(client.ping()) and client.wait(self._replicas, 100) >= self._replicas
             except (redis.RedisError, OSError, RuntimeError):
                 return False
 

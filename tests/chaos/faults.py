@@ -30,11 +30,15 @@ WEIGHTS = {
     "restart-broker": 1,
 }
 
+#: With a Sentinel pair only.
+FAILOVER = "failover"
+FAILOVER_WEIGHT = 3
+
 #: Modes that break what every worker holds.
-EVERYBODY = ("kill-connections", "restart-broker", "failover")
+EVERYBODY = ("kill-connections", "restart-broker", FAILOVER)
 
 #: Modes after which messages may rightly run again. A warm stop and a flushed script cache give no right.
-EXCUSES = frozenset(WEIGHTS) - {"warm", "script-flush"} | {"failover"}
+EXCUSES = frozenset(WEIGHTS) - {"warm", "script-flush"} | {FAILOVER}
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def draw_schedule(
     first = list(modes)
     draw.shuffle(first)
     drawn = first[:kills]
-    drawn += draw.choices(list(modes), [WEIGHTS.get(mode, 1) for mode in modes], k=kills - len(drawn))
+    drawn += draw.choices(
+        list(modes), [WEIGHTS.get(mode, FAILOVER_WEIGHT) for mode in modes], k=kills - len(drawn)
+    )
     draw.shuffle(drawn)
     step = 0.9 * messages / max(1, kills)
     schedule = []
@@ -125,7 +131,7 @@ class Saboteur:
             "black-hole": lambda: self._black_hole(place, fault),
             "script-flush": lambda: self._ask("SCRIPT", "FLUSH"),
             "restart-broker": self._restart_broker,
-            "failover": self._fail_over,
+            "failover": lambda: self._fail_over(fault),
         }[planned.mode]()
         if fault.end == now:
             fault.end = time.monotonic()
@@ -230,6 +236,9 @@ class Saboteur:
             self._server.kill()
             self._server.restart()
 
-    def _fail_over(self) -> None:
+    def _fail_over(self, fault: Fault) -> None:
         if isinstance(self._server, SentinelPair):
             self._server.fail_over()
+            fault.end = time.monotonic()
+            # Without a replica nothing could be confirmed, and nobody could take over the next time.
+            self._server.rejoin()

@@ -33,6 +33,10 @@ class Published:
     confirmed: dict[str, Message] = field(default_factory=dict)
     #: The connection broke before it said anything: the message may be there, or not.
     uncertain: dict[str, Message] = field(default_factory=dict)
+    #: When it said yes, by message: seconds on CLOCK_MONOTONIC.
+    confirmed_at: dict[str, float] = field(default_factory=dict)
+    #: Its yes means that a replica has the message, too.
+    replicated: bool = False
 
 
 def draw_messages(seed: int, amount: int, tenants: int, work_ms: float) -> list[Message]:
@@ -58,9 +62,10 @@ class LoadGenerator:
         finished: Callable[[], int],
         await_broker: Callable[[], None],
         ahead: int = 2000,
+        replicated: bool = False,
         options: Callable[[Message], dict[str, Any]] = lambda message: {},
     ) -> None:
-        self.published = Published()
+        self.published = Published(replicated=replicated)
         self._app = app
         self._messages = messages
         self._finished = finished
@@ -103,4 +108,5 @@ class LoadGenerator:
                 self.published.uncertain[message.id] = message
                 self._await_broker()
             else:
+                self.published.confirmed_at[message.id] = time.monotonic()
                 self.published.confirmed[message.id] = message

@@ -13,6 +13,7 @@ from tests.chaos.verdict import (
     ACK_ALLOWANCE,
     ORPHAN_ALLOWANCE,
     RECONNECT_ALLOWANCE,
+    REPLICATION_ALLOWANCE,
     count_overtaken,
     judge,
     runs_of,
@@ -49,6 +50,36 @@ def test_an_uncertain_publish_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("confirmed_at", "mode", "replicated", "excused"),
+    [
+        (10 - REPLICATION_ALLOWANCE / 2, "failover", False, True),
+        (10 - 2 * REPLICATION_ALLOWANCE, "failover", False, False),
+        # during the failover; after it, by the new master
+        (10.5, "failover", False, True),
+        (11.5, "failover", False, False),
+        # a replica had it, or it was another fault
+        (10 - REPLICATION_ALLOWANCE / 2, "failover", True, False),
+        (10 - REPLICATION_ALLOWANCE / 2, "restart-broker", False, False),
+    ],
+)
+def test_a_failover_may_lose_what_only_the_master_had_confirmed(
+    confirmed_at: float, mode: str, replicated: bool, excused: bool
+) -> None:
+    gone = published()
+    gone.confirmed_at["m0"], gone.replicated = confirmed_at, replicated
+    verdict = judge(gone, [], [Fault(mode, "", 0, 10, 11)], ())
+    assert (verdict.lost_with_master, verdict.lost) == ((["m0"], []) if excused else ([], ["m0"]))
+    assert verdict.good is excused
+    assert ("lost with a master: 1" in verdict.report()) is excused
+
+
+def test_what_the_new_master_still_has_is_stuck() -> None:
+    gone = published()
+    gone.confirmed_at["m0"] = 10.0
+    assert judge(gone, [], [Fault("failover", "", 0, 10, 11)], {"m0"}).stuck == ["m0"]
+
+
+@pytest.mark.parametrize(
     ("fault", "attributable"),
     [
         (Fault("kill-worker", "w1", 0, 10.5, 10.5), True),
@@ -81,6 +112,26 @@ def test_recovery_is_counted_from_the_fault() -> None:
     verdict = judge(published(), entries, [Fault("kill-worker", "w1", 0, 10.5, 10.5)], ())
     assert verdict.recovery == {"kill-worker": (1, 3.5, 3.5, 3.5)}
     assert verdict.slowest_recovery == 3.5
+
+
+@pytest.mark.parametrize(
+    ("other", "slowest"),
+    [
+        # somebody else may have had it by then, and was hit as well
+        (Fault("kill-worker", "w3", 0, 12.0, 12.0), 2.0),
+        (Fault("restart-broker", "", 0, 13.0, 13.5), 1.0),
+        # nobody loses anything by these, or it was too early, too late, or the same one's
+        (Fault("warm", "w3", 0, 12.0, 12.0), 3.5),
+        (Fault("kill-worker", "w3", 0, 10.2, 10.2), 3.5),
+        (Fault("kill-worker", "w3", 0, 14.5, 14.5), 3.5),
+        (Fault("soft", "w1", 0, 10.4, 12.0), 3.5),
+    ],
+)
+def test_the_slowest_recovery_is_counted_from_the_last_hit(other: Fault, slowest: float) -> None:
+    entries = [entry("start", 10), entry("start", 14, "w2"), entry("finish", 15, "w2")]
+    verdict = judge(published(), entries, [Fault("kill-worker", "w1", 0, 10.5, 10.5), other], ())
+    assert verdict.slowest_recovery == slowest
+    assert len(verdict.slow) == 1
 
 
 def test_runs_that_overlap_are_counted() -> None:

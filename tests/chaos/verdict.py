@@ -19,8 +19,15 @@ ACK_ALLOWANCE = 1.0
 #: Seconds for which a fault of the connection goes on in the worker: noticing it, reconnecting.
 RECONNECT_ALLOWANCE = 4.0
 
+#: Seconds before a failover within which a yes of the lost master alone does not say that its replica knew.
+#: On one machine replication takes milliseconds.
+REPLICATION_ALLOWANCE = 1.0
+
 #: Seconds for which the children of a killed worker may go on with what is in their pipes.
 ORPHAN_ALLOWANCE = 1.0
+
+#: How many of the slowest recoveries a report tells.
+SLOW_TOLD = 3
 
 
 @dataclass
@@ -45,6 +52,10 @@ class Verdict:
     finished: int = 0
     #: Confirmed, never finished, and not in the broker either.
     lost: list[str] = field(default_factory=list)
+    #: The same, but confirmed only by a master that was lost at once: no broker on Redis can help that.
+    lost_with_master: list[str] = field(default_factory=list)
+    #: Of each that was lost, what is known of it.
+    tales: dict[str, str] = field(default_factory=dict)
     #: Confirmed, not finished when the run ended, but still in the broker.
     stuck: list[str] = field(default_factory=list)
     #: Messages that ran more than once.
@@ -60,16 +71,16 @@ class Verdict:
     overtaken_max: int = 0
     #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
     recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    #: The slowest of them, counted from the last fault that may have hit whoever had the message in between.
+    slowest_recovery: float = 0
+    #: Those that took longest, told in words.
+    slow: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     seconds: float = 0
 
     @property
     def good(self) -> bool:
         return not self.lost and not self.stuck and not self.unattributable
-
-    @property
-    def slowest_recovery(self) -> float:
-        return max((row[3] for row in self.recovery.values()), default=0.0)
 
     def report(self) -> str:
         """The verdict for a reader."""
@@ -78,6 +89,7 @@ class Verdict:
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
             f"finished {self.finished} in {self.seconds:.1f} s",
             f"lost {len(self.lost)}, stuck {len(self.stuck)}",
+            *self._lost_with_master(),
             f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
             f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
             f"overtaken by younger ones of the tenant: p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
@@ -88,10 +100,25 @@ class Verdict:
                 f"recovery after {mode}: {count} interrupted runs, {low:.2f} / {middle:.2f} / {high:.2f} s "
                 "(min / median / max)"
             )
-        lines += [f"  lost: {message}" for message in self.lost[:10]]
+        if self.recovery:
+            lines.append(
+                f"slowest recovery, counted from the last fault that may have hit a holder: "
+                f"{self.slowest_recovery:.2f} s"
+            )
+        lines += [f"  slow: {line}" for line in self.slow]
+        lines += [f"  lost: {message}, {self.tales[message]}" for message in self.lost[:10]]
         lines += [f"  stuck: {message}" for message in self.stuck[:3]]
         lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
         return "\n".join(lines)
+
+    def _lost_with_master(self) -> list[str]:
+        if not self.lost_with_master:
+            return []
+        count, seconds = len(self.lost_with_master), REPLICATION_ALLOWANCE
+        told = (
+            f"lost with a master: {count} that only it had confirmed, less than {seconds:g} s before its end"
+        )
+        return [f"{told} (dq_confirm_replicas = 1 prevents that)"]
 
 
 def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
@@ -134,6 +161,27 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     return max(found, key=lambda row: row[:2])[2] if found else None
 
 
+def hit_again(first: Run, begin: float, second: Run, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults that may have hit one who had the message after `first` and before `second` could start."""
+    return [
+        fault
+        for fault in faults
+        if fault.mode.split(" ")[0] in EXCUSES
+        and begin < fault.begin < second.start
+        and fault.worker != first.worker
+    ]
+
+
+def went_with_master(message: str, published: Published, faults: Sequence[Fault]) -> bool:
+    """Whether the master may have been the only one who knew of a message when it was lost."""
+    at = published.confirmed_at.get(message)
+    if published.replicated or at is None:
+        return False
+    return any(
+        fault.begin - REPLICATION_ALLOWANCE <= at <= fault.end for fault in faults if fault.mode == "failover"
+    )
+
+
 def judge(
     published: Published, entries: Sequence[Entry], faults: Sequence[Fault], left_in_broker: Collection[str]
 ) -> Verdict:
@@ -144,9 +192,17 @@ def judge(
     done = {message for message, of_one in runs.items() if any(run.finish is not None for run in of_one)}
     verdict.finished = len(done)
     for message in published.confirmed:
-        if message not in done:
-            (verdict.stuck if message in left_in_broker else verdict.lost).append(message)
+        if message in done:
+            continue
+        if message in left_in_broker:
+            verdict.stuck.append(message)
+        elif went_with_master(message, published, faults):
+            verdict.lost_with_master.append(message)
+        else:
+            verdict.lost.append(message)
+            verdict.tales[message] = _tell_lost(message, published, runs.get(message, ()), faults)
     recovery: dict[str, list[float]] = defaultdict(list)
+    slow: list[tuple[float, str]] = []
     for message, of_one in runs.items():
         if len(of_one) < 2:
             continue
@@ -160,10 +216,16 @@ def judge(
                 continue
             verdict.attributable += 1
             if first.finish is None or first.finish > fault.begin:
-                recovery[fault.mode].append(second.start - max(fault.begin, first.start))
+                begin = max(fault.begin, first.start)
+                recovery[fault.mode].append(second.start - begin)
+                again = hit_again(first, begin, second, faults)
+                since = max([begin, *(other.begin for other in again)])
+                verdict.slowest_recovery = max(verdict.slowest_recovery, second.start - since)
+                slow.append((second.start - begin, _tell_slow(fault, begin, second, again, message)))
     verdict.recovery = {
         mode: (len(times), min(times), median(times), max(times)) for mode, times in recovery.items()
     }
+    verdict.slow = [line for _, line in sorted(slow, reverse=True)[:SLOW_TOLD]]
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
@@ -196,6 +258,22 @@ def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
                 tree[index] += 1
                 index += index & -index
     return counts
+
+
+def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:
+    confirmed = published.confirmed_at.get(message)
+    told = [f"confirmed at {confirmed:.3f}"] if confirmed is not None else []
+    told += [f"started on {run.worker} at {run.start:.3f} and never ended" for run in runs]
+    last = max((run.start for run in runs), default=confirmed or 0)
+    near = [fault for fault in faults if abs(fault.begin - last) < 5]
+    told += [f"{fault.mode} {fault.worker or '(all)'} {fault.begin:.3f} to {fault.end:.3f}" for fault in near]
+    return "; ".join(told if runs else [*told, "never started"])
+
+
+def _tell_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], message: str) -> str:
+    told = [f"{message} ran again {second.start - begin:.2f} s after {fault.mode} {fault.worker or '(all)'}"]
+    told += [f"{other.mode} {other.worker or '(all)'} at {other.begin - begin:.2f} s" for other in again]
+    return "; ".join(told)
 
 
 def _tell(message: str, first: Run, second: Run) -> str:

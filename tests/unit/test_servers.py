@@ -156,3 +156,16 @@ def test_a_sentinel_promotes_the_replica() -> None:
         pair.fail_over()
         assert pair.replica is not None
         assert pair.master_port() == pair.replica.port
+
+
+def test_a_lost_master_rejoins_as_a_replica_and_may_be_promoted_again() -> None:
+    with SentinelPair() as pair:
+        first = pair.master.port
+        pair.fail_over()
+        pair.rejoin()
+        assert pair.replica is not None
+        assert (pair.master.port != first, pair.replica.port) == (True, first)
+        pair.master.ask("SET", "kept", 1)
+        wait_until(lambda: pair.replica is not None and pair.replica.ask("GET", "kept") == "1", 30)
+        pair.fail_over()
+        assert (pair.master_port(), pair.replica.ask("GET", "kept")) == (first, "1")

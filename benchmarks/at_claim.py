@@ -1,0 +1,94 @@
+"""Consumers that speak to the scripts themselves and know at what time of the server each claim was.
+
+What a consumer's own clock shows is when a message arrived: answers lie in sockets while the consumer is
+busy, so that two batches may arrive closer together than they were claimed. A quota is promised at the claim.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import redis
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.transport.redis.partition import Partition, load_scripts
+
+#: How long one waits at most before it asks again, in seconds; nobody wakes it.
+PATIENCE = 0.02
+#: Of what is held: claim number, score, claimed at, flags; then the tenant.
+_HELD = struct.Struct(">dddB")
+
+
+class Moment(NamedTuple):
+    """One claimed message."""
+
+    #: Microseconds, by the clock of the server.
+    at_us: int
+    tenant: str
+
+
+def read_held(entry: bytes) -> tuple[float, Moment]:
+    """(score, when and whose) of an entry of the hash ``held:<consumer>``."""
+    _, score, at_us, _ = _HELD.unpack(entry[: _HELD.size])
+    return score, Moment(int(at_us), entry[_HELD.size :].decode())
+
+
+def claim_for(
+    port: int, queue: str, seconds: float, *, consumers: int = 4, want: int = 20
+) -> list[list[Moment]]:
+    """Claim and finish for `seconds`; what each of the consumers was given."""
+    end, stop = time.monotonic() + seconds, threading.Event()
+    partition = Partition(PartitionKeys("online", queue), load_scripts())
+    # Every thread needs the scripts; one loads them.
+    with redis.Redis(port=port) as client:
+        partition.claim("loader", lease_ms=1000, want=0).run(client)
+
+    def consume(number: int) -> list[Moment]:
+        with redis.Redis(port=port) as client:
+            return _consume(client, partition, f"claimant-{number}", want, end, stop)
+
+    with ThreadPoolExecutor(consumers) as threads:
+        return list(threads.map(consume, range(consumers)))
+
+
+def keep_house(port: int, queue: str, heartbeats: int) -> None:
+    """Do what the heartbeats of a worker do: tidy up, a chunk at a time."""
+    partition = Partition(PartitionKeys("online", queue), load_scripts())
+    with redis.Redis(port=port) as client:
+        for _ in range(heartbeats):
+            partition.renew("keeper", lease_ms=1000, limit=1000).run(client)
+        partition.resign("keeper").run(client)
+
+
+def _consume(
+    client: redis.Redis, partition: Partition, consumer: str, want: int, end: float, stop: threading.Event
+) -> list[Moment]:
+    moments: list[Moment] = []
+    done: list[tuple[str, str]] = []
+    while time.monotonic() < end:
+        call = partition.claim(consumer, lease_ms=60_000, want=want, hold=True, finish=done)
+        # One transaction: nothing of others is between the two times, and what is held is of this claim.
+        with client.pipeline(transaction=True) as pipe:
+            pipe.time()
+            pipe.execute_command(*call.command())
+            pipe.hgetall(partition.keys.held(consumer))
+            pipe.time()
+            before, reply, held, after = pipe.execute()
+        claimed = call.parse(reply)
+        done = [(entry.claim, entry.id) for entry in claimed.entries]
+        found = [read_held(entry)[1] for entry in held.values()]
+        if len(found) != len(done) or not all(_us(before) <= at_us <= _us(after) for at_us, _ in found):
+            raise RuntimeError(f"the claim says {found}, the server that it was from {before} to {after}")
+        moments += found
+        if not found:
+            delay = PATIENCE if claimed.appointment_s is None else claimed.appointment_s
+            stop.wait(max(0.0, min(delay, PATIENCE, end - time.monotonic())))
+    return moments
+
+
+def _us(moment: tuple[int, int]) -> int:
+    return moment[0] * 1_000_000 + moment[1]

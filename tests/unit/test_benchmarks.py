@@ -1,0 +1,124 @@
+"""What judges and tells the figures: the worst window, the table of ratios, and its way into the README."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.at_claim import read_held
+from benchmarks.measure import Report, Series
+from benchmarks.quotas import rates_of, worst_excess
+from benchmarks.readme import show_in_readme
+from benchmarks.summary import curve, summary
+
+CLAIMS = {
+    str(tenants): {"stock": {"rate": [100.0, 110.0]}, "dq": {"rate": [rate, rate], "cpu": [cpu]}}
+    for tenants, rate, cpu in ((10, 2000.0, 10.0), (100, 1900.0, 10.0), (60_000, 1000.0, 12.0))
+}
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "excess"),
+    [
+        ([], float("-inf")),
+        # 10/s with a burst of 2: the burst, then one each 100 ms
+        ([0, 0, 0.1, 0.2], 0.0),
+        ([0, 0.1, 0.2], -1.0),
+        # the third comes half an interval early, the fourth at once with it
+        ([0, 0, 0.05], 0.5),
+        ([0, 0, 0.05, 0.05], 1.5),
+        # a full burst again after a silence is right
+        ([0, 0, 1.0, 1.0, 1.1], 0.0),
+        # in whatever order they are told
+        ([0.05, 0, 0], 0.5),
+    ],
+)
+def test_the_worst_window(arrivals: list[float], excess: float) -> None:
+    assert worst_excess(arrivals, rate=10, burst=2) == pytest.approx(excess)
+
+
+def test_rates_add_up() -> None:
+    rates = list(rates_of(100, 5000).values())
+    assert (min(rates), max(rates)) == (1.0, 500.0)
+    assert sum(rates) == pytest.approx(5000, rel=0.02)
+
+
+def test_what_is_held_tells_when_it_was_claimed() -> None:
+    entry = bytes.fromhex("3ff00000000000004000000000000000400800000000000000") + "größe".encode()
+    assert read_held(entry) == (2.0, (3, "größe"))
+
+
+def test_a_series_of_one_has_no_range() -> None:
+    assert [str(Series(row)) for row in ([], [2.0], [1.0, 3.0])] == ["-", "2", "2 (1-3)"]
+
+
+def test_a_report_as_rest() -> None:
+    report = Report("name", ["lower is better"], ["what", "ms"])
+    report.row("short", 1)
+    report.row("a longer one", 22)
+    rule = "============  =="
+    assert report.rst().splitlines() == [
+        rule,
+        "what          ms",
+        rule,
+        "short         1",
+        "a longer one  22",
+        rule,
+        "",
+        "Lower is better.",
+    ]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    commands = {
+        who: {"consume commands": rate, "consume": {"EVALSHA": 3}}
+        for who, rate in (("stock", 9.0), ("dq", 0.5))
+    }
+    buffering = {who: {"rate": [rate]} for who, rate in (("stock", 1.0), ("dq", 2.0), ("buffered", 30.0))}
+    for name, data in (("claims", CLAIMS), ("commands", commands), ("buffering", buffering)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    return tmp_path
+
+
+def test_ratios_are_those_of_rounds(results: Path) -> None:
+    rows = {row[0]: row[1:] for row in summary(results).rows}
+    assert rows["claim + ack, 10 tenants, messages/s"] == [
+        "105 (100-110)",
+        "2,000 (2,000-2,000)",
+        "19.1 (18.2-20)x",
+        "claims",
+    ]
+    assert rows["consume commands per message (less is better)"][2] == "0.0556x"
+    assert rows["``apply_async``, buffered on disk, to the broker/s"][2] == "30x"
+    # What was not measured has no row.
+    assert not [what for what in rows if "latency" in what or "trips" in what]
+
+
+def test_the_curve_is_told_when_both_ends_are_there() -> None:
+    assert curve(CLAIMS) == "60,000 tenants against 10: rate 0.5 (0.5-0.5)x, Redis CPU per message 1.2x"
+    assert curve({"10": CLAIMS["10"]}) == ""
+
+
+def test_the_readme_shows_the_results(results: Path, tmp_path: Path) -> None:
+    readme, figures = tmp_path / "README.rst", tmp_path / "figures"
+    readme.write_text("Title\n\n.. ratios-start\n\nold\n\n.. ratios-end\n\nrest\n")
+    show_in_readme(results, readme, figures)
+    once = readme.read_text()
+    assert once.startswith("Title\n\n.. ratios-start\n\n====")
+    assert once.endswith("took turns; a ratio compares two rounds of one turn.\n\n.. ratios-end\n\nrest\n")
+    assert "60,000 tenants" in once
+    assert "100 tenants" not in once
+    assert (figures / "tenants.png").read_bytes().startswith(b"\x89PNG")
+    show_in_readme(results, readme, figures)
+    assert readme.read_text() == once
+
+
+def test_an_empty_folder_leaves_the_readme_alone(tmp_path: Path) -> None:
+    readme = tmp_path / "README.rst"
+    readme.write_text(".. ratios-start\n\nold\n\n.. ratios-end\n")
+    with pytest.raises(ValueError, match="no results"):
+        show_in_readme(tmp_path, readme, tmp_path)
+    assert "old" in readme.read_text()
