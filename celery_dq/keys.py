@@ -78,8 +78,13 @@ class PartitionKeys:
         return self.prefix + "messages"
 
     def tenant(self, tenant: str) -> str:
-        """ZSET: message id -> score, what waits for ``tenant``."""
+        """ZSET: message id -> score, what waits for ``tenant``, unless that is one ``sole`` message."""
         return f"{self.prefix}tenant:{tenant}"
+
+    @property
+    def sole(self) -> str:
+        """HASH: tenant -> score (8 bytes, a double) and id of the only message that waits for it."""
+        return self.prefix + "sole"
 
     @property
     def turn(self) -> str:

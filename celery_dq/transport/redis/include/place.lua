@@ -1,5 +1,6 @@
 --@include state
 --@include quota
+--@include sole
 -- Where a tenant with backlog belongs: `parked`, `limited`, `throttled` (and until when) or `turn`.
 local function place_of(quota, slots, arrival)
   if quota.paused then return 'parked', 0 end
@@ -56,8 +57,8 @@ local function enter(tenants)
   write('ZREM', P .. 'finish', finished)
 end
 
--- Places those of these tenants with backlog that stand nowhere yet.
-local function enter_new(tenants)
+-- Those of these tenants that stand nowhere: they had no backlog.
+local function newcomers(tenants)
   local function outside(place)
     if #tenants == 0 then return end
     local there = call('ZMSCORE', P .. place, unpack(tenants))
@@ -73,20 +74,64 @@ local function enter_new(tenants)
     outside('limited')
     outside('parked')
   end
-  if #tenants > 0 then enter(tenants) end
+  return tenants
+end
+
+-- Places those of these tenants with backlog that stand nowhere yet.
+local function enter_new(tenants)
+  local new = newcomers(tenants)
+  if #new > 0 then enter(new) end
+end
+
+-- Which of these tenants have anything waiting, wherever they stand: none, as a rule, which takes one look.
+local function with_backlog(tenants)
+  local keys, found = {}, {}
+  if #tenants == 0 then return found end
+  local soles = soles_of(tenants)
+  for i = 1, #tenants do
+    keys[i] = P .. 'tenant:' .. tenants[i]
+    if soles[i] then found[tenants[i]] = true end
+  end
+  if call('EXISTS', unpack(keys)) == 0 then return found end
+  for i = 1, #tenants do
+    if call('EXISTS', keys[i]) == 1 then found[tenants[i]] = true end
+  end
+  return found
+end
+
+-- Adds to what waits for these tenants: per tenant a list of scores and ids. Tenants that stood nowhere enter.
+local function add_waiting(tenants, waiting)
+  local new = newcomers(tenants)
+  local backlog = with_backlog(new)
+  local is_new, soles, others = {}, {}, {}
+  for i = 1, #new do is_new[new[i]] = true end
+  for i = 1, #tenants do
+    local tenant = tenants[i]
+    local list = waiting[tenant]
+    if is_new[tenant] and not backlog[tenant] and #list == 2 then
+      soles[#soles + 1] = tenant
+      soles[#soles + 1] = pack_sole(list[1], list[2])
+    else
+      others[#others + 1] = tenant
+    end
+  end
+  unfold(others)
+  for i = 1, #others do call('ZADD', P .. 'tenant:' .. others[i], unpack(waiting[others[i]])) end
+  write('HSET', P .. 'sole', soles)
+  if #new > 0 then enter(new) end
 end
 
 -- Decides anew where these tenants belong, wherever they stand and whether they have backlog or not.
 local function replace(tenants)
   if #tenants == 0 then return end
   local quotas, slots, arrivals, tags = standing_of(tenants)
-  local starts = call('ZMSCORE', P .. 'turn', unpack(tenants))
+  local starts, soles = call('ZMSCORE', P .. 'turn', unpack(tenants)), soles_of(tenants)
   local into = {turn = {}, throttled = {}, limited = {}, parked = {}}
   local out = {turn = {}, throttled = {}, limited = {}, parked = {}}
   local finish, finished = {}, {}
   for i = 1, #tenants do
     local tenant, place, score = tenants[i], nil, nil
-    if call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
+    if soles[i] or call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
       place, score = place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
     end
     local start = starts[i] and tonumber(starts[i])
