@@ -1,8 +1,8 @@
 """Whatever comes back, ends or is passed over: who has something waiting is in line, and all of it comes out.
 
-The machines of the other files know what each step does. This one knows only what must hold after any step, so it
-may do everything together that they do one by one: keyed messages and plain ones of one tenant, claims that pass
-over suspects, consumers that die or resign with settled and unsettled messages in hand.
+The machines of the other files know what each step does. This one knows only what must hold after any step,
+so it may do everything together that they do one by one: keyed messages and plain ones of one tenant, claims
+that pass over suspects, consumers that die or resign with settled and unsettled messages in hand.
 """
 
 from __future__ import annotations
