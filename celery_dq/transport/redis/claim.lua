@@ -324,7 +324,9 @@ for i = 1, #line.seen do
     score = tenant.tag
   else
     leave[#leave + 1] = name
-    if tenant.tag > state.v then
+    if not place and is_unlimited(tenant.quota) then
+      state.floor = math.max(state.floor, tenant.tag)
+    elseif tenant.tag > state.v then
       into.finish[#into.finish + 1] = text(tenant.tag)
       into.finish[#into.finish + 1] = name
     end
@@ -341,10 +343,7 @@ for i = 1, #line.gone.names do
   slots[#slots + 1] = text(line.gone.slots[i])
   soles[#soles + 1] = name
   leave[#leave + 1] = name
-  if tag > state.v then
-    into.finish[#into.finish + 1] = text(tag)
-    into.finish[#into.finish + 1] = name
-  end
+  if tag > state.floor then state.floor = tag end
 end
 write('HSET', P .. 'running', slots)
 write('ZADD', P .. 'limiter', arrivals)

@@ -26,11 +26,12 @@ local function is_before(a, b)
   return bytes_before(a.name, b.name)
 end
 
--- `names`, `tags`, `quotas`, `soles` and so on: a chunk of `turn`, in order; `fresh`: those of them that were looked
--- at. `gone`: who was served a sole message and is not in line any more. `again`: who was served and is in line once more, in order. `later`: the
--- same, not sorted in yet, because until the smallest tag among them is reached it does not matter.
+-- `names`, `tags`, `quotas`, `soles` and so on: a chunk of `turn`, in order; `fresh`: those of them that were
+-- looked at. `gone`: who was served a sole message and is not in line any more. `again`: who was served and is in
+-- line once more, in order. `later`: the same, not sorted in yet, because until the smallest tag among them is reached it does not matter.
 local line = {names = {}, tags = {}, quotas = {}, slots = {}, arrivals = {}, soles = {}, fresh = {}, next_fresh = 1,
-  offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {}, next_again = 1, later = {}, later_tag = nil}
+  offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {},
+  next_again = 1, later = {}, later_tag = nil}
 
 local function read_line(size)
   local found = call('ZRANGE', P .. 'turn', line.offset, line.offset + size - 1, 'WITHSCORES')

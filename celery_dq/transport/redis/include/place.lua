@@ -25,9 +25,24 @@ local function standing_of(tenants)
   return quotas, slots, arrivals, call('ZMSCORE', P .. 'finish', unpack(tenants))
 end
 
+-- A tenant's finish tag keeps it from coming back before its turn. Of tenants that may always run and have nothing
+-- left, only the largest tag is kept, `floor`: a set of all who were served once would cost more than to serve
+-- them. No tag is further away than one message at the tenant's weight, so who comes back enters where it would
+-- have, or a little later, and never sooner.
+local function is_unlimited(quota)
+  return quota.interval == 0 and quota.concurrency == 0
+end
+
+local function entry_tag(quota, finish)
+  local tag = math.max(state.v, finish)
+  if not is_unlimited(quota) then return tag end
+  return math.max(tag, math.min(state.floor, state.v + 1 / quota.weight))
+end
+
 -- The busy period is over when no tenant is in turn: everybody is even again.
 local function close_busy_period()
   if call('EXISTS', P .. 'turn') == 1 then return end
+  state.v = math.max(state.v, state.floor)
   local last = call('ZREVRANGE', P .. 'finish', 0, 0, 'WITHSCORES')
   if last[2] then
     state.v = math.max(state.v, tonumber(last[2]))
@@ -43,7 +58,7 @@ local function enter(tenants)
   for i = 1, #tenants do
     local place, score = place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
     if place == 'turn' then
-      score = math.max(state.v, tonumber(tags[i] or 0))
+      score = entry_tag(quotas[i], tonumber(tags[i] or 0))
       if tags[i] then finished[#finished + 1] = tenants[i] end
     end
     local list = into[place]
@@ -138,6 +153,8 @@ local function replace(tenants)
     if place == 'turn' then
       score = start or math.max(state.v, tonumber(tags[i] or 0))
       if tags[i] then finished[#finished + 1] = tenant end
+    elseif start and not place and is_unlimited(quotas[i]) then
+      state.floor = math.max(state.floor, start)
     elseif start and start > state.v then
       finish[#finish + 1] = start
       finish[#finish + 1] = tenant
