@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict, floor (tag)."""
+        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict, floor."""
         return self.prefix + "state"
 
     @property
@@ -108,7 +108,7 @@ class PartitionKeys:
 
     @property
     def finish(self) -> str:
-        """ZSET: tenant -> finish tag ahead of virtual time, of tenants outside ``turn`` with a limit or backlog."""
+        """ZSET: tenant -> finish tag ahead of virtual time, of who is not in ``turn`` (see ``floor``)."""
         return self.prefix + "finish"
 
     @property

@@ -20,7 +20,6 @@ from hypothesis.stateful import (
 )
 
 from celery_dq.dedup.machine import Machine, Verdict
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.record import DedupSection
 from celery_dq.transport.redis.replies import Outgoing
@@ -362,9 +361,7 @@ class DedupMachine(RuleBasedStateMachine):
         }
         assert {each.decode() for each in self.client.hkeys(keys.following)} == waiting_followers
         assert {each.decode() for each in self.client.zrange(keys.discards, 0, -1)} == self.discards
-        waiting = {
-            each.decode() for line in waiting_of(keys, self.client, ["", "a"], 10_000) for each, _ in line
-        }
+        waiting = {each for tenant in ("", "a") for each in self.desk.waiting(tenant)}
         # What waits for a worker, and has a claim, is the head of its key and does not run.
         heads = {machine.head.id: machine.head for machine in self.machines.values() if machine.head}
         for each in waiting | set(self.delayed()):
