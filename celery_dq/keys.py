@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict."""
+        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict, floor."""
         return self.prefix + "state"
 
     @property
@@ -78,8 +78,13 @@ class PartitionKeys:
         return self.prefix + "messages"
 
     def tenant(self, tenant: str) -> str:
-        """ZSET: message id -> score, what waits for ``tenant``."""
+        """ZSET: message id -> score, what waits for ``tenant``, unless that is one ``sole`` message."""
         return f"{self.prefix}tenant:{tenant}"
+
+    @property
+    def sole(self) -> str:
+        """HASH: tenant -> score (8 bytes, a double) and id of the only message that waits for it."""
+        return self.prefix + "sole"
 
     @property
     def turn(self) -> str:
@@ -103,7 +108,7 @@ class PartitionKeys:
 
     @property
     def finish(self) -> str:
-        """ZSET: tenant -> finish tag, of tenants outside ``turn`` that are ahead of virtual time."""
+        """ZSET: tenant -> finish tag ahead of virtual time, of who is not in ``turn`` (see ``floor``)."""
         return self.prefix + "finish"
 
     @property

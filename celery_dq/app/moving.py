@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import redis
 
 from celery_dq.inspector.reading import Client, text
+from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.partition import Partition
 from celery_dq.transport.redis.record import as_moved
 from celery_dq.transport.redis.replies import Outgoing
@@ -51,8 +52,8 @@ class Mover:
         """Move all that waits for a tenant, in order."""
         moved = 0
         try:
-            while ids := self._client.zrange(self._source.keys.tenant(tenant), 0, CHUNK - 1):
-                step = self._move_chunk([text(each) for each in ids])
+            while line := waiting_of(self._source.keys, self._client, [tenant], CHUNK)[0]:
+                step = self._move_chunk([text(each) for each, _ in line])
                 moved += step
                 if not step:  # all of them were taken by workers, or have no record
                     break

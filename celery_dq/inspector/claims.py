@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from celery_dq.inspector.reading import Client, scan, text
+from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
 from celery_dq.transport.redis.record import DedupSection, Record
@@ -83,8 +84,8 @@ def sample_keys(partition: Partition, client: Client, limit: int) -> list[str]:
     waiting: list[tuple[float, str]] = []
     keys = partition.keys
     for place in (keys.turn, keys.throttled, keys.limited, keys.parked):
-        for tenant in client.zrange(place, 0, limit - 1):
-            found = client.zrange(keys.tenant(text(tenant)), 0, limit - 1, withscores=True)
+        tenants = [text(tenant) for tenant in client.zrange(place, 0, limit - 1)]
+        for found in waiting_of(keys, client, tenants, limit):
             waiting += [(score, text(message_id)) for message_id, score in found]
     ids = [message_id for _, message_id in sorted(waiting)[:limit]]
     records = client.hmget(keys.messages, ids) if ids else []

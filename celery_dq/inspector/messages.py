@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.reading import Client, moment, scan, text
+from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.partition import Partition
@@ -59,15 +60,13 @@ def peek(
     """
     keys = partition.keys
     if tenant is not None:
-        ids = client.zrange(keys.tenant(tenant), 0, limit - 1)
+        ids = [each for each, _ in waiting_of(keys, client, [tenant], limit)[0]]
     else:
         tenants: list[bytes] = []
         for key in (keys.turn, keys.throttled, keys.limited, keys.parked):
             tenants += client.zrange(key, 0, limit - 1 - len(tenants)) if len(tenants) < limit else []
-        pipeline = client.pipeline(transaction=False)
-        for name in tenants:
-            pipeline.zrange(keys.tenant(text(name)), 0, limit - 1)
-        ids = list(islice(_by_turns(pipeline.execute()), limit))
+        lines = waiting_of(keys, client, [text(name) for name in tenants], limit)
+        ids = list(islice(_by_turns([[each for each, _ in line] for line in lines]), limit))
     return described(partition, client, [text(each) for each in ids], "waiting")
 
 

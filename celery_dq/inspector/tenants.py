@@ -106,20 +106,21 @@ def _described(
     pipeline = client.pipeline(transaction=False)
     for tenant in found:
         pipeline.zcard(keys.tenant(tenant))
+    pipeline.hmget(keys.sole, list(found))
     pipeline.hmget(keys.running, list(found))
     pipeline.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, found)])
-    *waiting, running, (default, config, *own) = pipeline.execute()
+    *waiting, soles, running, (default, config, *own) = pipeline.execute()
     return [
         TenantSnapshot(
             tenant=tenant,
             state=state,
-            waiting=waits,
+            waiting=max(waits, int(sole is not None)),
             running=int(slots or 0),
             until=until,
             quota=_first([packed, default, config]),
         )
-        for (tenant, (state, until)), waits, slots, packed in zip(
-            found.items(), waiting, running, own, strict=True
+        for (tenant, (state, until)), waits, sole, slots, packed in zip(
+            found.items(), waiting, soles, running, own, strict=True
         )
     ]
 

@@ -167,6 +167,12 @@ def test_a_tenant_is_moved_in_order_and_nothing_is_lost(shop: Any) -> None:
     assert queue.snapshot().consumers == ()
 
 
+def test_the_only_message_of_a_tenant_is_moved(shop: Any) -> None:
+    task_id = shop.tasks["notify"].apply_async(("a", 1), tenant="alone", queue="push").id
+    assert shop.dq.queues["push"].move("other", tenant="alone") == 1
+    assert [message.id for message in shop.dq.queues["other"].peek(10)] == [task_id]
+
+
 def test_a_task_is_moved_with_its_eta_tenant_and_priority(shop: Any) -> None:
     (task_id,) = send(shop, "vip", countdown=100, priority=7)
     assert shop.dq.queues["push"].move("other", task_id=task_id) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from celery_dq.transport.redis.replies import Claimed, Outgoing, Pushed, Tag
@@ -95,8 +96,13 @@ class Desk:
     def slots(self, tenant: str) -> int:
         return int(self.client.hget(self.keys.running, tenant) or 0)
 
+    def make_older(self, by_us: float) -> None:
+        """As if the only waiting message, of the tenant ``""``, had come so much earlier."""
+        [[(message_id, score)]] = waiting_of(self.keys, self.client, [""], 10)
+        self.client.hset(self.keys.sole, "", struct.pack(">d", score - by_us) + message_id)
+
     def waiting(self, tenant: str = "") -> list[str]:
-        return [each.decode() for each in self.client.zrange(self.keys.tenant(tenant), 0, -1)]
+        return [each.decode() for each, _ in waiting_of(self.keys, self.client, [tenant], 10_000)[0]]
 
     def state(self, field: str) -> float:
         return float(self.client.hget(self.keys.state, field) or 0)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.lua.desk import Desk, tags_of
+from tests.lua.desk import Desk, make_quota, tags_of
 
 
 def fill(desk: Desk, tenant: str, count: int) -> None:
@@ -90,7 +90,31 @@ def test_virtual_time_jumps_and_tags_go_when_nobody_is_in_turn(desk: Desk) -> No
     assert not desk.client.exists(desk.keys.finish)
 
 
+def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(desk: Desk) -> None:
+    for i in range(100):
+        desk.push(f"m{i:03d}", tenant=f"t{i:03d}")
+    assert len(desk.take(60)) == 60
+    assert not desk.client.exists(desk.keys.finish)
+    # Who was served comes behind those who were not.
+    desk.push("again", tenant="t000")
+    assert drain(desk, 7)[-1] == "again"
+
+
+def test_a_tenant_that_always_comes_back_has_its_weight(desk: Desk) -> None:
+    desk.set_quota("b", weight=3)
+    fill(desk, "a", 20)
+    desk.push("b000", tenant="b")
+    taken = []
+    while len(taken) < 40:
+        (each,) = desk.take(1)
+        if each.startswith("b"):
+            desk.push(f"b{len(taken) + 1:03d}", tenant="b")
+        taken.append(each[0])
+    assert taken.count("b") == 30
+
+
 def test_finish_tags_are_collected(desk: Desk) -> None:
+    desk.partition.set_shared_quota("default", make_quota(concurrency=1000)).run(desk.client)
     for i in range(300):
         desk.push(f"m{i:03d}", tenant=f"t{i:03d}")
     fill(desk, "a", 400)

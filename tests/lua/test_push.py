@@ -106,9 +106,8 @@ def test_priority_goes_first_inside_its_tenant(desk: Desk) -> None:
 
 def test_strict_priority_outlives_any_wait(desk: Desk) -> None:
     desk.push("low")
-    low = desk.client.zscore(desk.keys.tenant(""), "low")
     year_us = 365 * 24 * 3600 * 1_000_000
-    desk.client.zadd(desk.keys.tenant(""), {"low": low - 20 * year_us})
+    desk.make_older(20 * year_us)
     desk.push("high", priority=1)
     assert desk.take(2) == ["high", "low"]
 
@@ -116,8 +115,7 @@ def test_strict_priority_outlives_any_wait(desk: Desk) -> None:
 def test_aged_priority_lets_an_old_message_go(desk: Desk) -> None:
     head_start_us = 50_000
     desk.push("old", head_start_us=head_start_us)
-    score = desk.client.zscore(desk.keys.tenant(""), "old")
-    desk.client.zadd(desk.keys.tenant(""), {"old": score - 9 * head_start_us})
+    desk.make_older(9 * head_start_us)
     desk.push("urgent", priority=9, head_start_us=head_start_us)
     desk.push("new", head_start_us=head_start_us)
     assert desk.take(3) == ["old", "urgent", "new"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Stored:
         for key in self.client.scan_iter(match=self._literal(keys.prefix) + "tenant:*", count=1000):
             entries = self.client.zrange(key, 0, -1, withscores=True)
             waiting += [(score, entry.decode()) for entry, score in entries]
+        for sole in self.client.hvals(keys.sole):
+            waiting.append((struct.unpack_from(">d", sole)[0], sole[8:].decode()))
         return [entry for _, entry in sorted(waiting)]
 
     @staticmethod

@@ -63,6 +63,7 @@ class Model:
         self.v = 0.0
         self.start: dict[str, float] = {}
         self.finished: dict[str, float] = {}
+        self.floor = 0.0
         self.place: dict[str, str] = {}
         self.claims = 0
         self.accepted = 0
@@ -95,6 +96,10 @@ class Model:
                 return each
         return None
 
+    def unlimited(self, tenant: str) -> bool:
+        quota = self.quota(tenant)
+        return not quota.burst and not quota.concurrency
+
     def belongs(self, tenant: str) -> str | None:
         quota = self.quota(tenant)
         if not self.waiting.get(tenant):
@@ -112,16 +117,21 @@ class Model:
             old, new = self.place.get(tenant), self.belongs(tenant)
             if old == "turn" and new != "turn":
                 tag = self.start.pop(tenant)
-                if tag > self.v:
+                if new is None and self.unlimited(tenant):
+                    self.floor = max(self.floor, tag)
+                elif tag > self.v:
                     self.finished[tenant] = tag
             if new == "turn" and old != "turn":
                 self.start[tenant] = max(self.v, self.finished.pop(tenant, 0.0))
+                if old is None and self.unlimited(tenant):
+                    behind = min(self.floor, self.v + 1 / self.quota(tenant).weight)
+                    self.start[tenant] = max(self.start[tenant], behind)
             if new is None:
                 self.place.pop(tenant, None)
             else:
                 self.place[tenant] = new
-        if not self.start and self.finished:
-            self.v = max(self.v, *self.finished.values())
+        if not self.start:
+            self.v = max(self.v, self.floor, *self.finished.values())
             self.finished.clear()
 
     def wait(self, message: Message) -> None:

@@ -361,9 +361,7 @@ class DedupMachine(RuleBasedStateMachine):
         }
         assert {each.decode() for each in self.client.hkeys(keys.following)} == waiting_followers
         assert {each.decode() for each in self.client.zrange(keys.discards, 0, -1)} == self.discards
-        waiting = {
-            each.decode() for tenant in ("", "a") for each in self.client.zrange(keys.tenant(tenant), 0, -1)
-        }
+        waiting = {each for tenant in ("", "a") for each in self.desk.waiting(tenant)}
         # What waits for a worker, and has a claim, is the head of its key and does not run.
         heads = {machine.head.id: machine.head for machine in self.machines.values() if machine.head}
         for each in waiting | set(self.delayed()):

@@ -305,7 +305,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @invariant()
     def every_message_is_where_it_should_be(self) -> None:
         keys, model = self.desk.keys, self.model
-        waiting = {tenant: self.ids_in(keys.tenant(tenant)) for tenant in TENANTS}
+        waiting = {tenant: self.desk.waiting(tenant) for tenant in TENANTS}
         assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
         assert set(self.ids_in(keys.delayed)) == set(model.delayed)
         assert self.ids_in(keys.discards) == [m.id for m in model.discards]

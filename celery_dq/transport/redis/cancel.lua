@@ -20,6 +20,7 @@
 --   wake LIST
 --   tombstones ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET
@@ -60,6 +61,7 @@ for i = 1, n do
       local priority, _, _, length = header(record)
       local tenant = priority and tenant_name(record, length)
       local where = 'claimed'
+      if tenant then unfold({tenant}) end
       if emptied[id] or undelayed[id] then
         where = 'discarded'
       elseif tenant and call('ZSCORE', P .. 'tenant:' .. tenant, id) then

@@ -19,6 +19,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET
@@ -43,6 +44,7 @@
 --@include wake
 local tenant = ARGV[1]
 local key = P .. 'tenant:' .. tenant
+unfold({tenant})
 local ids = call('ZRANGE', key, 0, math.min(tonumber(ARGV[3]), 1000) - 1)
 if #ids == 0 then return {'0', '0'} end
 discard(ids, ARGV[2])

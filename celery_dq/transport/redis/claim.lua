@@ -24,6 +24,7 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH
@@ -66,6 +67,7 @@
 --@include office
 --@include promote
 --@include fair
+--@include shallow
 --@include wake
 local PROMOTE, SKIPS, ROUNDS = 128, 64, 16
 
@@ -170,15 +172,18 @@ local function run_length(tenant, follower)
 end
 
 -- When several tenants will be served once each, their first records are fetched together.
-local function fetch_ahead()
-  local head = line.fresh[1]
+local function fetch_ahead(head)
   local tenants, ids = {}, {}
-  for i = 1, math.min(#line.fresh, want - got) do
-    local tenant = line.fresh[i]
+  local first = line.next_fresh - 1
+  line.fetched = true
+  for i = first, math.min(#line.names, first + want - got - 1) do
+    local tenant = fresh_at(i)
     if tenant.tag > head.tag + head.cost then break end
     if place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
-      tenant.ids = call('ZRANGE', tenant.key, '0', '1', 'WITHSCORES')
-      tenant.ended = #tenant.ids < 4
+      if not tenant.sole then
+        tenant.ids = call('ZRANGE', tenant.key, '0', '1', 'WITHSCORES')
+        tenant.ended = #tenant.ids < 4
+      end
       if tenant.ids[1] then
         tenants[#tenants + 1] = tenant
         ids[#ids + 1] = tenant.ids[1]
@@ -273,9 +278,12 @@ local function has_more(tenant)
 end
 
 while got < want and not stop and line.offset < ROUNDS * chunk do
-  local tenant = step_forward(chunk)
+  if not crashed_before then serve_soles(chunk, want - got, deliver) end
+  local tenant = got < want and step_forward(chunk)
   if not tenant then break end
-  if line.next_fresh == 2 and tenant == line.fresh[1] and #line.fresh > 1 then fetch_ahead() end
+  if not line.fetched and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
+    fetch_ahead(tenant)
+  end
   local quota = tenant.quota
   if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or free > 0) then
     serve(tenant, run_length(tenant, (first_in_line(chunk))))
@@ -291,7 +299,7 @@ end
 write('HSET', P .. 'held:' .. consumer, held)
 write('HSET', P .. 'reasons', reasons)
 
-local slots, arrivals, leave, emptied = {}, {}, {}, {}
+local slots, arrivals, leave, emptied, soles = {}, {}, {}, {}, {}
 local into = {turn = {}, throttled = {}, limited = {}, parked = {}, finish = {}}
 for i = 1, #line.seen do
   local tenant = line.seen[i]
@@ -308,14 +316,17 @@ for i = 1, #line.seen do
   if has_more(tenant) then
     place, score = place_of(tenant.quota, tenant.slots, tenant.arrival)
   else
-    emptied[#emptied + 1] = tenant.key
+    local list = tenant.sole and soles or emptied
+    list[#list + 1] = tenant.sole and name or tenant.key
     tenant.taken = 0
   end
   if place == 'turn' then
     score = tenant.tag
   else
     leave[#leave + 1] = name
-    if tenant.tag > state.v then
+    if not place and is_unlimited(tenant.quota) then
+      state.floor = math.max(state.floor, tenant.tag)
+    elseif tenant.tag > state.v then
       into.finish[#into.finish + 1] = text(tenant.tag)
       into.finish[#into.finish + 1] = name
     end
@@ -326,6 +337,14 @@ for i = 1, #line.seen do
     list[#list + 1] = name
   end
 end
+for i = 1, #line.gone.names do
+  local name, tag = line.gone.names[i], line.gone.tags[i]
+  slots[#slots + 1] = name
+  slots[#slots + 1] = text(line.gone.slots[i])
+  soles[#soles + 1] = name
+  leave[#leave + 1] = name
+  if tag > state.floor then state.floor = tag end
+end
 write('HSET', P .. 'running', slots)
 write('ZADD', P .. 'limiter', arrivals)
 write('ZADD', P .. 'turn', into.turn)
@@ -333,12 +352,18 @@ write('ZADD', P .. 'throttled', into.throttled)
 write('ZADD', P .. 'limited', into.limited)
 write('ZADD', P .. 'parked', into.parked)
 write('ZADD', P .. 'finish', into.finish)
-write('ZREM', P .. 'turn', leave)
+if #leave == #line.seen + #line.gone.names and #leave > 0 then
+  -- Nobody stays of those who were first.
+  call('ZREMRANGEBYRANK', P .. 'turn', '0', text(#leave - 1))
+else
+  write('ZREM', P .. 'turn', leave)
+end
 for i = 1, #line.seen do
   local tenant = line.seen[i]
   if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, '0', text(tenant.taken - 1)) end
 end
 if #emptied > 0 then call('UNLINK', unpack(emptied)) end
+write('HDEL', P .. 'sole', soles)
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
 if #started > 0 then dedup().start(started, claim) end

@@ -19,6 +19,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET

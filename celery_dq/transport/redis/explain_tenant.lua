@@ -10,6 +10,7 @@
 --   running HASH
 --   quotas HASH
 --   tenant:<tenant> ZSET
+--   sole HASH
 -- ARGV
 --   tenant: whose standing
 -- RETURNS
@@ -22,10 +23,12 @@
 --   Reads only.
 --@include state
 --@include quota
+--@include sole
 local tenant = ARGV[1]
 local quota = quotas_of({tenant})[1]
 local key = P .. 'tenant:' .. tenant
-local waiting = call('ZCARD', key)
+local sole = soles_of({tenant})[1]
+local waiting = sole and 1 or call('ZCARD', key)
 local reply = {
   'place', 'idle', 'waiting', tostring(waiting), 'slots', call('HGET', P .. 'running', tenant) or '0',
   'interval_us', text(quota.interval), 'burst', text(quota.burst), 'weight', text(quota.weight),
@@ -49,5 +52,5 @@ for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
     end
   end
 end
-if waiting > 0 then add('oldest', call('ZRANGE', key, 0, 0)[1]) end
+if waiting > 0 then add('oldest', sole and read_sole(sole) or call('ZRANGE', key, 0, 0)[1]) end
 return reply

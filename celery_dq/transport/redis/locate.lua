@@ -20,6 +20,7 @@
 --   tombstones ZSET
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH
@@ -60,7 +61,9 @@ end
 local function describe(id, record)
   local priority, due, _, length = header(record)
   local tenant = priority and tenant_name(record, length)
+  local sole = tenant and soles_of({tenant})[1]
   local place = tenant and call('ZRANK', P .. 'tenant:' .. tenant, id)
+  if sole and read_sole(sole) == id then place = 0 end
   if place then
     add('state', 'waiting')
     add('ahead', digits(place))

@@ -22,6 +22,7 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET

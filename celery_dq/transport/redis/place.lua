@@ -16,6 +16,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 -- ARGV
 --   n: number of tenants, at most 1000
 --   tenant*: their names

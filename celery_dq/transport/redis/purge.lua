@@ -19,6 +19,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   claims HASH
 --   claimants HASH
 --   blocked ZSET
@@ -56,6 +57,7 @@ for _, place in ipairs({'turn', 'throttled', 'limited', 'parked'}) do
   local left = limit - #removed
   if left > 0 then
     local standing = call('ZRANGE', P .. place, 0, left - 1)
+    unfold(standing)
     for i = 1, #standing do
       if #removed < limit then
         remove_from(P .. 'tenant:' .. standing[i])

@@ -22,6 +22,7 @@
 --   tombstones ZSET
 --   dead HASH
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   producer:<producer> STRING
 --   claims HASH

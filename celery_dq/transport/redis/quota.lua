@@ -16,6 +16,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 -- ARGV
 --   field: 't:<tenant>', 'default' (set live) or 'config' (from the settings)
 --   packed: the quota, or '' to delete it

@@ -23,6 +23,7 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH

@@ -21,6 +21,7 @@
 --   dead_info HASH
 --   dead_index ZSET
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   blocked ZSET
 -- ARGV
 --   id: its message id

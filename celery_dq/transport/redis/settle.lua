@@ -17,6 +17,7 @@
 --   reasons HASH
 --   deliveries HASH
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH

@@ -19,6 +19,7 @@
 --   leases ZSET
 --   wake LIST
 --   tenant:<tenant> ZSET
+--   sole HASH
 --   held:<consumer> HASH
 --   claims HASH
 --   claimants HASH
@@ -61,6 +62,7 @@ for i = 1, #ids do
   local id, record = ids[i], records[i]
   local priority, due, _, length = header(record)
   local tenant = priority and tenant_name(record, length)
+  if priority then unfold({tenant}) end
   local score, flags = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id), 0
   if priority and not score and call('ZSCORE', P .. 'delayed', id) then
     delayed[#delayed + 1] = id

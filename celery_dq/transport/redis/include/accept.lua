@@ -37,6 +37,5 @@ local function accept(messages)
   write('ZADD', P .. 'discards', discards)
   write('ZADD', P .. 'delayed', delayed)
   write('ZADD', P .. 'blocked', blocked)
-  for i = 1, #tenants do call('ZADD', P .. 'tenant:' .. tenants[i], unpack(waiting[tenants[i]])) end
-  enter_new(tenants)
+  add_waiting(tenants, waiting)
 end

@@ -76,8 +76,7 @@ local function make_dedup()
         call('ZADD', P .. 'delayed', due, id)
       else
         local tenant = tenant_name(record, length)
-        call('ZADD', P .. 'tenant:' .. tenant, score, id)
-        enter_new({tenant})
+        add_waiting({tenant}, {[tenant] = {tonumber(score), id}})
       end
     end
     call('ZREM', P .. 'blocked', id)
@@ -172,6 +171,7 @@ local function make_dedup()
     if not priority then return end
     if not mate then
       local tenant = tenant_name(record, length)
+      unfold({tenant})
       call('ZREM', P .. 'tenant:' .. tenant, id)
       replace({tenant})
     end

@@ -26,39 +26,59 @@ local function is_before(a, b)
   return bytes_before(a.name, b.name)
 end
 
--- `fresh`: a chunk of `turn`, in order. `again`: who was served and is in line once more, in order. `later`: the
--- same, not sorted in yet, because until the smallest tag among them is reached it does not matter.
-local line = {fresh = {}, next_fresh = 1, offset = 0, complete = false, seen = {},
-  again = {}, next_again = 1, later = {}, later_tag = nil}
+-- `names`, `tags`, `quotas`, `soles` and so on: a chunk of `turn`, in order; `fresh`: those of them that were
+-- looked at. `gone`: who was served a sole message and is not in line any more. `again`: who was served and is in
+-- line once more, in order. `later`: the same, not sorted in yet, because until the smallest tag among them is reached it does not matter.
+local line = {names = {}, tags = {}, quotas = {}, slots = {}, arrivals = {}, soles = {}, fresh = {}, next_fresh = 1,
+  offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {},
+  next_again = 1, later = {}, later_tag = nil}
 
 local function read_line(size)
   local found = call('ZRANGE', P .. 'turn', line.offset, line.offset + size - 1, 'WITHSCORES')
   line.offset = line.offset + size
   line.complete = #found < 2 * size
-  line.fresh, line.next_fresh = {}, 1
-  if #found == 0 then return end
-  local names = {}
-  for i = 1, #found, 2 do names[#names + 1] = found[i] end
-  local quotas = quotas_of(names)
-  local slots = call('HMGET', P .. 'running', unpack(names))
-  local arrivals
-  for i = 1, #names do
-    local quota = quotas[i]
-    if quota.interval > 0 and not arrivals then arrivals = call('ZMSCORE', P .. 'limiter', unpack(names)) end
-    line.fresh[i] = {
-      name = names[i], key = P .. 'tenant:' .. names[i], tag = tonumber(found[2 * i]), quota = quota,
-      cost = 1 / quota.weight, slots = tonumber(slots[i] or 0), arrival = tonumber(arrivals and arrivals[i] or 0),
-      -- What was read of its messages: ids and scores in turn, the next one to look at, whether that is all.
-      ids = nil, next_id = 1, ended = false, record = nil,
-      served = 0, taken = 0,
-    }
+  local names, tags = {}, {}
+  for i = 1, #found, 2 do
+    names[#names + 1] = found[i]
+    tags[#tags + 1] = tonumber(found[i + 1])
   end
+  line.names, line.tags, line.fresh, line.next_fresh, line.fetched = names, tags, {}, 1, false
+  if #names == 0 then return end
+  line.quotas = quotas_of(names)
+  line.slots = call('HMGET', P .. 'running', unpack(names))
+  line.soles = soles_of(names)
+  line.arrivals = {}
+  for i = 1, #names do
+    if line.quotas[i].interval > 0 then
+      line.arrivals = call('ZMSCORE', P .. 'limiter', unpack(names))
+      break
+    end
+  end
+end
+
+-- The tenant at a place of the chunk, nil behind its end.
+local function fresh_at(i)
+  local name, quota, sole = line.names[i], line.quotas[i], line.soles[i]
+  if line.fresh[i] or not name then return line.fresh[i] end
+  local tenant = {
+    name = name, key = P .. 'tenant:' .. name, tag = line.tags[i], quota = quota, cost = 1 / quota.weight,
+    slots = tonumber(line.slots[i] or 0), arrival = tonumber(line.arrivals[i] or 0), sole = sole,
+    -- What was read of its messages: ids and scores in turn, the next one to look at, whether that is all.
+    ids = nil, next_id = 1, ended = false, record = nil,
+    served = 0, taken = 0,
+  }
+  if sole then
+    local id, score = read_sole(sole)
+    tenant.ids, tenant.ended = {id, score}, true
+  end
+  line.fresh[i] = tenant
+  return tenant
 end
 
 -- Who is next, and whether he is a fresh one; nil when nobody is left.
 local function first_in_line(size)
-  if line.next_fresh > #line.fresh and not line.complete then read_line(size) end
-  local fresh = line.fresh[line.next_fresh]
+  if line.next_fresh > #line.names and not line.complete then read_line(size) end
+  local fresh = fresh_at(line.next_fresh)
   if line.later_tag and not (fresh and fresh.tag < line.later_tag) then
     local again = {}
     for i = line.next_again, #line.again do again[#again + 1] = line.again[i] end

@@ -83,8 +83,10 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   write('HSET', P .. 'reasons', reasons)
   write('ZADD', P .. 'discards', discards)
   write('ZADD', P .. 'delayed', delayed)
+  local served = {}
+  for tenant in pairs(waiting) do served[#served + 1] = tenant end
+  unfold(served)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
-  erase(consumer, gone)
   local back = {}
   for i = 1, #left do back[i] = left[i].id end
   write('HDEL', P .. 'held:' .. consumer, back)
@@ -105,6 +107,9 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
       end
     end
   end
+  -- Before anything else may add to what waits: who has something waiting stands somewhere.
+  enter_new(served)
+  erase(consumer, gone)
   for i = 1, #leaving do dedup().leave(leaving[i], false) end
   replace(tenants)
 end

@@ -102,7 +102,7 @@ local function erase(consumer, entries)
     if entries[i].discard then discards[#discards + 1] = entries[i].id end
   end
   write('HDEL', P .. 'messages', ids)
-  write('HDEL', P .. 'deliveries', ids)
+  if #ids > 0 and call('EXISTS', P .. 'deliveries') == 1 then call('HDEL', P .. 'deliveries', unpack(ids)) end
   write('HDEL', P .. 'reasons', discards)
   write('HDEL', P .. 'held:' .. consumer, ids)
   state.held = state.held - #ids
@@ -117,6 +117,7 @@ local function finish(consumer, entries)
   erase(consumer, entries)
   local tenants = free_slots(entries)
   if #tenants == 0 then return end
+  if call('EXISTS', P .. 'limited') == 0 then return end
   local limited = call('ZMSCORE', P .. 'limited', unpack(tenants))
   local waiting = {}
   for i = 1, #tenants do

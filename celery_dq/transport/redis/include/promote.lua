@@ -30,10 +30,9 @@ local function promote(limit)
         corrupt[#corrupt + 1] = ids[i]
       end
     end
-    for i = 1, #tenants do call('ZADD', P .. 'tenant:' .. tenants[i], unpack(waiting[tenants[i]])) end
+    add_waiting(tenants, waiting)
     call('ZREM', P .. 'delayed', unpack(ids))
     write('HDEL', P .. 'messages', corrupt)
-    enter_new(tenants)
   end
   local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', now, 'LIMIT', 0, limit)
   if #allowed > 0 then

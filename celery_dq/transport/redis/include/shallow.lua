@@ -1,0 +1,36 @@
+--@include state
+--@include record
+--@include fair
+-- Serves who is next, up to `most` of them, as long as each has a sole message and no limit. Such a tenant does not
+-- come into line again, so nothing needs to be known of it but its place; for many tenants with little, looking at
+-- each as at one with a backlog would be most of a claim's work. Stops before a message that is not simply delivered;
+-- leaves a single one alone, and the rest of a chunk whose records were fetched ahead.
+local SHORT = 2
+
+local function serve_soles(size, most, deliver)
+  if line.next_fresh > #line.names and not line.complete then read_line(size) end
+  if line.fetched then return end
+  local again, bound, at = line.again[line.next_again], line.later_tag, line.next_fresh
+  if again and not (bound and bound < again.tag) then bound = again.tag end
+  local ids, scores = {}, {}
+  while #ids < most and line.soles[at] and line.names[at] do
+    local quota = line.quotas[at]
+    if quota.interval > 0 or quota.concurrency > 0 or quota.paused then break end
+    if bound and bound <= line.tags[at] then break end
+    ids[#ids + 1], scores[#ids + 1] = read_sole(line.soles[at])
+    at = at + 1
+  end
+  if #ids == 0 or (#ids < SHORT and #ids < most) then return end
+  local records, gone = call('HMGET', P .. 'messages', unpack(ids)), line.gone
+  for i = 1, #ids do
+    local priority, _, expires = header(records[i])
+    if not priority or (expires > 0 and expires <= now) then return end
+    at = line.next_fresh
+    deliver(ids[i], scores[i], 0, line.names[at], nil, '', records[i])
+    local place, tag = #gone.names + 1, line.tags[at]
+    gone.names[place], gone.slots[place] = line.names[at], tonumber(line.slots[at] or 0) + 1
+    gone.tags[place] = tag + 1 / line.quotas[at].weight
+    if tag > state.v then state.v = tag end
+    line.next_fresh = at + 1
+  end
+end
