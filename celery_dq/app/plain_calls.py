@@ -159,9 +159,7 @@ class _Ways:
             return None
         return self._fast.kind_of(name, options)
 
-    def learner(
-        self, kind: tuple[Any, ...], dedup: tuple[Dedup, Key] | None
-    ) -> Callable[..., None] | None:
+    def learner(self, kind: tuple[Any, ...], dedup: tuple[Dedup, Key] | None) -> Callable[..., None] | None:
         """What is to see the message of this call, the first one of its kind; None when all is known."""
         if self._fast.knows(kind):
             return None

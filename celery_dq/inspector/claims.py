@@ -105,7 +105,10 @@ def _key_of(raw: bytes) -> str:
 
 def verdicts(partition: Partition, client: Client) -> dict[str, int]:
     """Return how often each verdict was given since the queue was made."""
-    return {text(name): int(count) for name, count in client.hgetall(partition.keys.verdicts).items()}
+    given = {text(name): int(count) for name, count in client.hgetall(partition.keys.verdicts).items()}
+    # The most frequent one is counted where the scripts write anyway.
+    accepted = int(client.hget(partition.keys.state, "accepted") or 0) + given.pop("accept", 0)
+    return {"accept": accepted, **given} if accepted else given
 
 
 def _all(partition: Partition, client: Client) -> Iterator[tuple[bytes, bytes]]:

@@ -38,7 +38,7 @@
 --@include state
 --@include dedup
 --@include wake
-local head = dedup().evict(dedup().scope_of(ARGV[1], ARGV[2]))
+local head = dedup().evict(keyed().scope_of(ARGV[1], ARGV[2]))
 if head then
   wake()
   save()

@@ -73,7 +73,7 @@ for i = 1, count do
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant = header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  local section = is_keyed(record) and dedup().section_of(record)
+  local section = is_keyed(record) and keyed().section_of(record)
   if is_keyed(record) and not section then
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
@@ -96,7 +96,7 @@ for i = 1, #seen do
   local at, task, tenant, section = unpack(seen[i])
   -- The answer to the first attempt was lost: as it stands now.
   local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0
-    and dedup().read_claim(dedup().scope_of(tenant, section.key))
+    and dedup().read_claim(keyed().scope_of(tenant, section.key))
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
@@ -121,7 +121,7 @@ local turned_away = 0
 for i = 1, #messages do
   local message = messages[i]
   if message.section and not message.reason then
-    local verdict, ahead, replaced = dedup().admit(message)
+    local verdict, ahead, replaced = keyed().admit(message)
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end

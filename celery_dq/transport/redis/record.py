@@ -201,7 +201,9 @@ def pack_record(
 
 def with_dedup(record: bytes, section: bytes) -> bytes:
     """Return a record that has no dedup section with this one."""
-    return b"".join((record[:2], bytes((record[2] | KEYED,)), record[3:], section, _LENGTH.pack(len(section))))
+    return b"".join(
+        (record[:2], bytes((record[2] | KEYED,)), record[3:], section, _LENGTH.pack(len(section)))
+    )
 
 
 def pack_joined(
