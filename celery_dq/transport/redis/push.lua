@@ -41,8 +41,9 @@
 --   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
 --   nothing changed, '2<message id>' accepted as a discard. One with a dedup key may also be '4' blocked (it waits for
 --   another one to end), '5' a follower (kept, to be settled with the result of the one that covers it), '3' declined
---   (not kept) or '6' declined though somebody needs its result, because too many do; then the message id is followed
---   by a zero byte, who covers it or is ahead of it, a zero byte, and who gave up its place, ''
+--   (not kept) or '6' declined though somebody needs its result, because too many do; unless nobody had its key, the
+--   message id is then followed by a zero byte, who covers it or is ahead of it, a zero byte, and who gave up its
+--   place, ''
 -- COST
 --   O(log n) per message; some 15 commands and one per tenant of the call
 -- GUARANTEE
@@ -125,7 +126,7 @@ for i = 1, #messages do
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end
-    replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '')
+    if ahead then replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '') end
   end
 end
 if turned_away > 0 then

@@ -44,16 +44,16 @@ local function make_keyed()
   local admitted = {}
 
   -- The verdict on a message {id, tenant, section}: 'accept', 'block', 'follow', 'decline' or 'refuse' (too many
-  -- followers), who covers it or is ahead of it, and who gave up its place.
+  -- followers); who covers it or is ahead of it, nil when nobody else had the key; and who gave up its place.
   local function admit(message)
     local id, scope = message.id, scope_of(message.tenant, message.section.key)
-    if call('HSETNX', P .. 'claims', scope, struct.pack('>ddd', 0, 0, 0) .. alone(id)) == 0 then
+    if call('HSETNX', P .. 'claims', scope, struct.pack('>dddBHHHc0', 0, 0, 0, 0, #id, 0, 0, id)) == 0 then
       return dedup().admit(message, scope)
     end
     call('HSET', P .. 'claimants', id, scope)
     admitted[id] = message
     state.accepted = state.accepted + 1
-    return 'accept', id
+    return 'accept'
   end
 
   -- These messages {id, record, tenant} were claimed just now, under this number.
