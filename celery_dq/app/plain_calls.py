@@ -3,8 +3,9 @@
 What a call costs in Celery and kombu is mostly the same work done anew: routing, thirty headers, a producer
 that is bound to a channel and unbound again, a queue that is copied, a retry wrapper. Of a plain call all
 that is known from the first of its kind (:mod:`celery_dq.app.fast_calls`), which goes Celery's way and is
-watched. Whatever is not plain, or watched by somebody else, goes Celery's way each time. A plain call with a
-dedup key takes its ticket along, and its caller gets what :mod:`celery_dq.app.duplicates` makes of the verdict.
+watched. Whatever is not plain, or watched by somebody else, goes Celery's way each time. A plain call with
+a dedup key takes its ticket along, and its caller gets what :mod:`celery_dq.app.duplicates` makes of the
+verdict.
 
 Errors, retries and their policy are kombu's: only the first attempt is made without its wrapper.
 """
