@@ -256,8 +256,12 @@ class ClaimKeys:
         return f"{self.key_prefix}dq:{{{self.environment}/dedup}}:"
 
     def claim(self, key: str) -> str:
-        """HASH: head, heir, tail -> packed call; expires with the last lease."""
+        """HASH: head, heir, tail -> packed call, followed -> JSON; expires with the last lease."""
         return f"{self.prefix}claim:{quote(key, safe='')}"
+
+    def verdicts(self, queue: str) -> str:
+        """HASH: verdict -> how often it was given to calls of the queue."""
+        return f"{self.prefix}verdicts:{quote(queue, safe='')}"
 
     @property
     def tokens(self) -> str:

@@ -1,4 +1,4 @@
-"""Keeps the leases of one process alive, and hears when one of its waiting calls may start.
+"""Keeps the leases of one process alive, and hears when one of its waiting calls may start or has its result.
 
 A thread of its own, because a long task or a blocked event loop must not lose its claims.
 """
@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 #: Renewals in a lease: two may fail before it is lost.
 RENEWALS = 3
-#: Seconds between two looks for the result of a run elsewhere that covers a task here.
-WATCH_PAUSE = 0.5
 
 
 class Keeper:
@@ -48,7 +46,6 @@ class Keeper:
         self._on_lost = on_lost
         self._subscriber = subscriber
         self._holdings: set[Holding] = set()
-        self._watching = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -66,12 +63,6 @@ class Keeper:
     def drop(self, holding: Holding) -> None:
         """Renew this one no more."""
         self._holdings.discard(holding)
-
-    def watch(self, watching: bool) -> None:
-        """Look often, for somebody waits for an end that nobody will tell of; or no more."""
-        self._watching = watching
-        if watching:
-            self.start()
 
     def stop(self) -> None:
         """End the thread; leases run out by themselves."""
@@ -110,9 +101,8 @@ class Keeper:
 
     def _listen(self, listening: Any) -> None:
         """Until the next renewal is due."""
-        pause = min(self._pause, WATCH_PAUSE) if self._watching else self._pause
         if listening is None:
-            self._stopped.wait(pause)
+            self._stopped.wait(self._pause)
             return
-        if listening.get_message(timeout=pause) is not None:
+        if listening.get_message(timeout=self._pause) is not None:
             self._on_turn()

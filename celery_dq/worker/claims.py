@@ -100,6 +100,7 @@ class Claims:
                 policy=wish.policy,
                 waiting=wish.waiting,
                 timeout=wish.timeout,
+                follow=_wants_result(request),
             )
         except Exception:
             # Without a verdict it must not run.
@@ -154,8 +155,7 @@ class Claims:
 
     def _decline(self, request: Any, key: str, covering: str) -> None:
         logger.info("Task %s[%s] is declined: %s covers it.", request.name, request.id, covering)
-        _, _, embed = request._payload
-        if request.ignore_result and not any((embed or {}).values()):
+        if not _wants_result(request):
             state.task_ready(request)
             request.acknowledge()
             return
@@ -184,8 +184,9 @@ class Claims:
                 self._followers.give(request, outcome, task_id)
             finally:
                 request.acknowledge()
-        if self.keeper is not None:
-            self.keeper.watch(bool(self._covered))
+        if self._covered and self.keeper is not None:
+            # It hears of the end of a run elsewhere, and looks at each renewal, should nobody have told.
+            self.keeper.start()
 
     def _runs(self, key: str, covering: str) -> bool:
         """Whether this call, or a retry of it, still has the key."""
@@ -336,6 +337,12 @@ class Claims:
             self.ask(request)
         else:
             self._decline(request, holding.key, later.call)
+
+
+def _wants_result(request: Any) -> bool:
+    """Whether somebody gets, or is called with, the result of this call."""
+    _, _, embed = request._payload
+    return not request.ignore_result or any((embed or {}).values())
 
 
 def _raised(info: Any) -> BaseException | None:
