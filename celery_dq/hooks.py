@@ -125,7 +125,7 @@ class Terms(Protocol):
 class _Forked:
     """The state of one process: recognises by its pid that it was inherited over a fork."""
 
-    __slots__ = ("gate", "lock", "pid", "process", "terms")
+    __slots__ = ("coordinator", "gate", "lock", "pid", "process", "terms")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -134,6 +134,7 @@ class _Forked:
         self.gate: WorkerGate | None = None
         self.terms: Terms | None = None
         self.process: Any = None
+        self.coordinator: Any = None
 
 
 class Wires(str):
@@ -195,6 +196,15 @@ class Wires(str):
     @terms.setter
     def terms(self, terms: Terms | None) -> None:
         self._of_this_process().terms = terms
+
+    @property
+    def coordinator(self) -> Any:
+        """What gives verdicts to the worker of this process, if nobody outside can be asked; else None."""
+        return self._of_this_process().coordinator
+
+    @coordinator.setter
+    def coordinator(self, coordinator: Any) -> None:
+        self._of_this_process().coordinator = coordinator
 
     @property
     def process(self) -> Any:

@@ -30,6 +30,7 @@ class ClaimSnapshot:
         age_s: seconds since a worker got the head; 0 when none has.
         timeout_s: seconds after which the run may be evicted; None is never.
         followers: how many calls wait for the head's result.
+        worker: who keeps the claim alive, on a broker that is none of ours; ``""`` on one that is.
     """
 
     tenant: str
@@ -42,6 +43,7 @@ class ClaimSnapshot:
     age_s: float
     timeout_s: float | None
     followers: int
+    worker: str = ""
 
 
 def scope(tenant: str, key: str) -> bytes:

@@ -193,9 +193,7 @@ class Publisher:
 
         return stamp(message, queue.name, self._lane, number, int(self._clock.wall() * 1_000_000))
 
-    def number(
-        self, queue: Queue, task_id: str, record: bytes, ticket: DedupTicket | None = None
-    ) -> Stamped:
+    def number(self, queue: Queue, task_id: str, record: bytes, ticket: DedupTicket | None = None) -> Stamped:
         """Stamp a message whose record is made already, its dedup section included."""
         self._be_ours()
         key = queue.key
