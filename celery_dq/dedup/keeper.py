@@ -5,6 +5,7 @@ A thread of its own, because a long task or a blocked event loop must not lose i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -68,6 +69,9 @@ class Keeper:
         """End the thread; leases run out by themselves."""
         self._stopped.set()
         if self._thread is not None:
+            if isinstance(self._coordinator, RedisCoordinator):
+                with contextlib.suppress(Exception):  # it then ends at its next renewal
+                    self._coordinator.ring()
             self._thread.join(5.0)
 
     def _run(self) -> None:

@@ -57,6 +57,10 @@ class RedisCoordinator:
         """Where this owner is told that one of his calls may start, or has lost its place."""
         return self.keys_of.channel + self.owner
 
+    def ring(self) -> None:
+        """Have this owner look, as if one of his calls might start."""
+        self._client.publish(self.channel, "")
+
     def _run(self, script: str, key: str, *args: str | int) -> Any:
         keys = (self.keys_of.claim(key), self.keys_of.tokens)
         return self._scripts[script].run(self._client, keys, (self.keys_of.channel, *args))
