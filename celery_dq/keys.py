@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict."""
+        """HASH: seq, v (virtual time), claim, held, head (start), appt, appt_owner, evict, accepted."""
         return self.prefix + "state"
 
     @property
@@ -225,8 +225,19 @@ class PartitionKeys:
 
     @property
     def verdicts(self) -> str:
-        """HASH: verdict -> how often it was given."""
+        """HASH: verdict -> how often it was given; but for most of ``accept``, see ``state``."""
         return self.prefix + "verdicts"
+
+    @property
+    def evicted(self) -> str:
+        """CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its key."""
+        return self.prefix + "evicted"
+
+
+def every_evicted(environment: str, key_prefix: str = "") -> str:
+    """Pattern of the channels :attr:`PartitionKeys.evicted` of all partitions."""
+    start = "".join(f"\\{each}" if each in "*?[]\\" else each for each in key_prefix)
+    return f"{start}dq:{{{environment}/*}}:evicted"
 
 
 def beat_state(environment: str, key_prefix: str = "") -> str:

@@ -22,6 +22,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
     ("consumer", "celery_dq.worker.singleton:SingletonStep"),
     ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
+    ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
 )
 
 

@@ -31,6 +31,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   producer: who numbers the messages; '' for nobody
 --   marker_ttl_ms: how long its last sequence is remembered

@@ -31,6 +31,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who goes
 --   limit: most messages to give back, at most 1000

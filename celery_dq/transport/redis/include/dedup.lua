@@ -365,11 +365,14 @@ local function make_dedup()
     return verdict == 'follow' and 'aside' or 'gone'
   end
 
-  -- Takes the key from its head, whose token is void from now on.
+  -- Takes the key from its head, whose token is void from now on. Workers that run it are told.
   local function evict(scope)
     local c = read_claim(scope)
     if not c then return nil end
     local head = c.head
+    if c.number > 0 then
+      call('PUBLISH', P .. 'evicted', string.format('%.0f/', c.number) .. head .. '\0' .. scope)
+    end
     call('HDEL', P .. 'claimants', head)
     promote_claim(scope, c)
     call('HINCRBY', P .. 'verdicts', 'evict', 1)
