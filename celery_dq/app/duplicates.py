@@ -227,8 +227,15 @@ def _continued_run(task_id: Any) -> tuple[str, int]:
     return message_id, int(claim)
 
 
-def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
+def conclude(app: Any, name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     """Tell the world about a verdict.
+
+    Arguments:
+        app: Whose call it was.
+        name: Of the task.
+        task_id: Of the call.
+        rule: Of the task, or of the call.
+        ticket: Has the verdict.
 
     Raises:
         DuplicateCall: It was declined, and the rule or too many followers say that this is an error.
@@ -247,6 +254,8 @@ def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     if ticket.verdict is not Verdict.DECLINE:
         return
     logger.info("Call %s[%s] is declined: %s covers it (%s).", name, task_id, ticket.covering, ticket.key)
+    if ticket.refused or rule.on_duplicate == "raise":
+        _stop_waiting(app, task_id)
     if ticket.refused:
         raise DuplicateCall(
             f"{name}: {ticket.covering} covers this call ({ticket.key}), and too many calls wait for its "
@@ -298,7 +307,8 @@ def covered(app: Any, result: Any, ticket: Ticket, *, named: bool) -> Any:
     if ticket.verdict is None:
         return result
     if ticket.verdict is Verdict.DECLINE and not named:
-        _stop_waiting(app, result)
+        if not result.ignored:
+            _stop_waiting(app, result.id)
         covering = type(result)(ticket.covering, app=app, backend=getattr(result, "backend", None))
         covering.ignored = result.ignored
         _correct_trail(app, result, covering)
@@ -316,8 +326,8 @@ def _correct_trail(app: Any, declined: Any, covering: Any) -> None:
         children[-1] = covering
 
 
-def _stop_waiting(app: Any, result: Any) -> None:
+def _stop_waiting(app: Any, task_id: str) -> None:
     """The backend had been told to expect a result under the id of the declined call."""
     consumer = getattr(app.backend, "result_consumer", None)
-    if consumer is not None and not result.ignored:
-        consumer.cancel_for(result.id)
+    if consumer is not None:
+        consumer.cancel_for(task_id)

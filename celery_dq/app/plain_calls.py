@@ -227,7 +227,7 @@ class _Ways:
         finally:
             connection.release()
         if tickets is not None and ticket is not None:
-            conclude(plan.name, task_id, tickets.rule, ticket)
+            conclude(app, plan.name, task_id, tickets.rule, ticket)
         result = (options.get("result_cls") or app.AsyncResult)(task_id)
         result.ignored = ignored
         return result if ticket is None else covered(app, result, ticket, named=named)

@@ -104,8 +104,13 @@ class TestVerdicts:
     def test_raise(self, shop: Shop) -> None:
         strict = shop.task("strict")
         strict.delay(1)
-        with pytest.raises(DuplicateCall, match=r"strict: .* covers this call \(strict\(sku=1\)\)") as caught:
-            strict.delay(1)
+        awaited = set(shop.app.backend.result_consumer.subscribed_to)
+        for options in ({}, {"countdown": 0.0}):
+            match = r"strict: .* covers this call \(strict\(sku=1\)\)"
+            with pytest.raises(DuplicateCall, match=match) as caught:
+                strict.apply_async((1,), **options)
+        # Nobody waits for the result of a call that was turned away.
+        assert shop.app.backend.result_consumer.subscribed_to == awaited
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         with shop.working():
             shop.open(1)
