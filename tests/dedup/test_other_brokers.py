@@ -13,7 +13,7 @@ from celery import Celery, chain, group
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
-from celery_dq.errors import ConfigurationError, InvalidKey, InvalidRequest
+from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
 from celery_dq.keys import ClaimKeys
 from celery_dq.testing import waiting
 from celery_dq.worker.claims_step import ClaimsStep
@@ -92,6 +92,42 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
         shop.open(1, 2)
         assert [each.get(timeout=40) for each in results] == [[1, 3], [1, 3]]
         assert shop.ran() == [1, 3]
+
+
+def test_who_follows_one_that_is_replaced_gets_the_result_of_the_later_one(
+    shop: Shop, verdicts: list[Verdict]
+) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.delay(1, version=1)
+        running(shop, 1)
+        calls: list[Any] = [
+            ({}, Verdict.BLOCK),
+            ({}, Verdict.DECLINE),
+            ({"on_duplicate": "replace"}, Verdict.BLOCK),
+        ]
+        results = []
+        for version, (rule, verdict) in enumerate(calls, 2):
+            results.append(refresh.apply_async((1,), {"version": version}, dedup=rule))
+            wait_until(lambda count=version: len(verdicts) == count)
+            assert verdicts[-1] is verdict
+        shop.open(1, 2)
+        assert [each.get(timeout=40) for each in results] == [[1, 4]] * 3
+        assert shop.ran() == [1, 4]
+
+
+def test_a_covering_run_without_a_result_is_not_waited_for_for_ever(
+    shop: Shop, verdicts: list[Verdict]
+) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.apply_async((1,), ignore_result=True)
+        running(shop, 1)
+        follower = refresh.apply_async((1,), dedup={"waiting": 0})
+        wait_until(lambda: len(verdicts) == 2)
+        shop.open(1)
+        with pytest.raises(CoveringRunUnknown):
+            follower.get(timeout=40)
 
 
 def test_chains_and_groups_of_duplicates(shop: Shop) -> None:
