@@ -1,7 +1,9 @@
 """What dedup costs a call: beside the same call without it, and beside celery-singleton and celery-once.
 
 The peers are measured where they are installed; they lock before they publish, on the stock Redis transport.
-``full`` is publish, claim and finish of a message by the scripts alone, per message, in batches of one.
+``scripts`` is publish, claim and finish of a message by the scripts alone, per message, in batches of one.
+``worker`` is what a call takes from ``apply_async`` until a worker (solo pool) has run it and it is gone from
+the broker: a backlog is published, then run; both times and both shares of Redis are added.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from celery import Celery
 from kombu import pools
 
 import celery_dq
+from benchmarks.keyed import NAME, add_tasks, conf
 from benchmarks.measure import Report, ServerProbe, dump, interleave, ratio
 from celery_dq.dedup import dedup
 from celery_dq.keys import PartitionKeys
@@ -23,6 +26,8 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from celery_dq.transport.redis.record import DedupSection, Record
 from celery_dq.transport.redis.replies import Outgoing
+from tests.brokers import BROKERS
+from tests.workers import WorkerProcess, make_app
 
 PEERS = {"celery-singleton": "celery_singleton", "celery-once": "celery_once"}
 
@@ -43,19 +48,18 @@ def _measured(report: Report, server: RedisServer, quick: bool) -> Report:
     for name in contenders:
         row = found[name]
         report.row(name, row["call"], ratio(row["call"], plain), ratio(row["call"], stock), row["cpu"])
-    full = interleave(
-        ["full, plain", "full, dedup"],
-        3 if quick else 9,
-        partial(_lives, server, 500 if quick else 3_000),
-        60,
-    )
-    for name, row in full.items():
-        report.row(name, row["call"], ratio(row["call"], full["full, plain"]["call"]), "-", row["cpu"])
+    lives = {}
+    for what, once in (("worker", _worked), ("scripts", _lives)):
+        rounds, amount = (3, 500) if quick else (9, 3_000)
+        life = interleave([f"{what}, plain", f"{what}, dedup"], rounds, partial(once, server, amount), 60)
+        for name, row in life.items():
+            report.row(name, row["call"], ratio(row["call"], life[f"{what}, plain"]["call"]), "-", row["cpu"])
+        lives.update(life)
     report.notes.append("calls: apply_async with no worker, a key per call unless said; vs: round by round")
     missing = [name for name in PEERS if not _installed(name)]
     if missing:
         report.notes.append(f"not installed: {', '.join(missing)}")
-    report.data = dump({**found, **full})
+    report.data = dump({**found, **lives})
     return report
 
 
@@ -114,6 +118,37 @@ def _calls(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
     app.close()
     pools.reset()
     return {"call": taken / amount * 1e6, "cpu": cpu / amount * 1e6}
+
+
+def _worked(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
+    server.flush(1)
+    broker = BROKERS["dq"]
+    with RedisServer() as clock:
+        settings = conf(server.url(1, scheme="dq-redis"), clock.port)
+        app = add_tasks(make_app(NAME, broker, settings))
+        task, mark = app.tasks[kind.partition(", ")[2]], app.tasks["mark"]
+        mark.apply_async(("begin",))
+        for each in range(50):
+            task.apply_async((each,))
+        probe = ServerProbe(server.port)
+        cpu, started = probe.cpu_seconds(), time.perf_counter()
+        for each in range(50, amount):
+            task.apply_async((each,))
+        published = time.perf_counter() - started
+        mark.apply_async(("end",))
+        worker = WorkerProcess(
+            "benchmarks.keyed", broker=broker, conf=settings, pool="solo", concurrency=1, loglevel="WARNING"
+        )
+        with worker, redis.Redis(port=clock.port) as client:
+            begin, end = (client.blpop([name], timeout=60) for name in ("begin", "end"))
+            cpu = probe.cpu_seconds() - cpu
+        if begin is None or end is None:
+            raise TimeoutError(f"{kind}: {amount} tasks did not run")
+        probe.close()
+        app.close()
+        pools.reset()
+    ran = float(end[1]) - float(begin[1])
+    return {"call": (published / (amount - 50) + ran / amount) * 1e6, "cpu": cpu / amount * 1e6}
 
 
 def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:

@@ -131,7 +131,7 @@ class Terms(Protocol):
 class _Forked:
     """The state of one process: recognises by its pid that it was inherited over a fork."""
 
-    __slots__ = ("gate", "lock", "pid", "process", "terms", "undertaker")
+    __slots__ = ("coordinator", "gate", "lock", "pid", "process", "terms", "undertaker")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -141,6 +141,7 @@ class _Forked:
         self.terms: Terms | None = None
         self.undertaker: Undertaker | None = None
         self.process: Any = None
+        self.coordinator: Any = None
 
 
 class Wires(str):
@@ -211,6 +212,15 @@ class Wires(str):
     @terms.setter
     def terms(self, terms: Terms | None) -> None:
         self._of_this_process().terms = terms
+
+    @property
+    def coordinator(self) -> Any:
+        """What gives verdicts to the worker of this process, if nobody outside can be asked; else None."""
+        return self._of_this_process().coordinator
+
+    @coordinator.setter
+    def coordinator(self, coordinator: Any) -> None:
+        self._of_this_process().coordinator = coordinator
 
     @property
     def process(self) -> Any:

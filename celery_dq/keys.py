@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict, floor."""
+        """HASH: seq, v (virtual time), claim, held, head, appt, appt_owner, evict, floor, accepted."""
         return self.prefix + "state"
 
     @property
@@ -230,8 +230,19 @@ class PartitionKeys:
 
     @property
     def verdicts(self) -> str:
-        """HASH: verdict -> how often it was given."""
+        """HASH: verdict -> how often it was given; but for most of ``accept``, see ``state``."""
         return self.prefix + "verdicts"
+
+    @property
+    def evicted(self) -> str:
+        """CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its key."""
+        return self.prefix + "evicted"
+
+
+def every_evicted(environment: str, key_prefix: str = "") -> str:
+    """Pattern of the channels :attr:`PartitionKeys.evicted` of all partitions."""
+    start = "".join(f"\\{each}" if each in "*?[]\\" else each for each in key_prefix)
+    return f"{start}dq:{{{environment}/*}}:evicted"
 
 
 def beat_state(environment: str, key_prefix: str = "") -> str:
@@ -261,8 +272,12 @@ class ClaimKeys:
         return f"{self.key_prefix}dq:{{{self.environment}/dedup}}:"
 
     def claim(self, key: str) -> str:
-        """HASH: head, heir, tail -> packed call; expires with the last lease."""
+        """HASH: head, heir, tail -> packed call, followed -> JSON; expires with the last lease."""
         return f"{self.prefix}claim:{quote(key, safe='')}"
+
+    def verdicts(self, queue: str) -> str:
+        """HASH: verdict -> how often it was given to calls of the queue."""
+        return f"{self.prefix}verdicts:{quote(queue, safe='')}"
 
     @property
     def tokens(self) -> str:

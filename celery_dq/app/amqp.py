@@ -112,7 +112,7 @@ class WiredAMQP:
             if slip is not None:
                 slip.ticket = ticket
             sent = send(producer, name, message, **{DEDUP: ticket}, **options)
-            conclude(name, message.headers["id"], rule, ticket)
+            conclude(self.app, name, message.headers["id"], rule, ticket)
             return sent
 
         return send_task_message

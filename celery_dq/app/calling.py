@@ -223,10 +223,11 @@ class BufferedCalls:
 
 def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
     """Whether a call with a dedup key may be published after it has returned."""
+    if rule.verdict != "later":
+        return False
     running = _task_stack.top
     # What a run publishes in its own place must be there before the run has ended.
-    continues = running is not None and running.request.id == options.get("task_id")
-    return rule.verdict == "later" and not continues
+    return running is None or running.request.id != options.get("task_id")
 
 
 class _UnlessBuffered:

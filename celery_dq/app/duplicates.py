@@ -22,7 +22,7 @@ from celery_dq.errors import DuplicateCall
 from celery_dq.transport.redis.ids import task_id_of
 from celery_dq.transport.redis.record import DedupSection
 
-__all__ = ["CALL_OPTION", "DedupRules", "Ticket", "cover_calls"]
+__all__ = ["CALL_OPTION", "DedupRules", "Ticket", "Tickets", "conclude", "cover_calls", "covered"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Ticket:
     """The call's side of :class:`celery_dq.hooks.DedupTicket`.
 
     Attributes:
-        section: for the record.
+        section: for the record, see :class:`~celery_dq.transport.redis.record.DedupSection`.
         key: the dedup key.
         verdict: None until the broker has answered; it also stays None for a task that was revoked before.
         covering: task id of who covers a declined call, or is ahead of a blocked one.
@@ -66,9 +66,11 @@ class Ticket:
         refused: the call was to follow another one, but too many do.
     """
 
-    def __init__(self, section: DedupSection) -> None:
-        self.section = section.pack()
-        self.key = section.key
+    __slots__ = ("covering", "key", "refused", "replaced", "section", "verdict")
+
+    def __init__(self, section: bytes, key: str) -> None:
+        self.section = section
+        self.key = key
         self.verdict: Verdict | None = None
         self.covering = ""
         self.replaced = ""
@@ -145,24 +147,72 @@ def ticket_for(rule: Dedup, key: Key, message: Any, slip: Slip | None) -> Ticket
     get = embed.get
     attached = bool(get("callbacks") or get("errbacks") or get("chain") or get("chord"))
     awaited = attached or not headers.get("ignore_result")
-    named = slip is None or slip.named
     seconds = rule.seconds
     if seconds is not None:
         hard, soft = headers.get("timelimit") or (None, None)
         # A little less, so that the pool has ended it before the broker gives its key away.
         limit = max(seconds - 1.0, seconds * 0.9)
         headers["timelimit"] = [limit if hard is None else min(hard, limit), soft]
-    return Ticket(
-        DedupSection(
-            key(args or (), kwargs or {}),
-            timeout_us=0 if seconds is None else max(int(seconds * 1e6), 1),
-            replace=rule.on_duplicate == "replace",
-            waiting=rule.waiting == 1,
-            follow=(attached or (named and awaited)) and rule.on_duplicate != "raise",
-            awaited=awaited,
-            continues=_continued_run(headers.get("id")),
-        )
+    text = key(args or (), kwargs or {})
+    section = _section(
+        rule,
+        text,
+        attached=attached,
+        awaited=awaited,
+        named=slip is None or slip.named,
+        continues=_continued_run(headers.get("id")),
     )
+    return Ticket(section, text)
+
+
+def _section(
+    rule: Dedup,
+    key: str,
+    *,
+    awaited: bool,
+    named: bool,
+    attached: bool = False,
+    continues: tuple[str, int] = ("", 0),
+) -> bytes:
+    seconds = rule.seconds
+    return DedupSection(
+        key,
+        timeout_us=0 if seconds is None else max(int(seconds * 1e6), 1),
+        replace=rule.on_duplicate == "replace",
+        waiting=rule.waiting == 1,
+        follow=(attached or (named and awaited)) and rule.on_duplicate != "raise",
+        awaited=awaited,
+        continues=continues,
+    ).pack()
+
+
+class Tickets:
+    """The tickets of plain calls of one kind, of which only the key is not known beforehand.
+
+    Plain are calls without link, chain, chord or group that no running task makes.
+
+    Attributes:
+        rule: of the task.
+        key: its key maker.
+    """
+
+    __slots__ = ("_starts", "key", "rule")
+
+    def __init__(self, rule: Dedup, key: Key, first: Ticket) -> None:
+        self.rule = rule
+        self.key = key
+        awaited = DedupSection.unpack(first.section).awaited
+        # A section ends with its key.
+        self._starts = tuple(_section(rule, "", awaited=awaited, named=named) for named in (False, True))
+
+    def ticket(self, args: Any, kwargs: Any, *, named: bool) -> Ticket:
+        """Make the ticket of a call.
+
+        Raises:
+            InvalidKey: No key can be made of its arguments.
+        """
+        text = self.key(args or (), kwargs or {})
+        return Ticket(self._starts[named] + text.encode(), text)
 
 
 def _continued_run(task_id: Any) -> tuple[str, int]:
@@ -177,8 +227,15 @@ def _continued_run(task_id: Any) -> tuple[str, int]:
     return message_id, int(claim)
 
 
-def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
+def conclude(app: Any, name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     """Tell the world about a verdict.
+
+    Arguments:
+        app: Whose call it was.
+        name: Of the task.
+        task_id: Of the call.
+        rule: Of the task, or of the call.
+        ticket: Has the verdict.
 
     Raises:
         DuplicateCall: It was declined, and the rule or too many followers say that this is an error.
@@ -197,6 +254,8 @@ def conclude(name: str, task_id: str, rule: Dedup, ticket: Ticket) -> None:
     if ticket.verdict is not Verdict.DECLINE:
         return
     logger.info("Call %s[%s] is declined: %s covers it (%s).", name, task_id, ticket.covering, ticket.key)
+    if ticket.refused or rule.on_duplicate == "raise":
+        _stop_waiting(app, task_id)
     if ticket.refused:
         raise DuplicateCall(
             f"{name}: {ticket.covering} covers this call ({ticket.key}), and too many calls wait for its "
@@ -233,30 +292,42 @@ class CoveredCalls:
         slip = Slip(named=bool(options.get("task_id") or (len(more) > 2 and more[2])))
         result = self._send_task(name, args, kwargs, *more, **{CALL_OPTION: slip}, **options)
         ticket = slip.ticket
-        if ticket is None or ticket.verdict is None:
-            return result
-        if ticket.verdict is Verdict.DECLINE and not slip.named:
-            self._stop_waiting(result)
-            covering = type(result)(ticket.covering, **self._of_same_kind(result))
-            covering.ignored = result.ignored
-            self._correct_trail(result, covering)
-            result = covering
-        result.verdict = ticket.verdict
-        result.covering = ticket.covering
+        return result if ticket is None else covered(self._app, result, ticket, named=slip.named)
+
+
+def covered(app: Any, result: Any, ticket: Ticket, *, named: bool) -> Any:
+    """Return what the caller gets for a call that was sent with this ticket.
+
+    Arguments:
+        app: Whose call it was.
+        result: Celery's.
+        ticket: Has the verdict.
+        named: The caller chose the task id.
+    """
+    if ticket.verdict is None:
         return result
+    if ticket.verdict is Verdict.DECLINE and not named:
+        if not result.ignored:
+            _stop_waiting(app, result.id)
+        covering = type(result)(ticket.covering, app=app, backend=getattr(result, "backend", None))
+        covering.ignored = result.ignored
+        _correct_trail(app, result, covering)
+        result = covering
+    result.verdict = ticket.verdict
+    result.covering = ticket.covering
+    return result
 
-    def _correct_trail(self, declined: Any, covering: Any) -> None:
-        """The task that makes this call has noted it among its children."""
-        parent = self._app.current_worker_task
-        children = parent.request.children if parent is not None else None
-        if children and children[-1] is declined:
-            children[-1] = covering
 
-    def _of_same_kind(self, result: Any) -> dict[str, Any]:
-        return {"app": self._app, "backend": getattr(result, "backend", None)}
+def _correct_trail(app: Any, declined: Any, covering: Any) -> None:
+    """The task that makes this call has noted it among its children."""
+    parent = app.current_worker_task
+    children = parent.request.children if parent is not None else None
+    if children and children[-1] is declined:
+        children[-1] = covering
 
-    def _stop_waiting(self, result: Any) -> None:
-        """The backend had been told to expect a result under the id of the declined call."""
-        consumer = getattr(self._app.backend, "result_consumer", None)
-        if consumer is not None and not result.ignored:
-            consumer.cancel_for(result.id)
+
+def _stop_waiting(app: Any, task_id: str) -> None:
+    """The backend had been told to expect a result under the id of the declined call."""
+    consumer = getattr(app.backend, "result_consumer", None)
+    if consumer is not None:
+        consumer.cancel_for(task_id)

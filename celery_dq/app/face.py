@@ -51,7 +51,7 @@ class DQ:
         self.queues = Queues(self._broker, self.wires)
         self.quotas = Quotas(self._broker)
         self.dead_letters = DeadLetterQueues(self._broker, self.wires)
-        self.dedup = Claims(self._broker)
+        self.dedup = Claims(app, self._broker, self.wires)
         #: ``setup`` has put dedup and the buffer before the app's ``send_task``.
         self.calls_are_wrapped = False
         #: Of calls that are not buffered.

@@ -3,7 +3,9 @@
 What a call costs in Celery and kombu is mostly the same work done anew: routing, thirty headers, a producer
 that is bound to a channel and unbound again, a queue that is copied, a retry wrapper. Of a plain call all
 that is known from the first of its kind (:mod:`celery_dq.app.fast_calls`), which goes Celery's way and is
-watched. Whatever is not plain, or watched by somebody else, goes Celery's way each time.
+watched. Whatever is not plain, or watched by somebody else, goes Celery's way each time. A plain call with
+a dedup key takes its ticket along, and its caller gets what :mod:`celery_dq.app.duplicates` makes of the
+verdict.
 
 Errors, retries and their policy are kombu's: only the first attempt is made without its wrapper.
 """
@@ -18,14 +20,18 @@ from typing import Any
 from kombu import Producer
 from kombu.pools import ProducerPool
 
-from celery_dq.app.duplicates import DedupRules
+from celery_dq.app.duplicates import DedupRules, Ticket, Tickets, conclude, covered
 from celery_dq.app.face import dq_of
 from celery_dq.app.fast_calls import FastCalls, in_task
 from celery_dq.app.senders import partition_lane
 from celery_dq.app.watched import LEARN_OPTION
+from celery_dq.dedup.key import Key
+from celery_dq.dedup.rule import Dedup
+from celery_dq.hooks import DEDUP
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.publisher import Stamped
 from celery_dq.transport.redis.queue import Queue
+from celery_dq.transport.redis.record import with_dedup
 
 __all__ = ["PlainCalls"]
 
@@ -36,10 +42,11 @@ _BACKENDS = ("celery.backends.base", "celery.backends.redis")
 class _Posting:
     """One message on its way; kombu's ``ensure`` gives it a new channel when it has connected anew."""
 
-    def __init__(self, queue: str, task_id: str, record: bytes) -> None:
+    def __init__(self, queue: str, task_id: str, record: bytes, ticket: Ticket | None) -> None:
         self._queue = queue
         self._task_id = task_id
-        self._record = record
+        self._record = record if ticket is None else with_dedup(record, ticket.section)
+        self._ticket = ticket
         self._stamped: Stamped | None = None
         self._failed: Exception | None = None
 
@@ -51,7 +58,7 @@ class _Posting:
         """Publish on this channel. The stamp of the first attempt stays: one that arrived is not repeated."""
         target: Queue = channel.queue(self._queue)
         if self._stamped is None:
-            self._stamped = channel.publisher.number(target, self._task_id, self._record)
+            self._stamped = channel.publisher.number(target, self._task_id, self._record, self._ticket)
         channel.publisher.push(target, [self._stamped])
 
     def insist(self, connection: Any, policy: dict[str, Any], failed: Exception | None) -> None:
@@ -95,16 +102,20 @@ class PlainCalls:
 
         Raises:
             kombu.exceptions.OperationalError: It could not be sent.
+            DuplicateCall: Another one covers it, and its rule says that this is an error.
+            InvalidKey: No dedup key can be made of its arguments.
         """
         ways = self._ways
         if ways is None or ways.pid != os.getpid():
             ways = self._ways = _Ways(self._app)
         kind = None if more else ways.kind_of(name, options)
-        if kind is not None and self._dedup.find(name, options.get("dedup")) is None:
-            result = ways.send(kind, args, kwargs, options)
+        if kind is not None:
+            # A rule of the call's own has no kind, so this one is the task's.
+            found = self._dedup.find(name, None)
+            result = ways.send(kind, found, args, kwargs, options)
             if result is not None:
                 return result
-            learner = ways.learner(kind)
+            learner = ways.learner(kind, found)
             if learner is not None:
                 options[LEARN_OPTION] = learner
         return self._send_task(name, args, kwargs, *more, **options)
@@ -118,6 +129,8 @@ class _Ways:
         self._fast = FastCalls(app)
         self._amqp = app.amqp
         self._send_message: Any = None
+        #: Of the kinds that have a dedup key.
+        self._tickets: dict[tuple[Any, ...], Tickets] = {}
         self._publish = (Producer.publish, Producer._publish)
         self.pid = os.getpid()
         self._possible = (
@@ -147,24 +160,38 @@ class _Ways:
             return None
         return self._fast.kind_of(name, options)
 
-    def learner(self, kind: tuple[Any, ...]) -> Callable[..., None] | None:
+    def learner(self, kind: tuple[Any, ...], dedup: tuple[Dedup, Key] | None) -> Callable[..., None] | None:
         """What is to see the message of this call, the first one of its kind; None when all is known."""
         if self._fast.knows(kind):
             return None
 
         def learn(message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
-            lane = "" if exchange else partition_lane(routing_key, message["properties"]["priority"] or 0)
-            self._fast.learn(kind, lane, message, exchange, routing_key)
+            properties = dict(message["properties"])
+            ticket = properties.pop(DEDUP, None)
+            lane = "" if exchange else partition_lane(routing_key, properties["priority"] or 0)
+            self._fast.learn(kind, lane, dict(message, properties=properties), exchange, routing_key)
+            if dedup is not None and ticket is not None and self._fast.plan(kind) is not None:
+                self._tickets[kind] = Tickets(*dedup, ticket)
             self._send_message = self._amqp.__dict__.get("send_task_message")
 
         return learn
 
-    def send(self, kind: tuple[Any, ...], args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+    def send(
+        self,
+        kind: tuple[Any, ...],
+        dedup: tuple[Dedup, Key] | None,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
         """Send a call of a known kind, and return its result; None: it has to go Celery's way."""
         app, plan = self._app, self._fast.plan(kind)
         pool = self._amqp.producer_pool
+        tickets = self._tickets.get(kind)
         if (
             plan is None
+            # The task may have got another rule since.
+            or (dedup and dedup[1]) is not (tickets and tickets.key)
             or type(pool) is not ProducerPool
             or self._amqp.__dict__.get("send_task_message") is not self._send_message
         ):
@@ -177,6 +204,8 @@ class _Ways:
         if filled is None:
             return None
         task_id, addressed = filled
+        named = bool(options.get("task_id"))
+        ticket = None if tickets is None else tickets.ticket(args, kwargs, named=named)
         queue = addressed.lane.partition("/")[2]
         connection = pool.connections.acquire(block=True)
         try:
@@ -189,7 +218,7 @@ class _Ways:
             if backend is not None:
                 with connection._reraise_as_library_errors():
                     backend.on_task_call(None, task_id)
-            posting = _Posting(queue, task_id, addressed.payload)
+            posting = _Posting(queue, task_id, addressed.payload, ticket)
             self._post(connection, channel, posting, options.get("retry_policy"))
         except BaseException:
             # As a pooled producer does.
@@ -197,9 +226,11 @@ class _Ways:
             raise
         finally:
             connection.release()
+        if tickets is not None and ticket is not None:
+            conclude(app, plan.name, task_id, tickets.rule, ticket)
         result = (options.get("result_cls") or app.AsyncResult)(task_id)
         result.ignored = ignored
-        return result
+        return result if ticket is None else covered(app, result, ticket, named=named)
 
     def _post(self, connection: Any, channel: Any, posting: _Posting, policy: Any) -> None:
         failed = None

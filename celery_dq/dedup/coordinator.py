@@ -53,12 +53,14 @@ class Terms(TypedDict, total=False):
         policy: see :meth:`~celery_dq.dedup.machine.Machine.enqueue`; default ``"decline"``.
         waiting: see there; default 1.
         timeout: seconds after which its run may be evicted; default None, never.
+        follow: should it be declined, its owner is to be told when the one that covers it is over.
     """
 
     task: str
     policy: Policy
     waiting: int
     timeout: float | None
+    follow: bool
 
 
 class Holding(NamedTuple):
@@ -70,13 +72,25 @@ class Holding(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Somebody who waits or runs, as a snapshot shows it; times in seconds."""
+    """Somebody who waits or runs, as a snapshot shows it; times in seconds.
+
+    Attributes:
+        call: who.
+        owner: who renews it; ``""`` where nobody must.
+        token: fencing token of its run, 0 while it waits.
+        age: since it began to run.
+        lease: until its lease ends.
+        timeout: how long it may run; None is for ever.
+        followers: how many declined calls want its result.
+    """
 
     call: str
     owner: str
     token: int
     age: float
     lease: float
+    timeout: float | None = None
+    followers: int = 0
 
 
 class ClaimSnapshot(NamedTuple):
@@ -127,12 +141,18 @@ class Coordinator(Protocol):
     def inspect(self, key: str) -> ClaimSnapshot | None:
         """How the key stands; None when nobody claims it."""
 
-    def keys(self) -> list[str]:
-        """All keys that somebody claims, for a look; takes time."""
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that somebody claims and that begin so, for a look; takes time."""
 
     def free(self, key: str) -> ClaimSnapshot | None:
         """Take the key from all who claim it, by an operator's order: their tokens are void.
 
         Returns:
             How it stood.
+        """
+
+    def verdicts(self, queue: str) -> dict[str, int]:
+        """How often each was given to keys of a queue: accept, block, decline, replace, evict.
+
+        The queue is what stands before the first ``|`` of a key.
         """

@@ -1,10 +1,11 @@
-"""Keeps the leases of one process alive, and hears when one of its waiting calls may start.
+"""Keeps the leases of one process alive, and hears when one of its waiting calls may start or has its result.
 
 A thread of its own, because a long task or a blocked event loop must not lose its claims.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -19,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 #: Renewals in a lease: two may fail before it is lost.
 RENEWALS = 3
-#: Seconds between two looks for the result of a run elsewhere that covers a task here.
-WATCH_PAUSE = 0.5
 
 
 class Keeper:
@@ -48,7 +47,6 @@ class Keeper:
         self._on_lost = on_lost
         self._subscriber = subscriber
         self._holdings: set[Holding] = set()
-        self._watching = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -67,16 +65,13 @@ class Keeper:
         """Renew this one no more."""
         self._holdings.discard(holding)
 
-    def watch(self, watching: bool) -> None:
-        """Look often, for somebody waits for an end that nobody will tell of; or no more."""
-        self._watching = watching
-        if watching:
-            self.start()
-
     def stop(self) -> None:
         """End the thread; leases run out by themselves."""
         self._stopped.set()
         if self._thread is not None:
+            if isinstance(self._coordinator, RedisCoordinator):
+                with contextlib.suppress(Exception):  # it then ends at its next renewal
+                    self._coordinator.ring()
             self._thread.join(5.0)
 
     def _run(self) -> None:
@@ -110,9 +105,8 @@ class Keeper:
 
     def _listen(self, listening: Any) -> None:
         """Until the next renewal is due."""
-        pause = min(self._pause, WATCH_PAUSE) if self._watching else self._pause
         if listening is None:
-            self._stopped.wait(pause)
+            self._stopped.wait(self._pause)
             return
-        if listening.get_message(timeout=pause) is not None:
+        if listening.get_message(timeout=self._pause) is not None:
             self._on_turn()

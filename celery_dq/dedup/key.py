@@ -157,7 +157,10 @@ class Key:
         if self._only is not None:
             name, position = self._only
             if position < len(args):
-                return self._text(f"({name}={self._value(name, args[position])})")
+                value = args[position]
+                # The most frequent one without a call.
+                text = str(value) if type(value) is int else self._value(name, value)
+                return self._text(f"({name}={text})")
             if name in kwargs:
                 return self._text(f"({name}={self._value(name, kwargs[name])})")
         try:
@@ -211,6 +214,8 @@ class Key:
 
     def _text(self, call: str) -> str:
         text = self.name + call
+        if text.isascii() and len(text) <= MAX_KEY_BYTES:
+            return text
         raw = text.encode("utf-8", "backslashreplace")
         if len(raw) <= MAX_KEY_BYTES:
             return raw.decode()

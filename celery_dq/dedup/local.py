@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ class LocalCoordinator:
         self._clock = clock or SystemClock()
         self._stripes = [threading.Condition() for _ in range(STRIPES)]
         self._kept: dict[str, _Kept] = {}
+        self._verdicts: Counter[tuple[str, str]] = Counter()
+        self._counting = threading.Lock()
         # One counter for all keys: a key may be forgotten and come back.
         self._tokens = itertools.count(1)
 
@@ -63,6 +66,7 @@ class LocalCoordinator:
             if about.timeout is not None:
                 evicted = kept.machine.evict(self._clock.monotonic(), about.timeout)
                 if evicted is not None:
+                    self._count(key, "evict")
                     self._over(key, kept, evicted.id)
         return self._kept.get(key)
 
@@ -97,7 +101,9 @@ class LocalCoordinator:
             if decision.verdict is not Verdict.DECLINE:
                 kept.calls[call] = _About(task, terms.get("timeout"), self._clock.monotonic())
                 token = self._begin(kept, call)
+            self._count(key, decision.verdict.value)
             if decision.replaced is not None:
+                self._count(key, "replace")
                 self._over(key, kept, decision.replaced)
             return Grant(decision.verdict, decision.covering, token, decision.replaced)
 
@@ -178,14 +184,25 @@ class LocalCoordinator:
         def look(call: Call | None) -> Waiting | None:
             if call is None:
                 return None
-            return Waiting(call.id, "", call.token, now - kept.calls[call.id].since, float("inf"))
+            about = kept.calls[call.id]
+            return Waiting(call.id, "", call.token, now - about.since, float("inf"), about.timeout)
 
         machine = kept.machine
         return ClaimSnapshot(key, look(machine.head), look(machine.heir), look(machine.tail))
 
-    def keys(self) -> list[str]:
+    def keys(self, prefix: str = "") -> list[str]:
         """See :meth:`Coordinator.keys`."""
-        return list(self._kept)
+        return [key for key in list(self._kept) if key.startswith(prefix)]
+
+    def verdicts(self, queue: str) -> dict[str, int]:
+        """See :meth:`Coordinator.verdicts`."""
+        with self._counting:
+            return {verdict: count for (of, verdict), count in self._verdicts.items() if of == queue}
+
+    def _count(self, key: str, verdict: str) -> None:
+        queue, bar, _ = key.partition("|")
+        with self._counting:
+            self._verdicts[queue if bar else "", verdict] += 1
 
     def free(self, key: str) -> ClaimSnapshot | None:
         """See :meth:`Coordinator.free`."""

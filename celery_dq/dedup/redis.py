@@ -7,6 +7,7 @@ message be lost, the owner finds out when it next renews.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,10 @@ class RedisCoordinator:
         """Where this owner is told that one of his calls may start, or has lost its place."""
         return self.keys_of.channel + self.owner
 
+    def ring(self) -> None:
+        """Have this owner look, as if one of his calls might start."""
+        self._client.publish(self.channel, "")
+
     def _run(self, script: str, key: str, *args: str | int) -> Any:
         keys = (self.keys_of.claim(key), self.keys_of.tokens)
         return self._scripts[script].run(self._client, keys, (self.keys_of.channel, *args))
@@ -76,6 +81,7 @@ class RedisCoordinator:
                 timeout_ms,
                 terms.get("policy", "decline"),
                 terms.get("waiting", 1),
+                int(terms.get("follow", False)),
             ),
         )
         return Grant(Verdict(verdict), covering, int(token), replaced or None)
@@ -118,15 +124,15 @@ class RedisCoordinator:
 
     def inspect(self, key: str) -> ClaimSnapshot | None:
         """See :meth:`Coordinator.inspect`."""
-        found = self._client.hmget(self.keys_of.claim(key), ["head", "heir", "tail"])
+        found = self._client.hmget(self.keys_of.claim(key), ["head", "heir", "tail", "followed"])
         seconds, micros = self._client.time()
         return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
 
-    def keys(self) -> list[str]:
+    def keys(self, prefix: str = "") -> list[str]:
         """See :meth:`Coordinator.keys`."""
-        prefix = self.keys_of.claim("")
-        found = self._client.scan_iter(match=_glob(prefix) + "*", count=1000)
-        return sorted(unquote(_text(each)[len(prefix) :]) for each in found)
+        start = len(self.keys_of.claim(""))
+        found = self._client.scan_iter(match=_glob(self.keys_of.claim(prefix)) + "*", count=1000)
+        return sorted(unquote(_text(each)[start:]) for each in found)
 
     def free(self, key: str) -> ClaimSnapshot | None:
         """See :meth:`Coordinator.free`."""
@@ -134,21 +140,29 @@ class RedisCoordinator:
         seconds, micros = self._client.time()
         return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
 
+    def verdicts(self, queue: str) -> dict[str, int]:
+        """See :meth:`Coordinator.verdicts`."""
+        found = self._client.hgetall(self.keys_of.verdicts(queue))
+        return {_text(verdict): int(count) for verdict, count in found.items()}
+
 
 def _snapshot(key: str, found: Sequence[Any], now: float) -> ClaimSnapshot | None:
-    head, heir, tail = (_waiting(each, now) for each in found)
+    followed = json.loads(_text(found[3])) if found[3] else {}
+    head, heir, tail = (_waiting(each, now, followed) for each in found[:3])
     return None if head is heir is tail is None else ClaimSnapshot(key, head, heir, tail)
 
 
-def _waiting(packed: Any, now: float) -> Waiting | None:
+def _waiting(packed: Any, now: float, followed: dict[str, list[Any]]) -> Waiting | None:
     if not packed:
         return None
     raw = packed if isinstance(packed, bytes) else str(packed).encode("utf-8", "surrogateescape")
-    token, since, lease, _timeout, n_id, n_owner = _CALL.unpack_from(raw)
-    id_at = _CALL.size
-    call, owner = raw[id_at : id_at + n_id], raw[id_at + n_id : id_at + n_id + n_owner]
+    token, since, lease, timeout, n_id, n_owner = _CALL.unpack_from(raw)
+    owner_at = _CALL.size + n_id
+    call, owner = raw[_CALL.size : owner_at].decode(), raw[owner_at : owner_at + n_owner].decode()
+    task = raw[owner_at + n_owner :].decode()
     age = now - since / 1e6 if since else 0.0
-    return Waiting(call.decode(), owner.decode(), int(token), age, lease / 1e6 - now)
+    followers = followed.get(task or call, [0])[0]
+    return Waiting(call, owner, int(token), age, lease / 1e6 - now, timeout / 1e6 or None, followers)
 
 
 def _text(reply: Any) -> str:

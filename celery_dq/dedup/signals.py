@@ -15,6 +15,7 @@ verdict_given = Signal(
 )
 
 #: A run has lost its key, and another one may be running beside it: it was evicted, an operator took the
-#: key away, or its worker did not renew its lease in time. Sent in the worker, on a broker without verdicts.
-#: ``sender``: the coordinator; ``key``, ``task_id``, ``token`` (the fencing token that is void now).
+#: key away, or (on a broker without verdicts) its worker did not renew its lease in time. Sent in the worker.
+#: ``sender``: the coordinator, or the app on a tenant broker; ``key``, ``task_id``, ``token`` (the fencing
+#: token that is void now).
 claim_lost = Signal(name="claim_lost", providing_args=["key", "task_id", "token"])

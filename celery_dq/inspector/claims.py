@@ -31,6 +31,7 @@ class ClaimSnapshot:
         age_s: seconds since a worker got the head; 0 when none has.
         timeout_s: seconds after which the run may be evicted; None is never.
         followers: how many calls wait for the head's result.
+        worker: who keeps the claim alive, on a broker that is none of ours; ``""`` on one that is.
     """
 
     tenant: str
@@ -43,6 +44,7 @@ class ClaimSnapshot:
     age_s: float
     timeout_s: float | None
     followers: int
+    worker: str = ""
 
 
 def scope(tenant: str, key: str) -> bytes:
@@ -106,7 +108,10 @@ def _key_of(raw: bytes) -> str:
 
 def verdicts(partition: Partition, client: Client) -> dict[str, int]:
     """Return how often each verdict was given since the queue was made."""
-    return {text(name): int(count) for name, count in client.hgetall(partition.keys.verdicts).items()}
+    given = {text(name): int(count) for name, count in client.hgetall(partition.keys.verdicts).items()}
+    # The most frequent one is counted where the scripts write anyway.
+    accepted = int(client.hget(partition.keys.state, "accepted") or 0) + given.pop("accept", 0)
+    return {"accept": accepted, **given} if accepted else given
 
 
 def _all(partition: Partition, client: Client) -> Iterator[tuple[bytes, bytes]]:

@@ -24,7 +24,7 @@ from celery.exceptions import Retry, TaskRevokedError
 from celery.worker import state
 
 from celery_dq.clock import Clock
-from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
+from celery_dq.dedup.coordinator import ClaimSnapshot, Coordinator, Grant, Holding
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after its due time within which a retry must have come, or its key goes on.
 RETRY_GRACE = 30.0
+
+#: Seconds within which a covering run must be seen again that left without a result: a key that an operator
+#: freed, or whose worker died, is asked for anew.
+RESULT_GRACE = 2.0
 
 #: Seconds until a key is asked for again when the coordinator did not answer.
 ASK_AGAIN = 1.0
@@ -47,6 +51,22 @@ class Wish(NamedTuple):
     policy: Any
     waiting: int
     timeout: float | None
+
+
+class _Covered(NamedTuple):
+    """A declined call that wants the result of the task that covers it.
+
+    Attributes:
+        request: of the call.
+        key: the key.
+        by: task id of who covers it.
+        missing: when that one was first seen to be gone without a result, in monotonic seconds.
+    """
+
+    request: Any
+    key: str
+    by: str
+    missing: float | None = None
 
 
 class Claims:
@@ -72,7 +92,8 @@ class Claims:
         # Where there is no event loop, the turn of a parked task may come while another one is asked for.
         self._lock = threading.RLock()
         self._waiting: dict[Holding, Any] = {}
-        self._covered: list[tuple[Any, str, str]] = []
+        self._covered: list[_Covered] = []
+        self._looks_again = False
         self._retried: dict[Holding, float] = {}
         self._taken_from: set[Holding] = set()
         consumer.on_task_request = self.ask
@@ -100,6 +121,7 @@ class Claims:
                 policy=wish.policy,
                 waiting=wish.waiting,
                 timeout=wish.timeout,
+                follow=_wants_result(request),
             )
         except Exception:
             # Without a verdict it must not run.
@@ -154,45 +176,63 @@ class Claims:
 
     def _decline(self, request: Any, key: str, covering: str) -> None:
         logger.info("Task %s[%s] is declined: %s covers it.", request.name, request.id, covering)
-        _, _, embed = request._payload
-        if request.ignore_result and not any((embed or {}).values()):
+        if not _wants_result(request):
             state.task_ready(request)
             request.acknowledge()
             return
         self._park(request)
-        self._covered.append((request, key, covering))
+        self._covered.append(_Covered(request, key, covering.partition("/")[0]))
         self._settle_covered()
 
     def _settle_covered(self) -> None:
         covered, self._covered = self._covered, []
-        for request, key, covering in covered:
+        for each in covered:
+            request = each.request
             if request.id in state.revoked:
                 self._unpark(request)
                 # Celery's own bookkeeping of a revoked task, on its way to the pool.
                 self._run(request)
                 continue
             # Asked first: a result is stored before its key is given back.
-            runs = self._runs(key, covering)
-            task_id = covering.partition("/")[0]
-            outcome = request.task.backend.get_task_meta(task_id, cache=False)
-            if runs and outcome["status"] not in states.READY_STATES:
-                self._covered.append((request, key, covering))
-                continue
+            now = self._coordinator.inspect(each.key)
+            outcome = request.task.backend.get_task_meta(each.by, cache=False)
+            if outcome["status"] not in states.READY_STATES:
+                later = self._still_covered(each, now)
+                if later is not None:
+                    self._covered.append(later)
+                    continue
             self._unpark(request)
             state.task_ready(request)
             try:
-                self._followers.give(request, outcome, task_id)
+                self._followers.give(request, outcome, each.by)
             finally:
                 request.acknowledge()
-        if self.keeper is not None:
-            self.keeper.watch(bool(self._covered))
+        if self._covered and self.keeper is not None:
+            # It hears of the end of a run elsewhere, and looks at each renewal, should nobody have told.
+            self.keeper.start()
 
-    def _runs(self, key: str, covering: str) -> bool:
-        """Whether this call, or a retry of it, still has the key."""
-        now = self._coordinator.inspect(key)
-        task_id = covering.partition("/")[0]
-        calls = [] if now is None else [each.call for each in (now.head, now.heir, now.tail) if each]
-        return any(call.partition("/")[0] == task_id for call in calls)
+    def _still_covered(self, covered: _Covered, now: ClaimSnapshot | None) -> _Covered | None:
+        """By whom it is covered as the key stands now; None when nobody will bring a result."""
+        claimed = [each for each in (now.tail, now.heir, now.head) if each is not None] if now else []
+        # A retry of the covering run is another call of its task.
+        if any(each.call.partition("/")[0] == covered.by for each in claimed):
+            return covered._replace(missing=None)
+        for each in claimed:
+            if not each.token:
+                # It has the place of the one that did, and has not begun.
+                return covered._replace(by=each.call.partition("/")[0], missing=None)
+        moment = self._clock.monotonic()
+        missing = moment if covered.missing is None else covered.missing
+        if moment - missing >= RESULT_GRACE:
+            return None
+        if not self._looks_again:
+            self._looks_again = True
+            self._consumer.timer.call_after(RESULT_GRACE, self._look_again)
+        return covered._replace(missing=missing)
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self.look()
 
     # -- running ---------------------------------------------------------------
 
@@ -336,6 +376,12 @@ class Claims:
             self.ask(request)
         else:
             self._decline(request, holding.key, later.call)
+
+
+def _wants_result(request: Any) -> bool:
+    """Whether somebody gets, or is called with, the result of this call."""
+    _, _, embed = request._payload
+    return not request.ignore_result or any((embed or {}).values())
 
 
 def _raised(info: Any) -> BaseException | None:

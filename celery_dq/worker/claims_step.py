@@ -8,7 +8,6 @@ import socket
 import uuid
 from typing import Any
 
-import redis
 from celery import bootsteps
 
 from celery_dq.clock import SystemClock
@@ -16,17 +15,12 @@ from celery_dq.dedup.coordinator import Coordinator
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.redis import RedisCoordinator, load_scripts
 from celery_dq.dedup.rule import rule_of
+from celery_dq.dedup.server import OwnRedis, redis_of
 from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import CLAIM_HEADER, WIRES, Wires
-from celery_dq.keys import ClaimKeys
-from celery_dq.options.sections import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.claims import Claims, Wish
-
-#: Seconds that a Redis may take to answer.
-SOCKET_TIMEOUT = 15.0
 
 
 class ClaimsStep(bootsteps.StartStopStep):
@@ -51,9 +45,9 @@ class ClaimsStep(bootsteps.StartStopStep):
             return
         if not any(rule_of(task) is not None for task in app.tasks.values()):
             return
-        coordinator = _coordinator(app, wires.options, consumer.hostname)
+        coordinator = _coordinator(app, wires, consumer.hostname)
         claims = self._claims = Claims(consumer, coordinator, Wishes(app).of, SystemClock())
-        subscriber = coordinator.new_client if isinstance(coordinator, _OwnRedis) else None
+        subscriber = coordinator.new_client if isinstance(coordinator, OwnRedis) else None
         claims.keeper = Keeper(coordinator, wires.options.lease_us / 1e6, self._ring, claims.lost, subscriber)
         claims.look_soon = self._ring
 
@@ -134,28 +128,13 @@ class Wishes:
         return Wish(f"{queue}|{said['key']}", said["policy"], said["waiting"], said["timeout"])
 
 
-class _OwnRedis(RedisCoordinator):
-    """A coordinator with a client of its own."""
-
-    def __init__(self, url: str, options: Options, owner: str) -> None:
-        self._url = url
-        keys = ClaimKeys(options.environment, options.key_prefix)
-        super().__init__(self.new_client(), keys, load_scripts(), owner=owner, lease=options.lease_us / 1e6)
-
-    def new_client(self) -> Any:
-        """Make another client of the same server."""
-        return redis.Redis.from_url(self._url, socket_timeout=SOCKET_TIMEOUT, socket_keepalive=True)
-
-
-def _coordinator(app: Any, options: Options, hostname: str) -> Coordinator:
-    broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
-    for url in (options.dedup_url, broker, str(app.conf.result_backend or "")):
-        if url.startswith(("redis://", "rediss://", "unix://")):
-            return _OwnRedis(url, options, f"{hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    if broker.startswith("memory://"):
+def _coordinator(app: Any, wires: Wires, hostname: str) -> Coordinator:
+    try:
+        url = redis_of(app, wires.options)
+    except ConfigurationError:
+        if not str(app.conf.broker_read_url or app.conf.broker_url or "").startswith("memory://"):
+            raise
         # One process has all the workers that there are.
-        return LocalCoordinator()
-    raise ConfigurationError(
-        f"tasks of this app take part in dedup, and neither the broker ({broker.partition('://')[0]}) nor "
-        "the result backend is a Redis: set dq_dedup_url to the Redis that is to keep the claims"
-    )
+        wires.coordinator = local = LocalCoordinator()
+        return local
+    return OwnRedis(url, wires.options, f"{hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}")

@@ -66,7 +66,7 @@ def keys() -> str:
     rows = []
     for name, member in vars(PartitionKeys).items():
         doc = inspect.getdoc(member) or ""
-        found = re.match(r"(HASH|ZSET|LIST|STRING|SET): (.+)", " ".join(doc.split()))
+        found = re.match(r"(HASH|ZSET|LIST|STRING|SET|CHANNEL): (.+)", " ".join(doc.split()))
         if found is None:
             continue
         value = getattr(example, name)

@@ -35,6 +35,7 @@ from typing import Any
 
 import redis
 
+from celery_dq.inspector.claims import verdicts
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -278,8 +279,8 @@ def hammer(plan: Plan) -> Verdict:
         left = hand.client.exists(keys.claims, keys.claimants, keys.blocked, keys.following, keys.messages)
         if left:
             verdict.wrong.append(f"{left} keys of dedup are left behind")
-        for name, count in hand.client.hgetall(keys.verdicts).items():
-            verdict.counts[f"broker {name.decode()}"] = int(count)
+        for name, count in verdicts(hand.partition, hand.client).items():
+            verdict.counts[f"broker {name}"] = count
         if verdict.forced["an eviction"] > verdict.counts["broker evict"]:
             verdict.wrong.append("more overlaps are put down to evictions than there were evictions")
         return verdict
@@ -287,8 +288,8 @@ def hammer(plan: Plan) -> Verdict:
 
 def _called(hand: Hand) -> int:
     """How many calls were made, by the broker's own count."""
-    verdicts = hand.client.hmget(hand.partition.keys.verdicts, "accept", "block", "decline")
-    return sum(int(each or 0) for each in verdicts)
+    counts = verdicts(hand.partition, hand.client)
+    return sum(counts.get(each, 0) for each in ("accept", "block", "decline"))
 
 
 def main() -> int:

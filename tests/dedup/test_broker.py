@@ -12,7 +12,7 @@ from celery import chain, chord, group
 from celery.beat import Scheduler
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
+from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
@@ -104,8 +104,13 @@ class TestVerdicts:
     def test_raise(self, shop: Shop) -> None:
         strict = shop.task("strict")
         strict.delay(1)
-        with pytest.raises(DuplicateCall, match=r"strict: .* covers this call \(strict\(sku=1\)\)") as caught:
-            strict.delay(1)
+        awaited = set(shop.app.backend.result_consumer.subscribed_to)
+        for options in ({}, {"countdown": 0.0}):
+            match = r"strict: .* covers this call \(strict\(sku=1\)\)"
+            with pytest.raises(DuplicateCall, match=match) as caught:
+                strict.apply_async((1,), **options)
+        # Nobody waits for the result of a call that was turned away.
+        assert shop.app.backend.result_consumer.subscribed_to == awaited
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         with shop.working():
             shop.open(1)
@@ -323,8 +328,15 @@ class TestEnds:
 
     def test_a_head_that_runs_too_long_is_evicted(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
-        with shop.working():
-            refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
+        lost: list[Any] = []
+
+        def hear(key: str, task_id: str, token: int, **_: Any) -> None:
+            lost.append((key, task_id, token))
+
+        claim_lost.connect(hear)
+        with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
+            wait_until(lambda: client.pubsub_numpat() > 0)
+            head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
             running(shop, 1)
             tail = refresh.delay(1, version=2)
             assert tail.verdict is Verdict.BLOCK
@@ -333,6 +345,7 @@ class TestEnds:
             # A pool of threads cannot end a task: the overlap is counted.
             assert shop.overlaps == [1]
             assert shop.app.dq.dedup["cache"].verdicts()["evict"] == 1
+            wait_until(lambda: lost == [("refresh(sku=1)", head.id, shop.tokens[0])])
             shop.overlaps = []
             shop.open(1, 2)
             assert tail.get(timeout=10)[1] == 2

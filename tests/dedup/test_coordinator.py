@@ -245,3 +245,31 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
     assert coordinator.keys() == []
     assert asked
     assert all(begun[covering] > at for covering, at in asked)
+
+
+def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue("cache|k", "a", timeout=0.02)
+    # Asked again, it is the same call.
+    coordinator.enqueue("cache|k", "a", timeout=0.02)
+    coordinator.enqueue("cache|k", "b", policy="replace")
+    coordinator.enqueue("cache|k", "c", policy="replace")
+    coordinator.enqueue("cache|k", "d")
+    coordinator.enqueue("other|k|l", "a")
+    token = wait_until(lambda: coordinator.start("cache|k", "c"))
+    assert token > head.token
+    assert coordinator.finish("cache|k", "c", token)
+    assert coordinator.verdicts("cache") == {"accept": 1, "block": 2, "decline": 1, "replace": 1, "evict": 1}
+    assert coordinator.verdicts("other") == {"accept": 1}
+    assert coordinator.verdicts("cac") == {}
+
+
+def test_keys_by_their_beginning(coordinator: Coordinator) -> None:
+    for key in ("cache|a", "cache|b", "cache2|a", "c*|a"):
+        coordinator.enqueue(key, "call", timeout=30)
+    assert sorted(coordinator.keys("cache|")) == ["cache|a", "cache|b"]
+    assert coordinator.keys("c*|") == ["c*|a"]
+    assert len(coordinator.keys()) == 4
+    now = coordinator.inspect("cache|a")
+    assert now is not None
+    assert now.head is not None
+    assert (now.head.timeout, now.head.followers) == (30, 0)

@@ -13,7 +13,7 @@ from celery import Celery, chain, group
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
-from celery_dq.errors import ConfigurationError, InvalidKey
+from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
 from celery_dq.keys import ClaimKeys
 from celery_dq.testing import waiting
 from celery_dq.worker.claims_step import ClaimsStep
@@ -94,6 +94,42 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
         assert shop.ran() == [1, 3]
 
 
+def test_who_follows_one_that_is_replaced_gets_the_result_of_the_later_one(
+    shop: Shop, verdicts: list[Verdict]
+) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.delay(1, version=1)
+        running(shop, 1)
+        calls: list[Any] = [
+            ({}, Verdict.BLOCK),
+            ({}, Verdict.DECLINE),
+            ({"on_duplicate": "replace"}, Verdict.BLOCK),
+        ]
+        results = []
+        for version, (rule, verdict) in enumerate(calls, 2):
+            results.append(refresh.apply_async((1,), {"version": version}, dedup=rule))
+            wait_until(lambda count=version: len(verdicts) == count)
+            assert verdicts[-1] is verdict
+        shop.open(1, 2)
+        assert [each.get(timeout=40) for each in results] == [[1, 4]] * 3
+        assert shop.ran() == [1, 4]
+
+
+def test_a_covering_run_without_a_result_is_not_waited_for_for_ever(
+    shop: Shop, verdicts: list[Verdict]
+) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        refresh.apply_async((1,), ignore_result=True)
+        running(shop, 1)
+        follower = refresh.apply_async((1,), dedup={"waiting": 0})
+        wait_until(lambda: len(verdicts) == 2)
+        shop.open(1)
+        with pytest.raises(CoveringRunUnknown):
+            follower.get(timeout=40)
+
+
 def test_chains_and_groups_of_duplicates(shop: Shop) -> None:
     refresh, note = shop.task("refresh"), shop.task("note")
     with shop.working():
@@ -172,6 +208,39 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     claim_lost.disconnect(hear)
 
 
+def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdict]) -> None:
+    refresh, claims, key = shop.task("refresh"), shop.app.dq.dedup[shop.queue], "refresh(sku=1)"
+    assert claims.list() == []
+    assert claims.inspect(key) is claims.release(key) is None
+    with shop.working():
+        head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 60})
+        running(shop, 1)
+        tail = refresh.delay(1, version=2)
+        wait_until(lambda: len(verdicts) == 2)
+        covered = refresh.delay(1, version=3)
+        wait_until(lambda: len(verdicts) == 3)
+        found = claims.inspect(key)
+        assert [each.key for each in claims.list()] == [key]
+        assert (found.head, found.heir, found.tail, found.running) == (head.id, "", tail.id, True)
+        assert (found.token, found.timeout_s, found.followers) == (shop.tokens[0], 60, 0)
+        assert found.age_s > 0
+        assert found.worker
+        assert claims.verdicts() == {"accept": 1, "block": 1, "decline": 1}
+        assert claims.release(key) == head.id
+        # Who waited goes on, and the old one with it.
+        running(shop, 2)
+        assert shop.tokens[1] > shop.tokens[0]
+        assert shop.overlaps == [1]
+        shop.overlaps.clear()
+        shop.open(1, 2)
+        assert covered.get(timeout=40)[0] == 1
+    with pytest.raises(InvalidRequest, match="leave it out"):
+        claims.inspect(key, tenant="t")
+    with pytest.raises(ConfigurationError, match="cannot be looked at"):
+        claims.repetition(4)
+    assert shop.queue in shop.app.dq.dedup
+
+
 def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
     refresh = shop.task("refresh")
     with shop.working():
@@ -215,6 +284,10 @@ def test_in_one_process_without_redis(verdicts: list[Verdict]) -> None:
         for version in (2, 3):
             shop.task("refresh").apply_async((1,), {"version": version}, ignore_result=True)
         wait_until(lambda: len(verdicts) == 3)
+        claims = shop.app.dq.dedup["cache"]
+        assert claims.verdicts() == {"accept": 1, "block": 1, "decline": 1}
+        (found,) = claims.list()
+        assert (found.key, found.head, found.running) == ("refresh(sku=1)", shop.runs[0][0], True)
         shop.open(1, 2)
         running(shop, 2)
     assert shop.overlaps == []

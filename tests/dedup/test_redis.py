@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from celery_dq.dedup.coordinator import Holding
+from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.conftest import SCRIPTS, redis_coordinator
@@ -98,3 +101,70 @@ def test_all_keys_are_in_one_slot(client: Any) -> None:
 def test_every_script_has_a_contract() -> None:
     for name in SCRIPTS.names():
         assert SCRIPTS[name].contract.guarantee
+
+
+@pytest.mark.parametrize("how", ["finish", "evict", "free", "withdraw", "replace"])
+def test_who_follows_is_told_when_it_is_over(client: Any, how: str) -> None:
+    one, two, three = (redis_coordinator(client, f"w{number}") for number in (1, 2, 3))
+    token = one.enqueue("q|k", "t/1", task="t", timeout=0.05 if how == "evict" else None).token
+    covering = Holding("q|k", "t/1", token)
+    if how in ("withdraw", "replace"):
+        one.enqueue("q|k", "u/1", task="u")
+        covering = Holding("q|k", "u/1", 0)
+    for call in ("v/1", "w/1"):
+        assert two.enqueue("q|k", call, waiting=0, follow=True).covering == covering.call
+    assert three.enqueue("q|k", "x/1", waiting=0).covering == covering.call
+    now = one.inspect("q|k")
+    assert now is not None
+    assert [each.followers for each in (now.head, now.tail) if each and each.call == covering.call] == [2]
+    told = client.pubsub(ignore_subscribe_messages=True)
+    told.subscribe(two.channel, three.channel)
+    wait_until(lambda: client.pubsub_numsub(three.channel)[0][1] == 1)
+    if how == "finish":
+        assert one.finish(*covering)
+    elif how == "free":
+        assert one.free("q|k") is not None
+    elif how == "withdraw":
+        assert one.withdraw("q|k", covering.call)
+    elif how == "replace":
+        assert one.enqueue("q|k", "y/1", policy="replace").replaced == covering.call
+    else:
+        # Whoever looks next finds that it has run too long.
+        wait_until(lambda: not one.renew([covering])[0])
+    message = wait_until(lambda: told.get_message(timeout=0.05))
+    assert message["channel"].decode() == two.channel
+    assert told.get_message(timeout=0.05) is None
+    told.close()
+
+
+def test_a_retry_keeps_its_followers(client: Any) -> None:
+    one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
+    token = one.enqueue("q|k", "t/1", task="t").token
+    two.enqueue("q|k", "v/1", waiting=0, follow=True)
+    told = client.pubsub(ignore_subscribe_messages=True)
+    told.subscribe(two.channel)
+    wait_until(lambda: client.pubsub_numsub(two.channel)[0][1] == 1)
+    heir = one.enqueue("q|k", "t/2", task="t")
+    assert heir.verdict is Verdict.ACCEPT
+    assert one.finish("q|k", "t/1", token)
+    assert told.get_message(timeout=0.05) is None
+    token = one.start("q|k", "t/2") or 0
+    assert one.finish("q|k", "t/2", token)
+    assert wait_until(lambda: told.get_message(timeout=0.05))
+    told.close()
+
+
+def test_a_keeper_hears_of_the_end_long_before_it_renews(client: Any) -> None:
+    one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
+    token = one.enqueue("q|k", "t/1").token
+    two.enqueue("q|k", "v/1", waiting=0, follow=True)
+    turns: list[bool] = []
+    keeper = Keeper(two, 3600.0, lambda: turns.append(True), lambda _: None, lambda: client)
+    keeper.start()
+    wait_until(lambda: turns and client.pubsub_numsub(two.channel)[0][1] == 1)
+    assert one.finish("q|k", "t/1", token)
+    wait_until(lambda: len(turns) == 2)
+    # Else it would wait for twenty minutes.
+    keeper.stop()
+    assert keeper._thread is not None
+    assert not keeper._thread.is_alive()

@@ -14,7 +14,7 @@ from celery_dq.transport.redis.replies import Outgoing
 
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
-TYPES = {"HASH", "ZSET", "LIST", "STRING"}
+TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL"}
 PLACES = {"turn", "throttled", "limited", "parked"}
 
 

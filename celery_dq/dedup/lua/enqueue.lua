@@ -1,10 +1,10 @@
 -- A call wants a key: it begins to run, waits, or is declined.
 --
 -- KEYS
---   claim HASH: head, heir and tail of the key
+--   claim HASH: head, heir and tail of the key, and who follows them
 --   tokens STRING: the last fencing token
 -- DERIVES
---   none
+--   verdicts:<queue> HASH
 -- ARGV
 --   channel: prefix of the channels on which owners are told
 --   call: who
@@ -14,13 +14,15 @@
 --   timeout_ms: how long it may run; 0 is without end
 --   policy: 'decline' or 'replace'
 --   waiting: '1', or '0' when nobody is to wait behind a head that runs
+--   follow: '1' when it wants the result of the one that covers it, should it be declined
 -- RETURNS
 --   an array: 'accept', 'block' or 'decline'; who covers it or is ahead; its token, '0' when it does not run; who
 --   gave up its place, ''; the owner of that one, ''
 -- COST
---   some eight commands
+--   some nine commands
 -- GUARANTEE
---   The same call twice is told the same. A lease that has run out counts for nothing.
+--   The same call twice is told the same. A lease that has run out counts for nothing. The owner of a call that
+--   follows is told once the covering task has left, unless nobody renews that one.
 --@include claim
 local id, task, policy = ARGV[2], ARGV[4], ARGV[7]
 local mine = {token = 0, since = 0, lease = now + tonumber(ARGV[5]) * 1000, timeout = tonumber(ARGV[6]) * 1000,
@@ -57,6 +59,12 @@ elseif ARGV[8] == '0' then
 else
   claim.tail = mine
   verdict, covering = 'block', head.id
+end
+if not known then count(verdict) end
+if replaced then count('replace') end
+if verdict == 'decline' and ARGV[9] == '1' then
+  local _, ahead = find(covering)
+  follow(ahead, ARGV[3])
 end
 local token = begin(id)
 save(ARGV[1])

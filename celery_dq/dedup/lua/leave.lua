@@ -1,9 +1,9 @@
 -- A call ends its run, gives it back, or stops waiting.
 --
 -- KEYS
---   claim HASH: head, heir and tail of the key
+--   claim HASH: head, heir and tail of the key, and who follows them
 -- DERIVES
---   none
+--   verdicts:<queue> HASH
 -- ARGV
 --   channel: prefix of the channels on which owners are told
 --   how: 'finish' (the run is over), 'release' (it did not take place: wait again) or 'withdraw' (wait no more)

@@ -1,9 +1,9 @@
 -- Renews the lease of a call that runs or waits.
 --
 -- KEYS
---   claim HASH: head, heir and tail of the key
+--   claim HASH: head, heir and tail of the key, and who follows them
 -- DERIVES
---   none
+--   verdicts:<queue> HASH
 -- ARGV
 --   channel: prefix of the channels on which owners are told
 --   call: who

@@ -1,10 +1,10 @@
 -- A call that waits begins to run if it is its turn; a lease is renewed.
 --
 -- KEYS
---   claim HASH: head, heir and tail of the key
+--   claim HASH: head, heir and tail of the key, and who follows them
 --   tokens STRING: the last fencing token
 -- DERIVES
---   none
+--   verdicts:<queue> HASH
 -- ARGV
 --   channel: prefix of the channels on which owners are told
 --   call: who

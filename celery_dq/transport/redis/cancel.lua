@@ -28,6 +28,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   reason: what the discards are flagged with
 --   tombstone_ttl_ms: how long a tombstone stands; 0 sets none

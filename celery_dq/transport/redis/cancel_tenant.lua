@@ -27,6 +27,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   tenant: whose messages
 --   reason: what the discards are flagged with

@@ -33,6 +33,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who claims
 --   lease_ms: how long the lease holds from now
@@ -100,7 +101,7 @@ local function deliver(id, score, flags, tenant, deliveries, reason, record)
   if is_keyed(record) then
     flags = flags + KEYED
     local list = reason == '' and started or leaving
-    list[#list + 1] = {id = id, record = record}
+    list[#list + 1] = {id = id, record = record, tenant = tenant}
   end
   local at = #held
   held[at + 1] = id
@@ -366,7 +367,7 @@ if #emptied > 0 then call('UNLINK', unpack(emptied)) end
 write('HDEL', P .. 'sole', soles)
 write('HDEL', P .. 'messages', unreadable)
 write('HDEL', P .. 'deliveries', unreadable)
-if #started > 0 then dedup().start(started, claim) end
+if #started > 0 then keyed().start(started, claim) end
 for i = 1, #leaving do dedup().leave(leaving[i].id, false) end
 close_busy_period()
 collect(P .. 'finish', text(state.v), PROMOTE)

@@ -31,6 +31,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who holds it
 --   claim: the claim number of its tag

@@ -27,6 +27,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   tenant: whose key
 --   key: the dedup key
@@ -39,7 +40,7 @@
 --@include state
 --@include dedup
 --@include wake
-local head = dedup().evict(dedup().scope_of(ARGV[1], ARGV[2]))
+local head = dedup().evict(keyed().scope_of(ARGV[1], ARGV[2]))
 if head then
   wake()
   save()

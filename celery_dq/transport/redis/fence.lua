@@ -32,6 +32,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   token: of the term that begins, above 0; the present one may be given again
 --   limit: most messages to take back, at most 1000

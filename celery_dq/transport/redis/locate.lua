@@ -29,6 +29,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   id: the task id; the message ids '<id>~1' to '<id>~9' are looked at, too
 -- RETURNS

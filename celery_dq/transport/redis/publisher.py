@@ -193,12 +193,12 @@ class Publisher:
 
         return stamp(message, queue.name, self._lane, number, int(self._clock.wall() * 1_000_000))
 
-    def number(self, queue: Queue, task_id: str, record: bytes) -> Stamped:
-        """Stamp a message whose record is made already."""
+    def number(self, queue: Queue, task_id: str, record: bytes, ticket: DedupTicket | None = None) -> Stamped:
+        """Stamp a message whose record is made already, its dedup section included."""
         self._be_ours()
         key = queue.key
         number = self._numbers[key] = self._numbers.get(key, 0) + 1
-        return Stamped(self._lane, Outgoing(number, task_id, record))
+        return Stamped(self._lane, Outgoing(number, task_id, record), ticket)
 
     def push(self, queue: Queue, messages: Sequence[Stamped]) -> list[Pushed]:
         """Send *messages*, all of one lane, and wait for the answer.

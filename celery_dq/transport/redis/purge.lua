@@ -27,6 +27,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   limit: most messages to remove, at most 1000
 -- RETURNS

@@ -32,6 +32,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   producer: who numbers the messages; '' for nobody
 --   marker_ttl_ms: how long its last sequence is remembered
@@ -42,8 +43,9 @@
 --   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
 --   nothing changed, '2<message id>' accepted as a discard. One with a dedup key may also be '4' blocked (it waits for
 --   another one to end), '5' a follower (kept, to be settled with the result of the one that covers it), '3' declined
---   (not kept) or '6' declined though somebody needs its result, because too many do; then the message id is followed
---   by a zero byte, who covers it or is ahead of it, a zero byte, and who gave up its place, ''
+--   (not kept) or '6' declined though somebody needs its result, because too many do; unless nobody had its key, the
+--   message id is then followed by a zero byte, who covers it or is ahead of it, a zero byte, and who gave up its
+--   place, ''
 -- COST
 --   O(log n) per message; some 15 commands and one per tenant of the call
 -- GUARANTEE
@@ -74,7 +76,7 @@ for i = 1, count do
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant = header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  local section = is_keyed(record) and dedup().section_of(record)
+  local section = is_keyed(record) and keyed().section_of(record)
   if is_keyed(record) and not section then
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
@@ -97,7 +99,7 @@ for i = 1, #seen do
   local at, task, tenant, section = unpack(seen[i])
   -- The answer to the first attempt was lost: as it stands now.
   local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0
-    and dedup().read_claim(dedup().scope_of(tenant, section.key))
+    and dedup().read_claim(keyed().scope_of(tenant, section.key))
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
@@ -122,11 +124,11 @@ local turned_away = 0
 for i = 1, #messages do
   local message = messages[i]
   if message.section and not message.reason then
-    local verdict, ahead, replaced = dedup().admit(message)
+    local verdict, ahead, replaced = keyed().admit(message)
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end
-    replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '')
+    if ahead then replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '') end
   end
 end
 if turned_away > 0 then

@@ -199,6 +199,13 @@ def pack_record(
     return b"".join((head, tenant, task, envelope, body))
 
 
+def with_dedup(record: bytes, section: bytes) -> bytes:
+    """Return a record that has no dedup section with this one."""
+    return b"".join(
+        (record[:2], bytes((record[2] | KEYED,)), record[3:], section, _LENGTH.pack(len(section)))
+    )
+
+
 def pack_joined(
     tenant: bytes, task: bytes, priority: int, flags: int, content: bytes, envelope_size: int
 ) -> bytes:

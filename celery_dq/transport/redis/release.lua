@@ -32,6 +32,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who holds them
 --   mode: 'unstarted' gives the rate token back, 'requeue' does not, 'crashed' counts the delivery

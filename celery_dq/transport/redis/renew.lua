@@ -32,6 +32,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: whose lease
 --   lease_ms: how long it holds from now

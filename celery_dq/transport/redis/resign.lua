@@ -32,6 +32,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who goes
 --   limit: most messages to give back, at most 1000

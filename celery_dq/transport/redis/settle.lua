@@ -26,6 +26,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who holds them
 --   n: number of tags, at most 1000

@@ -28,6 +28,7 @@
 --   followers:<message> LIST
 --   evictions ZSET
 --   verdicts HASH
+--   evicted CHANNEL
 -- ARGV
 --   consumer: who takes them
 --   lease_ms: how long the lease holds from now

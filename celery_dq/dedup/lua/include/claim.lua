@@ -1,5 +1,6 @@
 -- The machine of one key, as celery_dq/dedup/machine.py has it. Here every call has an owner and a lease as well:
--- what nobody renews is dropped when the key is next looked at.
+-- what nobody renews is dropped when the key is next looked at. Beside head, heir and tail the hash has `followed`, in
+-- JSON: task -> how many declined calls wait for its result, and the owners of these, who are told when it has left.
 local call = redis.call
 local now
 do
@@ -20,10 +21,52 @@ local function pack_call(each)
     each.owner) .. each.task
 end
 
-local claim
+-- A retry is another call of the same task.
+local function task_of(each)
+  return each.task ~= '' and each.task or each.id
+end
+
+-- Counts a verdict for the queue, which stands before the first bar of the key.
+local function count(verdict)
+  local behind = string.find(KEYS[1], '}:claim:', 1, true) + 8
+  local queue = string.match(KEYS[1], '^(.-)%%7C', behind) or ''
+  call('HINCRBY', string.sub(KEYS[1], 1, behind - 7) .. 'verdicts:' .. queue, verdict, 1)
+end
+
+local claim, followed
+local before, follows = {}, false
 do
-  local found = call('HMGET', KEYS[1], 'head', 'heir', 'tail')
+  local found = call('HMGET', KEYS[1], 'head', 'heir', 'tail', 'followed')
   claim = {head = read_call(found[1]), heir = read_call(found[2]), tail = read_call(found[3])}
+  followed = found[4] and cjson.decode(found[4]) or {}
+  if found[4] then
+    for _, each in pairs(claim) do before[#before + 1] = task_of(each) end
+  end
+end
+
+-- A declined call waits for the result of this one.
+local function follow(each, owner)
+  local task = task_of(each)
+  local those = followed[task] or {0}
+  followed[task], follows = those, true
+  those[1] = those[1] + 1
+  for i = 2, #those do
+    if those[i] == owner then return end
+  end
+  those[#those + 1] = owner
+end
+
+-- Tells the owners of those who followed a task that has left.
+local function tell_followers(channel)
+  local stays = {}
+  for _, each in pairs(claim) do stays[task_of(each)] = true end
+  for i = 1, #before do
+    local those = followed[before[i]]
+    if those and not stays[before[i]] then
+      for j = 2, #those do call('PUBLISH', channel .. those[j], KEYS[1]) end
+      followed[before[i]], follows = nil, true
+    end
+  end
 end
 
 local function promote()
@@ -37,6 +80,7 @@ for _, place in ipairs({'heir', 'tail'}) do
 end
 while claim.head and (claim.head.lease <= now or
     (claim.head.token > 0 and claim.head.timeout > 0 and now - claim.head.since >= claim.head.timeout)) do
+  if claim.head.lease > now then count('evict') end
   promote()
 end
 
@@ -56,6 +100,7 @@ end
 
 -- Writes the machine back, and tells a new head's owner that it may start.
 local function save(channel)
+  tell_followers(channel)
   local keep, gone, lease = {}, {}, 0
   for _, place in ipairs({'head', 'heir', 'tail'}) do
     local each = claim[place]
@@ -70,6 +115,12 @@ local function save(channel)
   if #keep == 0 then
     call('DEL', KEYS[1])
     return
+  end
+  if follows and next(followed) then
+    keep[#keep + 1] = 'followed'
+    keep[#keep + 1] = cjson.encode(followed)
+  elseif follows then
+    gone[#gone + 1] = 'followed'
   end
   call('HSET', KEYS[1], unpack(keep))
   if #gone > 0 then call('HDEL', KEYS[1], unpack(gone)) end

@@ -14,24 +14,109 @@ local function is_keyed(record)
   return string.byte(record, 3) >= 2
 end
 
--- All of it is made when it is first needed: most calls need nothing, and to make a function takes time.
-local function make_dedup()
-  local MAX_FOLLOWERS = 1000
+-- All of it is made when it is first needed: most calls need nothing, and to make a function takes time. What the
+-- life of a key takes that nobody else asks for is made apart from the rest.
+local dedup
 
+local function make_keyed()
   -- What a keyed record says of its key; nil when it cannot be read.
-  local function dedup_of(record)
+  local function section_of(record)
     local size = struct.unpack('>H', record, #record - 1)
     if size < 19 or size + 29 > #record then return nil end
     local start = #record - 1 - size
     local flags, timeout, number, id = struct.unpack('>BddH', record, start)
     if id + 19 > size then return nil end
-    return {replace = flags % 2 == 1, waiting = math.floor(flags / 2) % 2 == 1, follow = math.floor(flags / 4) % 2 == 1,
-      awaited = math.floor(flags / 8) % 2 == 1, timeout = timeout, number = number,
-      continues = string.sub(record, start + 19, start + 18 + id), key = string.sub(record, start + 19 + id, -3)}
+    return {flags = flags, timeout = timeout, number = number,
+      continues = id > 0 and string.sub(record, start + 19, start + 18 + id) or '',
+      key = string.sub(record, start + 19 + id, -3)}
   end
 
   local function scope_of(tenant, key)
     return #tenant .. ':' .. tenant .. key
+  end
+
+  -- The end of a packed claim whose head has neither followers nor anybody behind it.
+  local function alone(id)
+    return struct.pack('>BHHH', 0, #id, 0, 0) .. id
+  end
+
+  -- Messages of this call that got a claim; they are not stored yet.
+  local admitted = {}
+
+  -- The verdict on a message {id, tenant, section}: 'accept', 'block', 'follow', 'decline' or 'refuse' (too many
+  -- followers); who covers it or is ahead of it, nil when nobody else had the key; and who gave up its place.
+  local function admit(message)
+    local id, scope = message.id, scope_of(message.tenant, message.section.key)
+    if call('HSETNX', P .. 'claims', scope, struct.pack('>dddBHHHc0', 0, 0, 0, 0, #id, 0, 0, id)) == 0 then
+      return dedup().admit(message, scope)
+    end
+    call('HSET', P .. 'claimants', id, scope)
+    admitted[id] = message
+    state.accepted = state.accepted + 1
+    return 'accept'
+  end
+
+  -- These messages {id, record, tenant} were claimed just now, under this number.
+  local function start(messages, number)
+    local scopes, timeouts, changed = {}, {}, {}
+    for i = 1, #messages do
+      local section = section_of(messages[i].record)
+      scopes[i], timeouts[i] = scope_of(messages[i].tenant, section.key), section.timeout
+    end
+    local claims = call('HMGET', P .. 'claims', unpack(scopes))
+    for i = 1, #messages do
+      local id = messages[i].id
+      local ending = alone(id)
+      if claims[i] and string.sub(claims[i], 25) == ending then
+        changed[#changed + 1] = scopes[i]
+        changed[#changed + 1] = struct.pack('>ddd', now, number, timeouts[i]) .. ending
+      elseif claims[i] then
+        dedup().start(id, scopes[i], timeouts[i], number)
+      end
+    end
+    write('HSET', P .. 'claims', changed)
+  end
+
+  -- These messages with a key are done with.
+  local function leave(ids)
+    local scopes = call('HMGET', P .. 'claimants', unpack(ids))
+    local known = {}
+    for i = 1, #ids do known[i] = scopes[i] or '' end
+    local claims = call('HMGET', P .. 'claims', unpack(known))
+    local ended, claimants, others = {}, {}, {}
+    for i = 1, #ids do
+      if claims[i] and string.sub(claims[i], 25) == alone(ids[i]) then
+        ended[#ended + 1] = scopes[i]
+        claimants[#claimants + 1] = ids[i]
+      else
+        others[#others + 1] = ids[i]
+      end
+    end
+    write('HDEL', P .. 'claims', ended)
+    write('HDEL', P .. 'claimants', claimants)
+    for i = 1, #others do dedup().leave(others[i], true) end
+  end
+
+  return {admit = admit, admitted = admitted, leave = leave, scope_of = scope_of, section_of = section_of,
+    start = start}
+end
+
+local made_keyed
+local function keyed()
+  made_keyed = made_keyed or make_keyed()
+  return made_keyed
+end
+
+local function make_dedup()
+  local MAX_FOLLOWERS = 1000
+  local section_of, scope_of, admitted = keyed().section_of, keyed().scope_of, keyed().admitted
+
+  -- The same section with its flags by name.
+  local function with_flags(section)
+    local flags = section.flags
+    section.replace, section.waiting = flags % 2 == 1, flags % 4 >= 2
+    section.follow, section.awaited = flags % 8 >= 4, flags % 16 >= 8
+    return section
   end
 
   -- since (µs, 0 until it is claimed), claim number, timeout (µs), which of the three have followers
@@ -156,9 +241,6 @@ local function make_dedup()
     if over and followed then settle_followers(id) end
   end
 
-  -- Messages of this call that got a claim; they are not stored yet.
-  local admitted = {}
-
   -- Takes the message out of where it waits: a later one has its place.
   local function displace(id, by)
     local mate = admitted[id]
@@ -175,7 +257,7 @@ local function make_dedup()
       call('ZREM', P .. 'tenant:' .. tenant, id)
       replace({tenant})
     end
-    local d = is_keyed(record) and dedup_of(record)
+    local d = is_keyed(record) and with_flags(section_of(record))
     if mate then mate.blocked, mate.following, mate.dropped = false, d.awaited, not d.awaited end
     if d and d.awaited then
       follow(id, by)
@@ -185,11 +267,9 @@ local function make_dedup()
     end
   end
 
-  -- The verdict on a message {id, tenant, section}: 'accept', 'block', 'follow', 'decline' or 'refuse' (too many
-  -- followers), who covers it or is ahead of it, and who gave up its place.
-  local function admit(message)
-    local id, d = message.id, message.section
-    local scope = scope_of(message.tenant, d.key)
+  -- As above, where somebody has had the key.
+  local function admit(message, scope)
+    local id, d = message.id, with_flags(message.section)
     local c = read_claim(scope)
     while c and c.head and not admitted[c.head] and call('HEXISTS', P .. 'messages', c.head) == 0 do
       -- Its message was removed behind our back.
@@ -251,17 +331,13 @@ local function make_dedup()
     return verdict, ahead, replaced
   end
 
-  -- These messages {id, record} were claimed just now, under this number.
-  local function start_claims(messages, number)
-    for i = 1, #messages do
-      local id = messages[i].id
-      local scope = call('HGET', P .. 'claimants', id)
-      local c = scope and read_claim(scope)
-      if c and c.head == id then
-        c.since, c.number, c.timeout = now, number, dedup_of(messages[i].record).timeout
-        write_claim(scope, c)
-        watch(scope, c)
-      end
+  -- This message was claimed just now, under this number.
+  local function start(id, scope, timeout, number)
+    local c = read_claim(scope)
+    if c and c.head == id then
+      c.since, c.number, c.timeout = now, number, timeout
+      write_claim(scope, c)
+      watch(scope, c)
     end
   end
 
@@ -276,10 +352,11 @@ local function make_dedup()
       write_claim(scope, c)
       return 'wait'
     end
-    local d = dedup_of(record)
-    d.replace, d.waiting, d.follow, d.continues = false, true, d.awaited, ''
+    local d = section_of(record)
+    -- It may wait, is kept when somebody awaits it, and takes nobody's place.
+    d.flags, d.continues = d.flags % 16 >= 8 and 14 or 2, ''
     local message = {id = entry.id, tenant = entry.tenant, section = d, returned = true}
-    local verdict = admit(message)
+    local verdict = admit(message, scope_of(entry.tenant, d.key))
     if verdict == 'accept' then return 'wait' end
     if verdict == 'block' then
       call('ZADD', P .. 'blocked', entry.score, entry.id)
@@ -288,11 +365,14 @@ local function make_dedup()
     return verdict == 'follow' and 'aside' or 'gone'
   end
 
-  -- Takes the key from its head, whose token is void from now on.
+  -- Takes the key from its head, whose token is void from now on. Workers that run it are told.
   local function evict(scope)
     local c = read_claim(scope)
     if not c then return nil end
     local head = c.head
+    if c.number > 0 then
+      call('PUBLISH', P .. 'evicted', string.format('%.0f/', c.number) .. head .. '\0' .. scope)
+    end
     call('HDEL', P .. 'claimants', head)
     promote_claim(scope, c)
     call('HINCRBY', P .. 'verdicts', 'evict', 1)
@@ -315,12 +395,11 @@ local function make_dedup()
   end
 
   return {admit = admit, come_back = come_back, evict = evict, evict_overdue = evict_overdue, leave = leave,
-    read_claim = read_claim, scope_of = scope_of, section_of = dedup_of, start = start_claims,
-    unfollow = unfollow}
+    read_claim = read_claim, start = start, unfollow = unfollow}
 end
 
 local made_dedup
-local function dedup()
+function dedup()
   made_dedup = made_dedup or make_dedup()
   return made_dedup
 end

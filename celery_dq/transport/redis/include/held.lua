@@ -106,9 +106,11 @@ local function erase(consumer, entries)
   write('HDEL', P .. 'reasons', discards)
   write('HDEL', P .. 'held:' .. consumer, ids)
   state.held = state.held - #ids
+  local claimants = {}
   for i = 1, #entries do
-    if entries[i].keyed then dedup().leave(entries[i].id, true) end
+    if entries[i].keyed then claimants[#claimants + 1] = entries[i].id end
   end
+  if #claimants > 0 then keyed().leave(claimants) end
 end
 
 -- Done with: frees the slots, and lets tenants that were at their concurrency go on.

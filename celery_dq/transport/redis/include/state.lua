@@ -8,21 +8,22 @@ do
   now = clock[1] * 1000000 + clock[2]
 end
 local FIELDS = {seq = 'seq', v = 'v', claim = 'claim', held = 'held', head = 'head', appt = 'appt',
-  owner = 'appt_owner', evict = 'evict', leader = 'leader', floor = 'floor'}
+  owner = 'appt_owner', evict = 'evict', leader = 'leader', floor = 'floor', accepted = 'accepted'}
 local read, state
 do
   local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'appt', 'appt_owner', 'evict',
-    'epoch', 'leader', 'floor')
+    'epoch', 'leader', 'floor', 'accepted')
   read = {
     seq = tonumber(seen[1] or 0), v = tonumber(seen[2] or 0), claim = tonumber(seen[3] or 0),
     held = tonumber(seen[4] or 0), head = tonumber(seen[5] or 0), appt = tonumber(seen[6] or 0),
     owner = seen[7] or '', evict = tonumber(seen[8] or 0),
     epoch = tonumber(seen[9] or 0), leader = seen[10] or '', floor = tonumber(seen[11] or 0),
+    accepted = tonumber(seen[12] or 0),
   }
   state = {
     seq = read.seq, v = read.v, claim = read.claim, held = read.held, head = read.head, appt = read.appt,
     owner = read.owner, evict = read.evict,
-    epoch = read.epoch, leader = read.leader, floor = read.floor,
+    epoch = read.epoch, leader = read.leader, floor = read.floor, accepted = read.accepted,
   }
 end
 
