@@ -24,6 +24,7 @@ from celery.worker import state
 
 from celery_dq.clock import Clock
 from celery_dq.transport.redis.message import Message
+from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Lifecycle:
         self._in_pool: dict[str, float] = {}
         self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
+        #: What waits for its turn; None where the pool asks first.
+        self.turns: Turns | None = None
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
         self.asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
@@ -72,7 +75,8 @@ class Lifecycle:
         if not isinstance(message, Message):
             return self._apply(target, args, kwargs, **options)
         tag: str = message.delivery_tag
-        self._veto(request, message)
+        # Who does not ask when it begins has its last chance here.
+        self._veto(request, message, starts=not self.asks_first)
         self._in_pool[tag] = self._clock.monotonic()
         self._answer_at_once(request, message)
         options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
@@ -166,11 +170,15 @@ class Lifecycle:
         channel = message.channel
         if channel.intake.may_start(message) if starts else channel.intake.may_go(message):
             return
-        logger.warning(
-            "Task %s[%s] is not started: the lease on its message is not fresh, or the term of its leader.",
-            request.name,
-            request.id,
-        )
+        if channel.intake.may_go(message):
+            logger.info("Task %s[%s] is not started: the one before it comes back.", request.name, request.id)
+        else:
+            logger.warning(
+                "Task %s[%s] is not started: the lease on its message is not fresh, "
+                "or the term of its leader.",
+                request.name,
+                request.id,
+            )
         self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
         channel.ledger.release(message.delivery_tag, "unstarted")
@@ -255,6 +263,8 @@ class Lifecycle:
             # Celery cancelled it and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
+        if self.turns is not None:
+            self.turns.over(message.delivery_tag)
 
 
 def _note_successor(message: Message, exc: BaseException | None) -> None:

@@ -1,0 +1,64 @@
+"""Requests of a led queue that are ready for the pool, and wait for the one before them to be over.
+
+To make a request of a message, and to ask the broker for the message, takes a while. Where the pool is
+another process, its only child would wait for that between two messages. So the requests are made ahead and
+stay here, in the worker's main process: the next one goes to the pool in the callback that says how the one
+before it ended, if that one is over for good. No child ever has a message whose predecessor may still run,
+may run again, or died in silence, and what is here can be given back as if it had not been delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_dq.transport.redis.ledger import Held
+from celery_dq.transport.redis.message import Message
+
+
+class Turns:
+    """Stands between Celery's consumer and the pool. Used in the thread of the event loop only.
+
+    Arguments:
+        consumer: its ``on_task_request`` is replaced.
+        closing: returns whether the worker shuts down.
+    """
+
+    def __init__(self, consumer: Any, closing: Callable[[], bool]) -> None:
+        self._run = consumer.on_task_request
+        self._closing = closing
+        # By the delivery tag of the message before it.
+        self._waiting: dict[str, tuple[Held, Any]] = {}
+        consumer.on_task_request = self.take
+
+    def take(self, request: Any) -> Any:
+        """Run a request, at once or when the message before it is over."""
+        message = request.message
+        held = message.channel.ledger.get(message.delivery_tag) if isinstance(message, Message) else None
+        if held is None or held.after is None or held.after.gone:
+            return self._run(request)
+        self._waiting[held.after.tag] = (held.after, request)
+        return None
+
+    def over(self, tag: str) -> None:
+        """The message with this tag is over, or comes back. The pool refuses what may not begin."""
+        while not self._closing() and (waiting := self._waiting.pop(tag, None)) is not None:
+            message = waiting[1].message
+            tag = message.delivery_tag
+            self._run(waiting[1])
+            if message.channel.ledger.get(tag) is not None:
+                return
+
+    @property
+    def has_next(self) -> bool:
+        """Whether one waits for a message that was over without the pool: revoked, expired or given back."""
+        return any(before.gone for before, _ in self._waiting.values())
+
+    def start_next(self) -> None:
+        """Let those begin."""
+        for tag in [tag for tag, (before, _) in self._waiting.items() if before.gone]:
+            self.over(tag)
+
+    def forget(self) -> None:
+        """The connection is lost, or the worker stops: the channel gives back what is here."""
+        self._waiting.clear()
