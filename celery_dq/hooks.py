@@ -53,8 +53,9 @@ class WorkerGate(Protocol):
 
     @property
     def in_turn(self) -> int:
-        """How many messages it takes at most that are to run one after the other: 1, or more where
-        each begins only when :meth:`may_start` of the transport says so, after the end of the one before.
+        """How many messages of a led queue it takes at most.
+
+        More than one where each begins only if ``may_start`` of the transport allows it then.
         """
 
     @property

@@ -6,9 +6,9 @@
 
 A *lane* stands between the claims of such a queue and the inbox. Claims bring batches, as for every
 queue; the lane lets one message at a time go on, when the one before is over, and only while the term is
-*firm* (:class:`celery_dq.hooks.Terms`). Where the worker itself lets a message begin only when the one before is
-over, for good, it is given as many as are done in a moment; those it does not begin come back. What waits in
-the lane is held, and is given back
+*firm* (:class:`celery_dq.hooks.Terms`). Where the worker itself lets a message begin only when the one before
+is over, for good, it is given as many as are done in a moment; those that may not begin come back. What waits
+in the lane is held, and is given back
 
 * when the term ends;
 * when the message before it comes back, by a requeue, a crash or a retry: it goes first.
