@@ -168,9 +168,9 @@ class Lifecycle:
     def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
         channel = message.channel
-        if channel.intake.may_start(message) if starts else channel.intake.may_go(message):
+        if message.may_start() if starts else message.may_go():
             return
-        if channel.intake.may_go(message):
+        if message.may_go():
             logger.info("Task %s[%s] is not started: the one before it comes back.", request.name, request.id)
         else:
             logger.warning(

@@ -295,7 +295,9 @@ class Intake:
         consumers = self._consumers.get(message.queue)
         gate = self._gate
         closing = gate is not None and gate.closing
-        if held is None or not consumers or closing or not self._may_be_delivered(message):
+        # Where it would run at once, the one before it is over.
+        may = message.may_start if self._blocks else message.may_go
+        if held is None or not consumers or closing or not may():
             # Too late: the lease or the term is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
@@ -313,27 +315,6 @@ class Intake:
             self.fetcher.step_back()
         callback(message)
         return True
-
-    def _may_be_delivered(self, message: Message) -> bool:
-        # Where it would run at once, the one before it is over.
-        return self.may_start(message) if self._blocks else self.may_go(message)
-
-    def may_go(self, message: Message) -> bool:
-        """Return whether nobody else can have the message: its lease is fresh, and its term if it has one."""
-        channel = self._channel
-        held = channel.ledger.get(message.delivery_tag)
-        if held is None or not channel.ledger.trusted(held.partition):
-            return False
-        return message.permit is None or message.permit.firm
-
-    def may_start(self, message: Message) -> bool:
-        """Return whether :meth:`may_go`, and what goes before the message on a led queue is over."""
-        held = self._channel.ledger.get(message.delivery_tag)
-        if held is not None and held.after is not None:
-            if held.after.comes_back or not held.after.gone:
-                return False
-            held.after = None
-        return self.may_go(message)
 
     def _discard(self, message: Message) -> bool:
         gate = self._gate

@@ -86,6 +86,23 @@ class Message(KombuMessage):
         self.headers[TOKEN] = token
         self.headers[QUEUE] = self.queue
 
+    def may_go(self) -> bool:
+        """Return whether nobody else can have it: its lease is fresh, and its term if it has one."""
+        ledger = self.channel.ledger
+        held = ledger.get(self.delivery_tag)
+        if held is None or not ledger.trusted(held.partition):
+            return False
+        return self.permit is None or self.permit.firm
+
+    def may_start(self) -> bool:
+        """Return whether :meth:`may_go`, and what goes before it on a led queue is over for good."""
+        held = self.channel.ledger.get(self.delivery_tag)
+        if held is not None and held.after is not None:
+            if held.after.comes_back or not held.after.gone:
+                return False
+            held.after = None
+        return self.may_go()
+
     def _decode(self) -> Any:
         # Kombu makes a decoder for each body, for the sake of types that hardly any body has.
         body = self.body
