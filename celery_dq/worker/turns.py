@@ -9,11 +9,14 @@ may run again, or died in silence, and what is here can be given back as if it h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from celery_dq.transport.redis.ledger import Held
 from celery_dq.transport.redis.message import Message
+
+logger = logging.getLogger(__name__)
 
 
 class Turns:
@@ -27,6 +30,7 @@ class Turns:
     def __init__(self, consumer: Any, closing: Callable[[], bool]) -> None:
         self._run = consumer.on_task_request
         self._closing = closing
+        self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
         # By the delivery tag of the message before it.
         self._waiting: dict[str, tuple[Held, Any]] = {}
         consumer.on_task_request = self.take
@@ -35,17 +39,27 @@ class Turns:
         """Run a request, at once or when the message before it is over."""
         message = request.message
         held = message.channel.ledger.get(message.delivery_tag) if isinstance(message, Message) else None
-        if held is None or held.after is None or held.after.gone:
+        before = None if held is None else held.waits_for()
+        if before is None or before.gone:
+            # The pool refuses it where the one before it comes back.
             return self._run(request)
-        self._waiting[held.after.tag] = (held.after, request)
+        self._waiting[before.tag] = (before, request)
         return None
 
     def over(self, tag: str) -> None:
-        """The message with this tag is over, or comes back. The pool refuses what may not begin."""
+        """The message with this tag is over, or comes back."""
         while not self._closing() and (waiting := self._waiting.pop(tag, None)) is not None:
             message = waiting[1].message
             tag = message.delivery_tag
-            self._run(waiting[1])
+            try:
+                self.take(waiting[1])
+            except self._passing:
+                message.channel.ledger.release(tag, "unstarted")
+                raise
+            except Exception as exc:
+                # It would be lost here, and all that is behind it would wait for ever.
+                logger.exception("Message %s goes to the dead letters: it cannot run.", message.message_id)
+                message.bury(f"invalid task: {type(exc).__name__}: {exc}"[:500])
             if message.channel.ledger.get(tag) is not None:
                 return
 

@@ -80,6 +80,21 @@ def test_a_retry_goes_before_what_is_behind_it(till: Bank, pool: str) -> None:
     assert till.overlaps() == 1  # a retry ends without a word in the book
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_retry_goes_before_what_is_behind_one_that_never_runs(till: Bank, pool: str) -> None:
+    till.post(range(BEFORE))
+    till.send("hold_and_retry", BEFORE)
+    # Expired when it is claimed: it is over before its turn.
+    till.send("post", BEFORE + 1, expires=0.001)
+    till.post(range(BEFORE + 2, BEFORE + AFTER))
+    left = [number for number in ALL if number != BEFORE + 1]
+    with one_slot(till, pool):
+        till.wait_started(BEFORE)
+        till.book.release(str(BEFORE), 2)
+        assert till.finished(len(left), 40) == left
+    assert till.book.numbers("start") == sorted([*left, BEFORE])
+
+
 def test_what_is_behind_a_hard_time_limit_begins_when_the_child_is_dead(till: Bank) -> None:
     with one_slot(till) as worker:
         crowd(till, worker, time_limit=3)

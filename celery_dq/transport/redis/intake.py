@@ -274,7 +274,11 @@ class Intake:
     @property
     def has_next(self) -> bool:
         """A message of a led queue that was delivered waits no longer for the one before it."""
-        return self.lanes is not None and self._gate is not None and self._gate.has_next
+        lanes, gate = self.lanes, self._gate
+        if lanes is None or gate is None or not lanes.has_news:
+            return False
+        lanes.has_news = gate.has_next
+        return lanes.has_news
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""

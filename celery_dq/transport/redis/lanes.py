@@ -103,6 +103,8 @@ class Lanes:
         self._claim_ahead_s = claim_ahead_s
         self._in_turn = in_turn
         self._lanes: dict[str, Lane] = {}
+        #: Something was over since this was last set back; what waits for it may begin.
+        self.has_news = False
         # What runs is asked after when the channel is long gone.
         self._bases: dict[str, Queue] = {}
 
@@ -241,6 +243,7 @@ class Lanes:
             lane.broken = lane.under_way.popleft().comes_back or lane.broken
             over += 1
         if over:
+            self.has_news = True
             now = self._process.clock.monotonic()
             seen, lane.since = (now - lane.since) / over, now
             lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen

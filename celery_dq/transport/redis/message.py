@@ -97,11 +97,7 @@ class Message(KombuMessage):
     def may_start(self) -> bool:
         """Return whether :meth:`may_go`, and what goes before it on a led queue is over for good."""
         held = self.channel.ledger.get(self.delivery_tag)
-        if held is not None and held.after is not None:
-            if held.after.comes_back or not held.after.gone:
-                return False
-            held.after = None
-        return self.may_go()
+        return held is not None and held.waits_for() is None and self.may_go()
 
     def _decode(self) -> Any:
         # Kombu makes a decoder for each body, for the sake of types that hardly any body has.
