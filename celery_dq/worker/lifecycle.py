@@ -183,6 +183,8 @@ class Lifecycle:
         channel.qos.forget(message.delivery_tag)
         channel.ledger.release(message.delivery_tag, "unstarted")
         state.task_ready(request)
+        if self.turns is not None:
+            self.turns.over(message.delivery_tag)
         raise TaskRevokedError(request.id)
 
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
@@ -191,6 +193,10 @@ class Lifecycle:
             if self.asks_first:
                 # It may have waited in the pool's queue while the lease was lost.
                 self._veto(request, message, starts=True)
+                if message.permit is not None and request.id in state.revoked and request.revoked():
+                    # Of a led queue the pool is given more than it has slots.
+                    self._forget(tag)
+                    raise TaskRevokedError(request.id)
             self._in_pool[tag] = self._clock.monotonic()
             self._started[tag] = None
             message.started = True

@@ -10,6 +10,7 @@ may run again, or died in silence, and what is here can be given back as if it h
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ class Turns:
         self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
         # By the delivery tag of the message before it.
         self._waiting: dict[str, tuple[Held, Any]] = {}
+        self._over: deque[str] = deque()
+        self._lets = False
         consumer.on_task_request = self.take
 
     def take(self, request: Any) -> Any:
@@ -48,20 +51,33 @@ class Turns:
 
     def over(self, tag: str) -> None:
         """The message with this tag is over, or comes back."""
-        while not self._closing() and (waiting := self._waiting.pop(tag, None)) is not None:
-            message = waiting[1].message
-            tag = message.delivery_tag
-            try:
-                self.take(waiting[1])
-            except self._passing:
-                message.channel.ledger.release(tag, "unstarted")
-                raise
-            except Exception as exc:
-                # It would be lost here, and all that is behind it would wait for ever.
-                logger.exception("Message %s goes to the dead letters: it cannot run.", message.message_id)
-                message.bury(f"invalid task: {type(exc).__name__}: {exc}"[:500])
-            if message.channel.ledger.get(tag) is not None:
-                return
+        self._over.append(tag)
+        if self._lets:
+            return  # the pool has refused one: what is behind that one follows here, not deeper and deeper
+        self._lets = True
+        try:
+            while self._over and not self._closing():
+                waiting = self._waiting.pop(self._over.popleft(), None)
+                if waiting is not None:
+                    self._let(waiting[1])
+        finally:
+            self._lets = False
+            self._over.clear()
+
+    def _let(self, request: Any) -> None:
+        message = request.message
+        tag: str = message.delivery_tag
+        try:
+            self.take(request)
+        except self._passing:
+            message.channel.ledger.release(tag, "unstarted")
+            raise
+        except Exception as exc:
+            # It would be lost here, and all that is behind it would wait for ever.
+            logger.exception("Message %s goes to the dead letters: it cannot run.", message.message_id)
+            message.bury(f"invalid task: {type(exc).__name__}: {exc}"[:500])
+        if message.channel.ledger.get(tag) is None:
+            self._over.append(tag)  # revoked, say
 
     @property
     def has_next(self) -> bool:

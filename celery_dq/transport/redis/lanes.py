@@ -165,6 +165,8 @@ class Lanes:
                 if lane.queue is None:
                     self._open(lane, queue)
                 self._advance(lane, queue)
+            if lane.queue is None:
+                self.has_news = True  # nobody looks what is over
 
     def put(self, message: Message) -> None:
         """Take a claimed message in."""
