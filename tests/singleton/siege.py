@@ -111,6 +111,9 @@ class Siege:
                 "broker_url": f"dq-redis://127.0.0.1:{broker.port}/1",
                 "dq_election": f"zookeeper://{hosts}/bank",
                 "dq_election_session": self._session_s,
+                # However slow the machine, some messages are ready before their turn.
+                "dq_claim_ahead": 1,
+                "worker_prefetch_multiplier": 16,
                 "broker_transport_options": {"socket_timeout": 3},
             },
         )
