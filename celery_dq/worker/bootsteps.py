@@ -61,7 +61,7 @@ class ConsumerStep(bootsteps.StartStopStep):
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the worker stops."""
         if self._lifecycle is not None and self._lifecycle.turns is not None:
-            self._lifecycle.turns.forget()
+            self._lifecycle.turns.give_back()
 
     def shutdown(self, consumer: Any) -> None:
         """The pool is drained or killed: whatever is still held may run elsewhere."""

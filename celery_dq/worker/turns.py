@@ -89,6 +89,10 @@ class Turns:
         for tag in [tag for tag, (before, _) in self._waiting.items() if before.gone]:
             self.over(tag)
 
-    def forget(self) -> None:
-        """The connection is lost, or the worker stops: the channel gives back what is here."""
+    def give_back(self) -> None:
+        """The connection is lost, or the worker stops, and hands over when nothing is held any more."""
+        waiting = [request.message for _, request in self._waiting.values()]
         self._waiting.clear()
+        for message in reversed(waiting):
+            message.channel.qos.forget(message.delivery_tag)
+            message.channel.ledger.release(message.delivery_tag, "unstarted")

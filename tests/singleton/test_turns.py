@@ -153,9 +153,12 @@ def test_a_worker_that_stops_gives_back_what_is_behind(till: Bank, pool: str) ->
             first.wait_for_log("Warm shutdown")
             till.book.release(str(BEFORE))
             assert till.finished(len(ALL), 40) == ALL
+            assert first.process.wait(20) == 0
+            log = first.log
     assert till.book.numbers("start") == ALL
     assert till.book.entries("finish")[-1].token == 2
     assert till.overlaps() == 0
+    assert "was not handed over in time" not in log
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
