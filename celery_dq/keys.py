@@ -69,7 +69,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim (counter), held, head (start), appt, appt_owner, evict, floor."""
+        """HASH: seq, v (virtual time), claim (counter), held, head, appt, appt_owner, evict, floor."""
         return self.prefix + "state"
 
     @property
