@@ -249,7 +249,7 @@ def test_who_has_something_waiting_is_in_line(client: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150,
+            max_examples=60,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
