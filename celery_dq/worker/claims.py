@@ -16,7 +16,6 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery import states
@@ -30,6 +29,7 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import InvalidKey
 from celery_dq.worker.followers import Followers
+from celery_dq.worker.retries import delay_of, raised
 
 logger = logging.getLogger(__name__)
 
@@ -263,13 +263,13 @@ class Claims:
                 return success(result, **options)
             finally:
                 failed = isinstance(result, tuple) and bool(result[0])
-                over(_raised(result[1]) if failed else None)
+                over(raised(result[1]) if failed else None)
 
         def on_failure(info: Any, *args: Any, **options: Any) -> Any:
             try:
                 return failure(info, *args, **options)
             finally:
-                over(_raised(info))
+                over(raised(info))
 
         def on_timeout(soft: bool, limit: float) -> Any:
             try:
@@ -288,7 +288,7 @@ class Claims:
             # The retry finds its key as it left it, and nobody comes in between.
             if self._coordinator.release(key, call, token):
                 waits = Holding(key, call, 0)
-                self._retried[waits] = self._clock.monotonic() + _delay(exc) + RETRY_GRACE
+                self._retried[waits] = self._clock.monotonic() + delay_of(exc) + RETRY_GRACE
                 self._hold(waits)
                 now = self._coordinator.inspect(key)
                 if now is not None and now.heir is not None:
@@ -382,17 +382,3 @@ def _wants_result(request: Any) -> bool:
     """Whether somebody gets, or is called with, the result of this call."""
     _, _, embed = request._payload
     return not request.ignore_result or any((embed or {}).values())
-
-
-def _raised(info: Any) -> BaseException | None:
-    """What a task raised; Celery wraps it to carry its traceback, and a Retry has an ``exc`` of its own."""
-    exc: Any = getattr(info, "exception", None)
-    return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
-
-
-def _delay(exc: Retry) -> float:
-    """Seconds until a retry is due."""
-    when: Any = exc.when
-    if isinstance(when, datetime):
-        return max((when - datetime.now(when.tzinfo)).total_seconds(), 0.0)
-    return float(when or 0.0)
