@@ -7,6 +7,10 @@ as long as the worker's main process moves the end of trust forward, in memory t
 not, SIGALRM ends the process: also one that is stopped and goes on later, and one that never lets go of
 the interpreter.
 
+Between two messages the alarm stays set, because to switch it off and on costs as much as a short task; the
+thread switches it off when it finds nothing running. So a process that is stopped within 0.05 s of the end
+of a message, and for longer than its term is trusted, ends as if it had been stopped before.
+
 A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot run on a led queue.
 """
 
@@ -18,7 +22,9 @@ import os
 import signal
 import struct
 import threading
+import weakref
 from collections.abc import Sequence
+from functools import partial
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import unpatched
@@ -29,12 +35,15 @@ logger = logging.getLogger(__name__)
 
 #: Per queue: end of trust (monotonic seconds) and token, which the main process writes, and the process that
 #: runs a message of it (0 = none), which that process writes.
-_TRUST, _NUMBER = struct.Struct("=d"), struct.Struct("=q")
+_TRUST, _NUMBER, _SLOT = struct.Struct("=d"), struct.Struct("=q"), struct.Struct("=dqq")
 _TOKEN_AT, _PID_AT, _SLOT_SIZE = 8, 16, 24
 #: Seconds between two looks at the end of trust.
 LOOK_S = 0.05
 #: setitimer(0) would switch the alarm off.
 SHORTEST_S = 0.001
+#: So soon before the alarm would go off, the end of a message switches it off itself: the thread may be late.
+SOON_S = 3 * LOOK_S
+NEVER = float("inf")
 
 
 class Guard:
@@ -47,7 +56,9 @@ class Guard:
         self._clock: Clock = clock or SystemClock()
         self._places = {name: number * _SLOT_SIZE for number, name in enumerate(sorted(queues))}
         self._memory = mmap.mmap(-1, max(len(self._places), 1) * _SLOT_SIZE)
-        self._watches: dict[int, _Watch] = {}
+        self.disown()
+        # Not by looking at the pid: that is a system call, for every message.
+        os.register_at_fork(after_in_child=partial(_forget_the_parents, weakref.ref(self)))
 
     # -- the main process
 
@@ -84,59 +95,72 @@ class Guard:
         if present != token or until <= self._clock.monotonic():
             logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
             os.kill(os.getpid(), signal.SIGKILL)
-        _disarm_handlers()
-        _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, os.getpid())
-        watch = self._watches.get(os.getpid())
-        if watch is None:
-            # One per process, whichever thread is first: there is only one alarm.
-            made = _Watch()
-            watch = self._watches.setdefault(os.getpid(), made)
-            if watch is made:
-                unpatched("_thread", "start_new_thread")(self._look_on, (watch,))
+        watch = self._watch or self._look_after_this_process()
+        _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, watch.pid)
         with watch.lock:
             watch.running[queue] = token
-            self._arm(watch)
-        watch.wake()
+            asleep = watch.alarm_at == NEVER
+            # Set to this very end of trust, most of the time: by the message before.
+            if watch.alarm_at != until or watch.is_foreign:
+                watch.is_foreign = False
+                _disarm_handlers()
+                self._arm(watch)
+        if asleep:
+            watch.wake()
 
     def end(self, queue: str) -> None:
         """It has ended, whatever its outcome."""
-        watch = self._watches.get(os.getpid())
+        watch = self._watch
         if watch is not None and queue in watch.running:
             with watch.lock:
                 del watch.running[queue]
-                self._arm(watch)
+                if watch.running or watch.alarm_at - self._clock.monotonic() < SOON_S:
+                    self._arm(watch)
             _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, 0)
 
     # -- inside
+
+    def disown(self) -> None:
+        """Nothing runs in this process, as far as we know; a lock that was inherited may be held for ever."""
+        self._watch: _Watch | None = None
+        self._making = unpatched("_thread", "allocate_lock")()
+
+    def _look_after_this_process(self) -> _Watch:
+        with self._making:
+            if self._watch is None:
+                # One per process, whichever thread is first: there is only one alarm.
+                self._watch = _Watch()
+                unpatched("_thread", "start_new_thread")(self._look_on, (self._watch,))
+            return self._watch
 
     def _look_on(self, watch: _Watch) -> None:
         sleep = unpatched("time", "sleep")
         while True:
             watch.wait()
-            while watch.running:
+            while watch.alarm_at < NEVER:
                 with watch.lock:
                     self._arm(watch)
+                    # Whoever begins next sees to that; only the main thread can.
+                    watch.is_foreign = _is_handled()
                 sleep(LOOK_S)
 
     def _arm(self, watch: _Watch) -> None:
-        """Set the alarm to the first end of trust; under the lock of the watch."""
-        left = []
+        """Set the alarm to the first end of trust of what runs, or switch it off; under the watch's lock."""
+        watch.alarm_at = NEVER
         for queue, token in watch.running.items():
             until, present, _ = self._read(queue)
-            left.append(until - self._clock.monotonic() if present == token else 0.0)
-        signal.setitimer(signal.ITIMER_REAL, max(min(left), SHORTEST_S) if left else 0.0)
+            watch.alarm_at = min(watch.alarm_at, until if present == token else 0.0)
+        left_s = watch.alarm_at - self._clock.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, SHORTEST_S) if watch.running else 0.0)
 
     def _read(self, queue: str) -> tuple[float, int, int]:
-        place = self._places[queue]
-        until: float = _TRUST.unpack_from(self._memory, place)[0]
-        token: int = _NUMBER.unpack_from(self._memory, place + _TOKEN_AT)[0]
-        pid: int = _NUMBER.unpack_from(self._memory, place + _PID_AT)[0]
-        return until, token, pid
+        slot: tuple[float, int, int] = _SLOT.unpack_from(self._memory, self._places[queue])
+        return slot
 
 
 def _disarm_handlers() -> None:
     """See to it that the alarm kills: a handler in Python would wait for the interpreter, or forgive."""
-    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+    if _is_handled():
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         except ValueError:
@@ -145,11 +169,31 @@ def _disarm_handlers() -> None:
             )
 
 
+def _is_handled() -> bool:
+    return signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+
+
+def _forget_the_parents(guard: weakref.ref[Guard]) -> None:
+    """In a child: what the parent runs, and the alarm for it, are the parent's."""
+    this = guard()
+    if this is not None:
+        this.disown()
+
+
 class _Watch:
-    """What one process runs, and the thread that looks after it."""
+    """What one process runs, and the thread that looks after it.
+
+    Attributes:
+        running: the token of what runs, by queue.
+        alarm_at: the end of trust that the alarm is set to; :data:`NEVER` when it is switched off.
+        is_foreign: somebody has put a handler of his own in the place of ours.
+    """
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.running: dict[str, int] = {}
+        self.alarm_at = NEVER
+        self.is_foreign = False
         self.lock = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()

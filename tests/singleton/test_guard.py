@@ -153,3 +153,80 @@ def test_two_queues_have_two_ends() -> None:
         guard.end("ledger")
 
     assert fate(forked(work)) == 0
+
+
+def test_the_alarm_that_one_message_has_set_moves_with_the_trust_of_the_next() -> None:
+    guard = make(1.0)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        guard.end("ledger")
+        guard.trust("ledger", 1, CLOCK.monotonic() + 30)
+        guard.begin("ledger", 1)
+        toil(1.5)
+        guard.end("ledger")
+
+    assert fate(forked(work)) == 0
+
+
+def test_a_message_behind_one_of_another_queue_has_its_own_end() -> None:
+    guard = make(30)
+    guard.trust("mail", 7, CLOCK.monotonic() + 0.5)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        guard.end("ledger")
+        guard.begin("mail", 7)
+        toil(10)
+
+    assert fate(forked(work)) == -signal.SIGALRM
+
+
+def test_a_message_after_many_others_is_killed_like_the_first() -> None:
+    guard = make(30)
+
+    def work() -> None:
+        for _ in range(10_000):
+            guard.begin("ledger", 1)
+            guard.end("ledger")
+        guard.begin("ledger", 1)
+        toil(60)
+
+    pid = forked(work)
+    wait_until(lambda: guard.runs("ledger"))
+    guard.revoke("ledger", 1)
+    # Killed by the alarm, or at the begin of one that came after.
+    assert fate(pid) in (-signal.SIGALRM, -signal.SIGKILL)
+
+
+def test_what_a_message_forks_has_no_alarm_of_its_parent_and_may_run_messages_too() -> None:
+    guard = make(30)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+
+        def grandchild() -> None:
+            guard.begin("mail", 7)
+            toil(10)
+
+        guard.trust("mail", 7, CLOCK.monotonic() + 0.5)
+        assert fate(forked(grandchild)) == -signal.SIGALRM
+        guard.end("ledger")
+        os._exit(7)
+
+    assert fate(forked(work)) == 7
+
+
+def test_a_handler_that_a_task_has_left_behind_does_not_outlive_the_next_look() -> None:
+    guard = make(30)
+
+    def work() -> None:
+        guard.begin("ledger", 1)
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        toil(0.3)  # the thread looks meanwhile
+        guard.end("ledger")
+        guard.begin("ledger", 1)
+        guard.revoke("ledger", 1)
+        toil(10)
+
+    assert fate(forked(work)) == -signal.SIGALRM
