@@ -1,4 +1,4 @@
-"""The long siege: ``python -m tests.singleton [--rounds N] [--seed S] [--tick MS] [fault …]``."""
+"""The long siege: ``python -m tests.singleton [--rounds N] [--seed S] [--tick MS] [--pool P] [fault …]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import sys
 import time
 
-from tests.singleton.siege import FAULTS, Siege
+from tests.singleton.siege import FAULTS, PACE_S, Siege
 
 
 def main() -> int:
@@ -17,10 +17,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tick", type=int, default=500, help="tickTime of the ensemble, ms")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--pool", default="prefork", help="of the workers, with one slot")
+    parser.add_argument("--pace", type=float, default=PACE_S, help="seconds between two messages")
     options = parser.parse_args()
     chance = random.Random(options.seed)
     session_s = max(2.0, 2.5 * options.tick / 1000)
-    with Siege(tick_ms=options.tick, session_s=session_s, workers=options.workers) as siege:
+    with Siege(
+        tick_ms=options.tick,
+        session_s=session_s,
+        workers=options.workers,
+        pool=options.pool,
+        pace_s=options.pace,
+    ) as siege:
         for _ in range(options.rounds):
             faults = list(options.faults or FAULTS)
             chance.shuffle(faults)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import psutil
@@ -21,6 +21,7 @@ from celery_dq.testing.zookeeper import Member, ZooKeeperEnsemble, ZooKeeperServ
 from tests.chaos.proxy import Proxy
 from tests.singleton.bank import Entry
 from tests.singleton.office import Bank
+from tests.singleton.verdict import Verdict
 from tests.workers import WorkerProcess
 
 SESSION_S = 2.0
@@ -28,36 +29,6 @@ SESSION_S = 2.0
 PACE_S, WORK_S = 0.05, 0.02
 #: Messages that must come through before and after every fault.
 STEADY = 8
-
-
-@dataclass
-class Verdict:
-    """What the book says when all is over."""
-
-    sent: int = 0
-    lost: list[int] = field(default_factory=list)
-    disordered: list[tuple[int, int]] = field(default_factory=list)
-    run_again: list[int] = field(default_factory=list)
-    #: Entries of an older term after a newer one had begun: an overlap of execution. The book refuses them.
-    stale: list[Entry] = field(default_factory=list)
-    #: Accepted although stale: never.
-    accepted_stale: int = 0
-    terms: int = 0
-    #: (fault, seconds without progress)
-    outages: list[tuple[str, float]] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        return not (self.lost or self.disordered or self.stale or self.accepted_stale)
-
-    def __str__(self) -> str:
-        outages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.outages)
-        return (
-            f"{self.sent} messages, {self.terms} terms: {len(self.lost)} lost, "
-            f"{len(self.disordered)} out of order, {len(self.run_again)} run again, "
-            f"{len(self.stale)} overlaps, {self.accepted_stale} stale effects accepted; "
-            f"longest silence: {outages}"
-        )
 
 
 @dataclass
@@ -79,10 +50,20 @@ class Crew:
 class Siege:
     """A context manager that brings everything up, and takes it down."""
 
-    def __init__(self, *, tick_ms: int = 500, session_s: float = SESSION_S, workers: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        tick_ms: int = 500,
+        session_s: float = SESSION_S,
+        workers: int = 2,
+        pool: str = "prefork",
+        pace_s: float = PACE_S,
+    ) -> None:
         self._links: dict[tuple[int, int], Proxy] = {}
         self._session_s = session_s
         self._hands = workers
+        self._pool = pool
+        self._pace_s = pace_s
         self.ensemble = ZooKeeperEnsemble(tick_ms=tick_ms, route=self._route)
         self.redis, self.book_server = RedisServer(), RedisServer()
         self.crews: list[Crew] = []
@@ -124,11 +105,15 @@ class Siege:
         broker = Proxy(self.redis.port).start()
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in zookeepers)
         worker = self.bank.worker(
+            self._pool,
             concurrency=1,
             conf={
                 "broker_url": f"dq-redis://127.0.0.1:{broker.port}/1",
                 "dq_election": f"zookeeper://{hosts}/bank",
                 "dq_election_session": self._session_s,
+                # However slow the machine, some messages are ready before their turn.
+                "dq_claim_ahead": 1,
+                "worker_prefetch_multiplier": 16,
                 "broker_transport_options": {"socket_timeout": 3},
             },
         )
@@ -144,7 +129,7 @@ class Siege:
 
     def _publish(self) -> None:
         with self.bank.app.connection_for_write() as connection:
-            while not self._stop.wait(PACE_S):
+            while not self._stop.wait(self._pace_s):
                 self.bank.send(
                     "post_late", self.verdict.sent, WORK_S, connection=connection, ignore_result=True
                 )
@@ -333,8 +318,16 @@ class Siege:
                 self.progress(fault)
         finally:
             heal()
+            self._replace_the_dead()
         self.progress(f"healing {fault}")
         self.verdict.outages.append((fault, self._silence(began)))
+
+    def _replace_the_dead(self) -> None:
+        """Where the pool has no processes of its own, the guard ends the worker; somebody supervises it."""
+        for crew in [crew for crew in self.crews if not crew.worker.alive]:
+            self.crews.remove(crew)
+            self._dismiss(crew)
+            self.hire()
 
     def _nothing_runs(self) -> None:
         """Without a quorum nobody leads, once the last term has run out."""
@@ -365,21 +358,7 @@ class Siege:
                 f"\n{self.logs()}"
             ),
         )
-        entries = self.bank.book.entries()
-        finished = [entry.number for entry in entries if entry.event == "finish"]
-        verdict.lost = sorted(set(range(verdict.sent)) - set(finished))
-        verdict.run_again = sorted({number for number in finished if finished.count(number) > 1})
-        position = token = -1
-        for entry in entries:
-            verdict.accepted_stale += entry.token < token
-            token = max(token, entry.token)
-            # A message starts when the one before it has started; one that was cut short may start again.
-            if entry.event == "start":
-                if entry.number not in (position, position + 1):
-                    verdict.disordered.append((position, entry.number))
-                position = entry.number
-        verdict.terms = len({entry.token for entry in entries})
-        verdict.stale = self.bank.book.refused()
+        verdict.read(self.bank.book)
         return verdict
 
 
