@@ -52,8 +52,18 @@ class WorkerGate(Protocol):
     blocking: bool
 
     @property
-    def in_turn(self) -> bool:
-        """The pool runs what it is given one after the other, and asks before each."""
+    def in_turn(self) -> int:
+        """How many messages of a led queue it takes at most.
+
+        More than one where each begins only if ``may_start`` of the transport allows it then.
+        """
+
+    @property
+    def has_next(self) -> bool:
+        """Something that waited for the end of another message may begin."""
+
+    def start_next(self) -> None:
+        """Let it begin."""
 
     @property
     def closing(self) -> bool:
@@ -88,6 +98,14 @@ class Consumption(Protocol):
         """Whether the broker has been silent for a whole lease: what was held may be with others."""
 
 
+class Permit(Protocol):
+    """One term of office."""
+
+    @property
+    def firm(self) -> bool:
+        """Whether the next message may start now. For ever False when the term is over."""
+
+
 class Terms(Protocol):
     """Which queues have one leader, and whether it is this process.
 
@@ -105,6 +123,9 @@ class Terms(Protocol):
 
     def stands(self, queue: str, token: int) -> bool:
         """Whether the next message may start now, in the term with this token."""
+
+    def permit(self, queue: str, token: int) -> Permit | None:
+        """The term with this token, to be asked before each message; None when it is over."""
 
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader than `token`."""

@@ -56,6 +56,8 @@ class Phase(Enum):
     OVER = "over"
 
 
+#: To find a member of an enumeration by its name takes longer than to compare it.
+_EXECUTING = Phase.EXECUTING
 #: Nothing follows these but the end.
 ENDING = (Phase.HANDING_OVER, Phase.FALLEN, Phase.OVER)
 
@@ -81,6 +83,7 @@ class Term:
         self.executed = False
         self._clock = clock
         self._confirmed_at = sent_at
+        self._doubt_at = sent_at + DOUBT * session_s
         self._suspended = False
         self._phase = Phase.INAUGURATING
         self._lock = threading.Lock()
@@ -100,8 +103,9 @@ class Term:
     @property
     def firm(self) -> bool:
         """Whether something new may start."""
-        # Trust has not ended where there is not even a doubt, so that nothing need be noticed here.
-        return self._phase is Phase.EXECUTING and not self._suspended and self._age() < DOUBT * self.session_s
+        # Asked several times for every message. Trust has not ended where there is not even a doubt, so that
+        # nothing need be noticed here.
+        return self._phase is _EXECUTING and not self._suspended and self._clock.monotonic() < self._doubt_at
 
     @property
     def trusted(self) -> bool:
@@ -138,6 +142,7 @@ class Term:
             if self._phase in (Phase.FALLEN, Phase.OVER):
                 return False
             self._confirmed_at = max(self._confirmed_at, sent_at)
+            self._doubt_at = self._confirmed_at + DOUBT * self.session_s
             return True
 
     def suspend(self, suspended: bool) -> None:

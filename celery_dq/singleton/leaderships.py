@@ -168,8 +168,13 @@ class Leaderships:
 
     def stands(self, queue: str, token: int) -> bool:
         """Whether the next message may start now, in that term."""
+        permit = self.permit(queue, token)
+        return permit is not None and permit.firm
+
+    def permit(self, queue: str, token: int) -> Term | None:
+        """The term with this token, to be asked before each message; None when it is over."""
         term = self._term(queue)
-        return term is not None and term.token == token and term.firm
+        return term if term is not None and term.token == token else None
 
     def refused(self, queue: str, token: int) -> None:
         """The broker knows a later leader, or has forgotten us."""

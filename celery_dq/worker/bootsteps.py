@@ -14,6 +14,7 @@ from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.message import Message
 from celery_dq.worker.gate import Gate
 from celery_dq.worker.lifecycle import Lifecycle
+from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,10 @@ class ConsumerStep(bootsteps.StartStopStep):
             clock = SystemClock()
             lifecycle = Lifecycle(consumer.pool, clock, options.dead_letter_failures)
             self._lifecycle = lifecycle
-            self._gate = wires.gate = Gate(consumer, lifecycle, options.claim_ahead_us / 1e6)
+            gate = Gate(consumer, lifecycle, options.claim_ahead_us / 1e6)
+            self._gate = wires.gate = gate
+            if not lifecycle.asks_first:
+                lifecycle.turns = Turns(consumer, lambda: gate.closing)
             for name, reason in (
                 ("on_unknown_message", "unknown message"),
                 ("on_unknown_task", "unknown task"),
@@ -53,6 +57,11 @@ class ConsumerStep(bootsteps.StartStopStep):
         """The pool runs by now, and has its own methods in place."""
         if self._lifecycle is not None:
             self._lifecycle.guard_flush(consumer.pool)
+
+    def stop(self, consumer: Any) -> None:
+        """The connection is lost, or the worker stops."""
+        if self._lifecycle is not None and self._lifecycle.turns is not None:
+            self._lifecycle.turns.give_back()
 
     def shutdown(self, consumer: Any) -> None:
         """The pool is drained or killed: whatever is still held may run elsewhere."""

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Long ago: a worker whose clock is behind must not run what the broker knows to be expired.
 _LONG_AGO = "1970-01-01T00:00:00+00:00"
+#: Messages of a led queue that a worker with one slot is given at a time, and such a one with a green pool.
+MOST_IN_TURN, GREEN_IN_TURN = 64, 8
 
 
 class Gate:
@@ -41,9 +43,23 @@ class Gate:
         self.over = False
 
     @property
-    def in_turn(self) -> bool:
-        """Return whether the pool has one slot and asks before each task."""
-        return self._lifecycle.asks_first and not self.blocking and self._slots() == 1
+    def in_turn(self) -> int:
+        """Return how many messages of a led queue may be here: several where the pool has one slot."""
+        if self._slots() != 1:
+            return 1
+        # A green pool that is full makes whoever hands it one task more wait, and that is the loop.
+        return GREEN_IN_TURN if self._consumer.pool.is_green else MOST_IN_TURN
+
+    @property
+    def has_next(self) -> bool:
+        """Return whether something that waited for the end of another message may begin."""
+        turns = self._lifecycle.turns
+        return turns is not None and turns.has_next
+
+    def start_next(self) -> None:
+        """Let it begin."""
+        if self._lifecycle.turns is not None:
+            self._lifecycle.turns.start_next()
 
     @property
     def closing(self) -> bool:

@@ -24,6 +24,7 @@ from celery.worker import state
 
 from celery_dq.clock import Clock
 from celery_dq.transport.redis.message import Message
+from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,16 @@ class Lifecycle:
         self._in_pool: dict[str, float] = {}
         self._jobs: dict[str, tuple[Any, Message]] = {}
         self._started: dict[str, None] = {}
+        #: What waits for its turn; None where the pool asks first.
+        self.turns: Turns | None = None
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
         self.asks_first = not pool.uses_semaphore
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
+        if self.asks_first:
+            self._stop_pool = pool.on_stop
+            pool.on_stop = self._stop_then_give_back
 
     @property
     def in_pool(self) -> frozenset[str]:
@@ -72,7 +78,8 @@ class Lifecycle:
         if not isinstance(message, Message):
             return self._apply(target, args, kwargs, **options)
         tag: str = message.delivery_tag
-        self._veto(request, message)
+        # Who does not ask when it begins has its last chance here.
+        self._veto(request, message, starts=not self.asks_first)
         self._in_pool[tag] = self._clock.monotonic()
         self._answer_at_once(request, message)
         options["accept_callback"] = self._on_accepted(request, message, options.get("accept_callback"))
@@ -89,6 +96,15 @@ class Lifecycle:
         if tag in self._in_pool:
             self._jobs[tag] = (job, message)
         return job
+
+    def _stop_then_give_back(self) -> None:
+        """A pool of threads cancels what waits in its queue, and tells nobody."""
+        self._stop_pool()
+        for tag, (_, message) in reversed(list(self._jobs.items())):
+            if tag not in self._started:
+                self._forget(tag)
+                message.channel.qos.forget(tag)
+                message.channel.ledger.release(tag, "unstarted")
 
     def _answer_at_once(self, request: Any, message: Message) -> None:
         """Put the request's ack or reject into the ledger when Celery decides on it.
@@ -164,17 +180,23 @@ class Lifecycle:
     def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
         channel = message.channel
-        if channel.intake.may_start(message) if starts else channel.intake.may_go(message):
+        if message.may_start() if starts else message.may_go():
             return
-        logger.warning(
-            "Task %s[%s] is not started: the lease on its message is not fresh, or the term of its leader.",
-            request.name,
-            request.id,
-        )
+        if message.may_go():
+            logger.info("Task %s[%s] is not started: the one before it comes back.", request.name, request.id)
+        else:
+            logger.warning(
+                "Task %s[%s] is not started: the lease on its message is not fresh, "
+                "or the term of its leader.",
+                request.name,
+                request.id,
+            )
         self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
         channel.ledger.release(message.delivery_tag, "unstarted")
         state.task_ready(request)
+        if self.turns is not None:
+            self.turns.over(message.delivery_tag)
         raise TaskRevokedError(request.id)
 
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
@@ -183,6 +205,10 @@ class Lifecycle:
             if self.asks_first:
                 # It may have waited in the pool's queue while the lease was lost.
                 self._veto(request, message, starts=True)
+                if message.permit is not None and request.id in state.revoked and request.revoked():
+                    # Of a led queue the pool is given more than it has slots.
+                    self._forget(tag)
+                    raise TaskRevokedError(request.id)
             self._in_pool[tag] = self._clock.monotonic()
             self._started[tag] = None
             message.started = True
@@ -255,6 +281,8 @@ class Lifecycle:
             # Celery cancelled it and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
+        if self.turns is not None:
+            self.turns.over(message.delivery_tag)
 
 
 def _note_successor(message: Message, exc: BaseException | None) -> None:

@@ -8,20 +8,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from celery import bootsteps, signals
+from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError
-from celery_dq.hooks import QUEUE, TOKEN, WIRES, Wires
+from celery_dq.hooks import WIRES, Wires
 from celery_dq.options.sections import Options
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import Leaderships
 from celery_dq.worker import commands
+from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
 from celery_dq.worker.sequencer import Sequencer
 
@@ -66,9 +67,7 @@ class SingletonStep(bootsteps.StartStopStep):
                     "kill what it runs: use the prefork pool, or 'finish'"
                 )
         guard = Guard(list(sections))
-        attendant = Attendant(guard)
-        signals.task_prerun.connect(attendant.begin, weak=False)
-        signals.task_postrun.connect(attendant.end, weak=False)
+        Attendant(consumer, guard)
         session_s = wires.options.election_session_us / 1e6
         self._elections = Elections(
             wires.options,
@@ -138,33 +137,6 @@ class SingletonStep(bootsteps.StartStopStep):
         # To end the session lets a successor in: not while something may still run.
         if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()
-
-
-class Attendant:
-    """Tells the guard when a message of a led queue begins and ends, in the process that runs it."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def begin(self, task: Any = None, **_: Any) -> None:
-        """Celery's ``task_prerun``."""
-        token, queue = self._of(task)
-        if token:
-            self._guard.begin(queue, token)
-
-    def end(self, task: Any = None, **_: Any) -> None:
-        """Celery's ``task_postrun``."""
-        token, queue = self._of(task)
-        if token:
-            self._guard.end(queue)
-
-    @staticmethod
-    def _of(task: Any) -> tuple[int, str]:
-        request = getattr(task, "request", None)
-        token = getattr(request, TOKEN, None)
-        # A dedup key has a token, too, but no queue beside it.
-        queue = getattr(request, QUEUE, "")
-        return (int(token), str(queue)) if token and queue else (0, "")
 
 
 class BrokerFence:

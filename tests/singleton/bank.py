@@ -135,6 +135,20 @@ def add_tasks(app: Celery, port: int) -> Celery:
         book().hold(str(number))
         finish(self, number)
 
+    @task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def hold_late(self: Task, number: int) -> None:
+        start(self, number)
+        book().hold(str(number))
+        finish(self, number)
+
+    @task(name="hold_and_retry", bind=True, max_retries=1)
+    def hold_and_retry(self: Task, number: int) -> None:
+        start(self, number)
+        book().hold(str(number))
+        if not self.request.retries:
+            raise self.retry(countdown=0.5)
+        finish(self, number)
+
     @task(name="spin", bind=True, acks_late=True, reject_on_worker_lost=True)
     def spin(self: Task, number: int, seconds: float) -> None:
         # As stubborn as a task can be.

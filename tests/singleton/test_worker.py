@@ -17,8 +17,10 @@ from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
 from tests.workers import ENVIRONMENT, ROOT
 
-#: A pool of one thread is given messages ahead; any other pool is not.
-POOLS = pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 4), ("threads", 1)])
+#: A pool of one slot is given messages ahead; any other pool is not.
+POOLS = pytest.mark.parametrize(
+    ("pool", "concurrency"), [("prefork", 4), ("prefork", 1), ("threads", 1), ("solo", 1)]
+)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])

@@ -108,6 +108,9 @@ class DrivenChannel(RedisChannel):
         except self.connection_errors:
             self._lose()
             raise
+        if deliver:
+            # What was claimed of a led queue goes into the inbox.
+            self.follow_terms()
         if deliver and self.has_inbox:
             # Ask for the next batch before this one is worked on, so that neither side waits.
             self.tick()
@@ -143,8 +146,8 @@ class DrivenChannel(RedisChannel):
 
     @property
     def has_inbox(self) -> bool:
-        """Claimed messages wait for ``drain_events``."""
-        return len(self.intake) > 0
+        """Claimed messages wait for ``drain_events``, or delivered ones for their turn, which has come."""
+        return len(self.intake) > 0 or self.intake.has_next
 
     @property
     def expects_answer(self) -> bool:

@@ -119,7 +119,7 @@ class Intake:
                 deliver=self._put,
                 give_back=self._release,
                 claim_ahead_s=self._claim_ahead_s,
-                in_turn=lambda: self._gate is not None and self._gate.in_turn,
+                in_turn=self._in_turn,
             )
             self._process.on_fenced = lambda queue: terms.refused(queue.name, queue.token)
             terms.listen(self._channel.poller.wake)
@@ -179,6 +179,12 @@ class Intake:
         ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
         return max(min(max(ahead, 1), MOST_AHEAD) - len(self), 0)
 
+    def _in_turn(self) -> int:
+        """How many messages of a led queue may be delivered at a time."""
+        most = 1 if self._gate is None else self._gate.in_turn
+        limit = self._channel.qos.prefetch_count
+        return min(most, limit) if limit else most
+
     def _keeps_appointments(self) -> bool | None:
         if self._blocks:
             # Between two messages only: what is asked for now is answered while we work.
@@ -233,7 +239,6 @@ class Intake:
             channel.bury_unreadable(source.queue, entry, tag, exc)
             return
         if source.queue.token and self.lanes is not None:
-            message.lead(source.queue.token)
             self.lanes.put(message)
         else:
             self._put(message)
@@ -257,11 +262,23 @@ class Intake:
 
     def deliver_all(self) -> None:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
+        if self.has_next and self._gate is not None:
+            self._gate.start_next()
         while len(self):
-            self.deliver_one()
-            if self.lanes is not None and not len(self):
-                # The next one of a led queue need not wait for a round of the loop.
+            while len(self):
+                self.deliver_one()
+            if self.lanes is not None:
+                # The next ones of a led queue need not wait for a round of the loop.
                 self._channel.follow_terms()
+
+    @property
+    def has_next(self) -> bool:
+        """A message of a led queue that was delivered waits no longer for the one before it."""
+        lanes, gate = self.lanes, self._gate
+        if lanes is None or gate is None or not lanes.has_news:
+            return False
+        lanes.has_news = gate.has_next
+        return lanes.has_news
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""
@@ -282,7 +299,9 @@ class Intake:
         consumers = self._consumers.get(message.queue)
         gate = self._gate
         closing = gate is not None and gate.closing
-        if held is None or not consumers or closing or not self.may_go(message):
+        # Where it would run at once, the one before it is over.
+        may = message.may_start if self._blocks else message.may_go
+        if held is None or not consumers or closing or not may():
             # Too late: the lease or the term is not fresh, so somebody else may have it by now.
             self._release(message)
             self.fetcher.wake(message.queue)
@@ -300,26 +319,6 @@ class Intake:
             self.fetcher.step_back()
         callback(message)
         return True
-
-    def may_go(self, message: Message) -> bool:
-        """Return whether nobody else can have the message: its lease is fresh, and its term if it has one."""
-        channel = self._channel
-        held = channel.ledger.get(message.delivery_tag)
-        if held is None or not channel.ledger.trusted(held.partition):
-            return False
-        if not message.token:
-            return True
-        terms = channel.session.terms
-        return terms is not None and terms.stands(message.queue, message.token)
-
-    def may_start(self, message: Message) -> bool:
-        """Return whether :meth:`may_go`, and what goes before the message on a led queue is over."""
-        held = self._channel.ledger.get(message.delivery_tag)
-        if held is not None and held.after is not None:
-            if held.after.comes_back or not held.after.gone:
-                return False
-            held.after = None
-        return self.may_go(message)
 
     def _discard(self, message: Message) -> bool:
         gate = self._gate

@@ -6,7 +6,9 @@
 
 A *lane* stands between the claims of such a queue and the inbox. Claims bring batches, as for every
 queue; the lane lets one message at a time go on, when the one before is over, and only while the term is
-*firm* (:class:`celery_dq.hooks.Terms`). What waits in the lane is held, and is given back
+*firm* (:class:`celery_dq.hooks.Terms`). Where the worker itself lets a message begin only when the one before
+is over, for good, it is given as many as are done in a moment; those that may not begin come back. What waits
+in the lane is held, and is given back
 
 * when the term ends;
 * when the message before it comes back, by a requeue, a crash or a retry: it goes first.
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from celery_dq.hooks import Terms
+from celery_dq.hooks import Permit, Terms
 from celery_dq.transport.redis.ledger import Held
 from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Messages that a lane holds at most while one of them is worked on.
 MOST_WAITING = 64
-#: Messages that are given at most to a pool that runs them in turn.
-MOST_IN_TURN = 8
 
 
 class Lane:
@@ -52,6 +52,7 @@ class Lane:
     def __init__(self, base: Queue) -> None:
         self.base = base
         self.queue: Queue | None = None
+        self.permit: Permit | None = None
         self.ending = False
         self.source: Source | None = None
         self.waiting: deque[Message] = deque()
@@ -62,6 +63,8 @@ class Lane:
         self.inherits = True
         self.since = 0.0
         self.service_s: float | None = None
+        #: How many may be under way; one after something came back, for it takes all that is behind along.
+        self.window = 1
         #: Claims are on their way that left before a message came back: what they bring is out of order.
         self.spills = False
 
@@ -77,7 +80,7 @@ class Lanes:
         deliver: takes a message whose turn it is.
         give_back: takes a message that is not worked on after all.
         claim_ahead_s: how much service time may be claimed ahead, in seconds.
-        in_turn: returns whether the pool runs what it is given one after the other, and asks before each.
+        in_turn: returns how many messages of a lane the worker takes at most, to run one after the other.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Lanes:
         deliver: Callable[[Message], None],
         give_back: Callable[[Message], None],
         claim_ahead_s: float,
-        in_turn: Callable[[], bool],
+        in_turn: Callable[[], int],
     ) -> None:
         self._process = process
         self._terms = terms
@@ -100,6 +103,8 @@ class Lanes:
         self._claim_ahead_s = claim_ahead_s
         self._in_turn = in_turn
         self._lanes: dict[str, Lane] = {}
+        #: Something was over since this was last set back; what waits for it may begin.
+        self.has_news = False
         # What runs is asked after when the channel is long gone.
         self._bases: dict[str, Queue] = {}
 
@@ -129,8 +134,8 @@ class Lanes:
         """Whether something of that term is held, or not told yet. From any thread."""
         process, key = self._process, replace(self._bases[name], token=token).key
         ledger = process.ledger
-        if ledger.outbox(key) and not ledger.has_listener:
-            # No connection is left, and the next heartbeat is seconds away.
+        if ledger.outbox(key) and (name not in self._lanes or not ledger.has_listener):
+            # No loop turns any more, or no connection is left, and the next heartbeat is seconds away.
             process.keeper.ring()
         # What a claim without an answer has taken, the fence of the next term takes back.
         return bool(ledger.outbox(key) or ledger.holds_of(key) or process.doubts.speaks(key))
@@ -160,21 +165,25 @@ class Lanes:
                 if lane.queue is None:
                     self._open(lane, queue)
                 self._advance(lane, queue)
+            if lane.queue is None:
+                self.has_news = True  # nobody looks what is over
 
     def put(self, message: Message) -> None:
         """Take a claimed message in."""
         lane = self._lanes.get(message.queue)
-        if lane is None or lane.queue is None or lane.spills:
+        if lane is None or lane.queue is None or lane.permit is None or lane.spills:
             self._give_back(message)
         else:
+            message.lead(lane.queue.token, lane.permit)
             lane.waiting.append(message)
 
     # -- inside ----------------------------------------------------------------
 
     def _open(self, lane: Lane, queue: Queue) -> None:
         lane.queue = queue
+        lane.permit = self._terms.permit(queue.name, queue.token)
         lane.under_way.clear()
-        lane.broken, lane.inherits = False, True
+        lane.broken, lane.inherits, lane.window = False, True, 1
         self._process.keeper.use(queue, self._clients)
         lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
@@ -188,14 +197,18 @@ class Lanes:
 
     def _limit(self, lane: Lane) -> int:
         """How many messages to claim: what fits the claim-ahead time, and at least the next one."""
-        if lane.queue is None or lane.spills or not self._terms.firm(lane.queue.name):
+        if lane.queue is None or lane.spills or lane.permit is None or not lane.permit.firm:
             return 0
         if self._process.ledger.returning(lane.queue.key):
             return 0  # it goes before whatever a claim would bring now
-        ahead = 0 if not lane.service_s else int(self._claim_ahead_s / max(lane.service_s, 1e-6))
-        most = min(max(ahead, 1), MOST_WAITING)
+        most = self._pace(lane)
         # Half of it at a time, so that a call is worth it.
         return most - len(lane.waiting) if len(lane.waiting) * 2 <= most else 0
+
+    def _pace(self, lane: Lane) -> int:
+        """How many messages fit the claim-ahead time, at the pace seen so far."""
+        ahead = 0 if not lane.service_s else int(self._claim_ahead_s / max(lane.service_s, 1e-6))
+        return min(max(ahead, 1), MOST_WAITING)
 
     def _claimed(self, lane: Lane) -> None:
         """A claim was answered, and its messages were put."""
@@ -204,13 +217,8 @@ class Lanes:
             self._fetcher().teller.send_untold(self._process.clock.monotonic())
 
     def _advance(self, lane: Lane, queue: Queue) -> None:
+        self._sweep(lane)
         under_way = lane.under_way
-        while under_way and under_way[0].gone:
-            held = under_way.popleft()
-            now = self._process.clock.monotonic()
-            seen, lane.since = now - lane.since, now
-            lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
-            lane.broken = lane.broken or held.comes_back
         if lane.broken:
             if under_way:
                 return
@@ -220,25 +228,39 @@ class Lanes:
             lane.spills = self._fetcher().teller.claims(queue)
             # On the wire before the next claim.
             self._fetcher().teller.send_untold(self._process.clock.monotonic())
-        if lane.spills or not lane.waiting or len(under_way) >= (MOST_IN_TURN if self._in_turn() else 1):
-            return
-        if not self._terms.firm(queue.name):
+        if lane.spills or not lane.waiting or lane.permit is None or not lane.permit.firm:
             return
         if lane.inherits:
             lane.inherits = self._process.ledger.holds_of(queue.key) > len(lane.waiting) + len(under_way)
             if lane.inherits:
                 return
-        if self._waits(lane):
+        most = min(self._in_turn(), lane.window, self._pace(lane))
+        while lane.waiting and len(under_way) < most and not self._waits(lane):
+            self._let_go(lane, lane.waiting.popleft())
+
+    def _sweep(self, lane: Lane) -> None:
+        """See which of those under way are over."""
+        over = 0
+        while lane.under_way and lane.under_way[0].gone:
+            lane.broken = lane.under_way.popleft().comes_back or lane.broken
+            over += 1
+        if over:
+            self.has_news = True
+            now = self._process.clock.monotonic()
+            seen, lane.since = (now - lane.since) / over, now
+            lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
+            lane.window = 1 if lane.broken else min(lane.window + over, MOST_WAITING)
+
+    def _let_go(self, lane: Lane, message: Message) -> None:
+        held = self._process.ledger.get(message.delivery_tag)
+        if held is None:
             return
-        message = lane.waiting.popleft()
-        held_now = self._process.ledger.get(message.delivery_tag)
-        if held_now is not None:
-            if under_way:
-                held_now.after = under_way[-1]
-            else:
-                lane.since = self._process.clock.monotonic()
-            under_way.append(held_now)
-            self._deliver(message)
+        if lane.under_way:
+            held.after = lane.under_way[-1]
+        else:
+            lane.since = self._process.clock.monotonic()
+        lane.under_way.append(held)
+        self._deliver(message)
 
     def _waits(self, lane: Lane) -> bool:
         """Whether the next message is a retry that is not due yet: it keeps its place, all others wait."""

@@ -66,6 +66,15 @@ class Held:
     begun: bool = False
     after: Held | None = None
 
+    def waits_for(self) -> Held | None:
+        """Return the nearest one before it that is not over for good; None when it may start.
+
+        One in between may be over before its turn: what was cancelled or cannot be read runs nowhere.
+        """
+        while self.after is not None and self.after.gone and not self.after.comes_back:
+            self.after = self.after.after
+        return self.after
+
 
 @dataclass(eq=False, slots=True)
 class Burial:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
-from celery_dq.hooks import QUEUE, TOKEN
+from celery_dq.hooks import QUEUE, TOKEN, Permit
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.bases import KombuMessage
 from celery_dq.transport.redis.record import Record
@@ -32,6 +32,7 @@ class Message(KombuMessage):
         burial: when it is rejected, it becomes a dead letter with this reason.
         crashed: a requeue counts as a delivery, because a worker was lost.
         token: of the term in which it was claimed from a led queue; 0 for other queues.
+        permit: that term.
     """
 
     def __init__(self, record: Record, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
@@ -76,12 +77,27 @@ class Message(KombuMessage):
         self.crashed = False
         self.burial = ""
         self.token = 0
+        self.permit: Permit | None = None
 
-    def lead(self, token: int) -> None:
+    def lead(self, token: int, permit: Permit) -> None:
         """It comes from a led queue, in the term with this token."""
         self.token = token
+        self.permit = permit
         self.headers[TOKEN] = token
         self.headers[QUEUE] = self.queue
+
+    def may_go(self) -> bool:
+        """Return whether nobody else can have it: its lease is fresh, and its term if it has one."""
+        ledger = self.channel.ledger
+        held = ledger.get(self.delivery_tag)
+        if held is None or not ledger.trusted(held.partition):
+            return False
+        return self.permit is None or self.permit.firm
+
+    def may_start(self) -> bool:
+        """Return whether :meth:`may_go`, and what goes before it on a led queue is over for good."""
+        held = self.channel.ledger.get(self.delivery_tag)
+        return held is not None and held.waits_for() is None and self.may_go()
 
     def _decode(self) -> Any:
         # Kombu makes a decoder for each body, for the sake of types that hardly any body has.

@@ -1,0 +1,177 @@
+"""Requests that are made before their turn, and how their turn does not come.
+
+A pool of one slot is given messages before the one that runs has ended. Each test sees to it that some are
+there, then lets the one that runs end in another way than it should.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.broker.proxy import Proxy
+from tests.singleton.bank import QUEUE
+from tests.singleton.office import Bank
+from tests.workers import WorkerProcess
+
+#: Messages before the one that is waited for: so many that the worker has learnt to be given more at a time.
+BEFORE, AFTER = 30, 20
+ALL = list(range(BEFORE + AFTER))
+
+
+# What is claimed ahead must not depend on how fast this machine is just now.
+def one_slot(bank: Bank, pool: str = "prefork") -> WorkerProcess:
+    return bank.worker(pool, 1, conf={"worker_prefetch_multiplier": 16, "dq_claim_ahead": 2})
+
+
+def crowd(bank: Bank, worker: WorkerProcess, task: str = "hold", **options: object) -> str:
+    """Let number :data:`BEFORE` run while requests wait behind it; returns its task id."""
+    bank.post(range(BEFORE))
+    running = bank.send(task, BEFORE, **options)
+    bank.post(range(BEFORE + 1, BEFORE + AFTER))
+    bank.wait_started(BEFORE)
+    wait_until(lambda: len(reserved(bank, worker)) > 2, 20, what="requests behind the one that runs")
+    return str(running.id)
+
+
+def reserved(bank: Bank, worker: WorkerProcess) -> list[str]:
+    """The ids of what the worker has and has not begun."""
+    answer = bank.app.control.inspect([worker.name], timeout=1.0).reserved() or {}
+    return [row["id"] for rows in answer.values() for row in rows]
+
+
+def pid_of(bank: Bank, number: int) -> int:
+    return next(entry.pid for entry in bank.book.entries("start") if entry.number == number)
+
+
+def test_what_is_behind_a_killed_child_begins_in_the_next_one_and_in_order(till: Bank) -> None:
+    with one_slot(till) as worker:
+        crowd(till, worker)
+        killed = pid_of(till, BEFORE)
+        os.kill(killed, signal.SIGKILL)
+        others = [number for number in ALL if number != BEFORE]
+        # It was acknowledged when it began: it is not run again.
+        assert till.finished(len(others), 40) == others
+    assert till.book.numbers("start") == ALL
+    assert killed not in {entry.pid for entry in till.book.entries() if entry.number > BEFORE}
+
+
+def test_what_comes_back_from_a_killed_child_goes_before_what_is_behind_it(till: Bank) -> None:
+    with one_slot(till) as worker:
+        crowd(till, worker, "hold_late")
+        os.kill(pid_of(till, BEFORE), signal.SIGKILL)
+        wait_until(lambda: till.book.numbers("start").count(BEFORE) == 2, 40)
+        till.book.release(str(BEFORE))
+        assert till.finished(len(ALL), 40) == ALL
+    assert till.book.numbers("start") == sorted([*ALL, BEFORE])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_retry_goes_before_what_is_behind_it(till: Bank, pool: str) -> None:
+    with one_slot(till, pool) as worker:
+        crowd(till, worker, "hold_and_retry")
+        till.book.release(str(BEFORE), 2)
+        assert till.finished(len(ALL), 40) == ALL
+    assert till.book.numbers("start") == sorted([*ALL, BEFORE])
+    assert till.overlaps() == 1  # a retry ends without a word in the book
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_retry_goes_before_what_is_behind_one_that_never_runs(till: Bank, pool: str) -> None:
+    till.post(range(BEFORE))
+    till.send("hold_and_retry", BEFORE)
+    # Expired when it is claimed: it is over before its turn.
+    till.send("post", BEFORE + 1, expires=0.001)
+    till.post(range(BEFORE + 2, BEFORE + AFTER))
+    left = [number for number in ALL if number != BEFORE + 1]
+    with one_slot(till, pool):
+        till.wait_started(BEFORE)
+        till.book.release(str(BEFORE), 2)
+        assert till.finished(len(left), 40) == left
+    assert till.book.numbers("start") == sorted([*left, BEFORE])
+
+
+def test_what_is_behind_a_hard_time_limit_begins_when_the_child_is_dead(till: Bank) -> None:
+    with one_slot(till) as worker:
+        crowd(till, worker, time_limit=3)
+        others = [number for number in ALL if number != BEFORE]
+        assert till.finished(len(others), 40) == others
+    assert till.book.numbers("start") == ALL
+    assert pid_of(till, BEFORE) not in {entry.pid for entry in till.book.entries() if entry.number > BEFORE}
+
+
+def test_what_is_behind_a_terminated_task_begins_when_the_child_is_dead(till: Bank) -> None:
+    with one_slot(till) as worker:
+        running = crowd(till, worker)
+        till.app.control.revoke(running, terminate=True, signal="SIGKILL")
+        others = [number for number in ALL if number != BEFORE]
+        assert till.finished(len(others), 40) == others
+    assert till.book.numbers("start") == ALL
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_revoked_one_is_passed_over(till: Bank, pool: str) -> None:
+    with one_slot(till, pool) as worker:
+        till.post(range(BEFORE))
+        till.send("hold", BEFORE)
+        doomed = [till.send("post", number).id for number in range(BEFORE + 1, BEFORE + 4)]
+        till.post(range(BEFORE + 4, BEFORE + AFTER))
+        till.wait_started(BEFORE)
+        wait_until(lambda: set(doomed) <= set(reserved(till, worker)), 20)
+        assert till.app.control.revoke(doomed[1:], reply=True, timeout=2.0)
+        till.book.release(str(BEFORE))
+        left = [number for number in ALL if number not in (BEFORE + 2, BEFORE + 3)]
+        assert till.finished(len(left), 40) == left
+    assert till.book.numbers("start") == left
+
+
+def test_an_abort_gives_back_what_is_behind(open_bank: Callable[..., Bank]) -> None:
+    bank = open_bank(dq_singleton_queues={QUEUE: {"hand_over": "abort"}})
+    with one_slot(bank) as first:
+        crowd(bank, first, "hold_late")
+        with one_slot(bank):
+            bank.app.control.broadcast("resign", {"queue": QUEUE}, destination=[first.name])
+            wait_until(lambda: bank.book.numbers("start").count(BEFORE) == 2, 40)
+            bank.book.release(str(BEFORE))
+            assert bank.finished(len(ALL), 40) == ALL
+    assert bank.book.numbers("start") == sorted([*ALL, BEFORE])
+    assert {entry.token for entry in bank.book.entries("start") if entry.number > BEFORE} == {2}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_stops_gives_back_what_is_behind(till: Bank, pool: str) -> None:
+    with one_slot(till, pool) as first:
+        crowd(till, first)
+        with one_slot(till, pool):
+            assert first.process is not None
+            first.process.terminate()
+            first.wait_for_log("Warm shutdown")
+            till.book.release(str(BEFORE))
+            assert till.finished(len(ALL), 40) == ALL
+            assert first.process.wait(20) == 0
+            log = first.log
+    assert till.book.numbers("start") == ALL
+    assert till.book.entries("finish")[-1].token == 2
+    assert till.overlaps() == 0
+    assert "was not handed over in time" not in log
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lost_connection_gives_back_what_is_behind(
+    till: Bank, redis_server: RedisServer, pool: str
+) -> None:
+    with Proxy(redis_server.port) as proxy:
+        till.conf["broker_url"] = proxy.url(till.conf["broker_url"])
+        with one_slot(till, pool) as worker:
+            crowd(till, worker)
+            proxy.cut_all()
+            worker.wait_for_log("Connection to broker lost", 30)
+            till.book.release(str(BEFORE))
+            assert till.finished(len(ALL), 40) == ALL
+    assert till.book.numbers("start") == ALL
+    assert till.overlaps() == 0
