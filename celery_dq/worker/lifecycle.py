@@ -56,6 +56,9 @@ class Lifecycle:
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
+        if self.asks_first:
+            self._stop_pool = pool.on_stop
+            pool.on_stop = self._stop_then_give_back
 
     @property
     def in_pool(self) -> frozenset[str]:
@@ -98,6 +101,15 @@ class Lifecycle:
         if tag in self._in_pool:
             self._jobs[tag] = (job, message)
         return job
+
+    def _stop_then_give_back(self) -> None:
+        """A pool of threads cancels what waits in its queue, and tells nobody."""
+        self._stop_pool()
+        for tag, (_, message) in reversed(list(self._jobs.items())):
+            if tag not in self._started:
+                self._forget(tag)
+                message.channel.qos.forget(tag)
+                message.channel.ledger.release(tag, "unstarted")
 
     def _answer_at_once(self, request: Any, message: Message) -> None:
         """Put the request's ack or reject into the ledger when Celery decides on it.

@@ -134,8 +134,8 @@ class Lanes:
         """Whether something of that term is held, or not told yet. From any thread."""
         process, key = self._process, replace(self._bases[name], token=token).key
         ledger = process.ledger
-        if ledger.outbox(key) and not ledger.has_listener:
-            # No connection is left, and the next heartbeat is seconds away.
+        if ledger.outbox(key) and (name not in self._lanes or not ledger.has_listener):
+            # No loop turns any more, or no connection is left, and the next heartbeat is seconds away.
             process.keeper.ring()
         # What a claim without an answer has taken, the fence of the next term takes back.
         return bool(ledger.outbox(key) or ledger.holds_of(key) or process.doubts.speaks(key))
