@@ -20,7 +20,8 @@
 -- COST
 --   some eight commands
 -- GUARANTEE
---   The same call twice is told the same. A lease that has run out counts for nothing.
+--   The same call twice is told the same; another delivery of a task that waits takes the place of the first, and is
+--   never declined in favour of it. A lease that has run out counts for nothing.
 --@include claim
 local id, task, policy = ARGV[2], ARGV[4], ARGV[7]
 local mine = {token = 0, since = 0, lease = now + tonumber(ARGV[5]) * 1000, timeout = tonumber(ARGV[6]) * 1000,
@@ -38,6 +39,10 @@ elseif not head then
 elseif task ~= '' and head.task == task and not claim.heir then
   if head.token > 0 then claim.heir = mine else claim.head = mine end
   verdict, covering = 'accept', id
+elseif task ~= '' and claim.heir and claim.heir.task == task then
+  verdict, covering, replaced, claim.heir = 'accept', id, claim.heir, mine
+elseif task ~= '' and claim.tail and claim.tail.task == task then
+  verdict, covering, replaced, claim.tail = 'block', head.id, claim.tail, mine
 elseif head.token == 0 and (not (claim.heir or claim.tail) or policy == 'decline') then
   if policy == 'decline' then
     verdict, covering = 'decline', head.id
