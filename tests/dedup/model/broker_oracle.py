@@ -28,6 +28,7 @@ class BrokerOracle(World):
         self.zombies: list[tuple[str, Run]] = []
         self.counted: Counter[str] = Counter()
         self.sequence = 0
+        self.covering = ""
 
     # -- what happens to a message
 
@@ -108,6 +109,7 @@ class BrokerOracle(World):
     def expect(self, message: Message) -> tuple[str, str]:
         """The status that its push should have, and the message that gave up its place."""
         decision = self.decide(message)
+        self.covering = decision.covering
         declined = decision.verdict is Verdict.DECLINE
         status = "following" if declined and message.follow else STATUS[decision.verdict]
         self.counted[{"following": "follow"}.get(status, decision.verdict.value)] += 1
@@ -199,8 +201,7 @@ class BrokerOracle(World):
         message.policy, message.waiting, message.follow, message.continues = asks
         if status == "declined":
             # Whoever waited for its end gets that of whom covers it.
-            covering = self.ledger.turned_away[-1].by
-            by = next(x for x in self.stands(message.key)[:3] if x and self.calls[x].task == covering)
+            by = self.covering
             mine += self.followers.pop(by, [])
             self.followers.update({by: mine} if mine else {})
         elif mine:
