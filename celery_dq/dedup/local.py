@@ -88,11 +88,16 @@ class LocalCoordinator:
             task = terms.get("task", "")
             if task and head is not None and kept.calls[head.id].task == task:
                 continues = (head.id, head.token)
+            late = (machine.heir, machine.tail)
+            again = next(
+                (each.id for each in late if each and task and kept.calls[each.id].task == task), None
+            )
             decision = machine.enqueue(
                 call,
                 policy=terms.get("policy", "decline"),
                 waiting=terms.get("waiting", 1),
                 continues=continues,
+                again=again,
             )
             if continues is not None and not continues[1] and machine.head is not head:
                 # The retry of a run that was released for it.

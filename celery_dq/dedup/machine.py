@@ -114,6 +114,7 @@ class Machine:
         policy: Policy = "decline",
         waiting: int = 1,
         continues: tuple[str, int] | None = None,
+        again: str | None = None,
     ) -> Decision:
         """A call wants the key.
 
@@ -124,6 +125,8 @@ class Machine:
             continues: (id, token) of the run that this call repeats or replaces. When that is the head, the
                 call is its heir: accepted, whoever else waits. A head that was released has token 0, and is
                 replaced at once.
+            again: a call of which this one is another delivery. When that is the heir or the tail, this one
+                has its place, whatever the policy: it must not be declined in favour of itself.
         """
         head = self.head
         if head is None:
@@ -135,6 +138,10 @@ class Machine:
             else:
                 self.head = Call(call)
             return Decision(Verdict.ACCEPT, call)
+        if self.heir is not None and self.heir.id == again:
+            return self._take_place("heir", self.heir, call, "replace", Verdict.ACCEPT)
+        if self.tail is not None and self.tail.id == again:
+            return self._take_place("tail", self.tail, call, "replace", Verdict.BLOCK)
         alone = self.heir is None and self.tail is None
         if not head.started and (alone or policy == "decline"):
             return self._take_place("head", head, call, policy, Verdict.ACCEPT)
@@ -151,7 +158,7 @@ class Machine:
         if policy == "decline":
             return Decision(Verdict.DECLINE, waits.id)
         setattr(self, place, Call(call))
-        ahead = call if self.head is None or place == "head" else self.head.id
+        ahead = self.head.id if self.head is not None and place == "tail" else call
         return Decision(verdict, ahead, replaced=waits.id)
 
     def start(self, call: str, token: int, now: float) -> bool:

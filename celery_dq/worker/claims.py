@@ -175,6 +175,12 @@ class Claims:
     # -- turned away -----------------------------------------------------------
 
     def _decline(self, request: Any, key: str, covering: str) -> None:
+        if covering.partition("/")[0] == request.id:
+            # Another delivery of the same task has its place, and will do all that is to be done.
+            logger.info("Task %s[%s] has come anew: that delivery goes on.", request.name, request.id)
+            state.task_ready(request)
+            request.acknowledge()
+            return
         logger.info("Task %s[%s] is declined: %s covers it.", request.name, request.id, covering)
         if not _wants_result(request):
             state.task_ready(request)

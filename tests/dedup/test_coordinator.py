@@ -59,6 +59,22 @@ def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
     assert coordinator.start(KEY, "u/1")
 
 
+def test_a_redelivery_of_what_waits_takes_its_place(coordinator: Coordinator) -> None:
+    head = coordinator.enqueue(KEY, "t/1", task="t")
+    coordinator.enqueue(KEY, "u/1", task="u")
+    # Its first worker may be dead: were it declined, nobody would run it.
+    assert coordinator.enqueue(KEY, "u/2", task="u") == (Verdict.BLOCK, "t/1", 0, "u/1")
+    assert coordinator.enqueue(KEY, "t/2", task="t")[:2] == (Verdict.ACCEPT, "t/2")
+    assert coordinator.enqueue(KEY, "t/3", task="t") == (Verdict.ACCEPT, "t/3", 0, "t/2")
+    assert coordinator.start(KEY, "u/1") is None
+    assert coordinator.finish(KEY, "t/1", head.token)
+    assert coordinator.start(KEY, "t/2") is None
+    token = coordinator.start(KEY, "t/3")
+    assert token
+    assert coordinator.finish(KEY, "t/3", token)
+    assert coordinator.start(KEY, "u/2")
+
+
 def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
     coordinator.enqueue(KEY, "a")
     coordinator.enqueue(KEY, "b", policy="replace")
@@ -157,7 +173,9 @@ def test_it_does_what_the_machine_says(make: Callable[[], Coordinator], moves: l
             call, waiting = f"{task}/{calls}", 0 if move == "call0" else 1
             continues = (head.id, head.token) if of_head and head is not None else None
             before = head is None
-            told = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues)
+            late = [each.id for each in (machine.heir, machine.tail) if each]
+            again = next((each for each in late if each.partition("/")[0] == task), None)
+            told = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues, again=again)
             got = coordinator.enqueue(KEY, call, task=task, policy=policy, waiting=waiting)
             assert (got.verdict, got.covering, got.replaced) == (told.verdict, told.covering, told.replaced)
             is_head = told.verdict is Verdict.ACCEPT and machine.head is not None and machine.head.id == call

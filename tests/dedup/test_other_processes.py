@@ -36,6 +36,20 @@ class Company:
         owner = b"" if worker is None else worker.name.encode()
         wait_until(lambda: owner in (self.client.hget(self.claim, place) or b"-"), 40, what=self.logs)
 
+    def two_at_work(self, task: str) -> tuple[WorkerProcess, WorkerProcess, Any]:
+        """A worker that runs version 1, another one that has parked version 2, and the result of that.
+
+        The first one gets no more messages, so the second is sent to the other, as are all that come later.
+        """
+        first = self.worker().wait_ready()
+        self.crew.send(task, 1)
+        self.crew.ran(1)
+        self.silence(first)
+        second = self.worker().wait_ready()
+        tail = self.crew.send(task, 2)
+        self.waits("tail", second)
+        return first, second, tail
+
     def gone(self) -> None:
         wait_until(lambda: not self.client.exists(self.claim), 40)
 
@@ -88,14 +102,8 @@ def test_two_workers_share_the_keys(company: Company) -> None:
 
 def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
     crew = company.crew
-    first = company.worker().wait_ready()
-    crew.send("early", 1)
-    crew.ran(1)
-    # The next one goes to the second worker, which parks it: what it waits for runs elsewhere.
-    company.silence(first)
-    second = company.worker().wait_ready()
-    tail = crew.send("early", 2)
-    company.waits("tail", second)
+    # The second one is parked: what it waits for runs elsewhere.
+    first, _, tail = company.two_at_work("early")
     kill(first)
     crew.left()
     crew.open(2)
@@ -108,13 +116,8 @@ def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
 def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
     crew = company.crew
-    first = company.worker().wait_ready()
-    crew.send("late", 1)
-    crew.ran(1)
-    company.silence(first)
-    second = company.worker().wait_ready()
-    tail = crew.send("late", 2)
-    company.waits("tail", second)
+    # The second one is parked: what it waits for runs elsewhere.
+    first, _, tail = company.two_at_work("late")
     kill(first)
     crew.left()
     # RabbitMQ delivers it anew at once: it takes the place of the lost one, ahead of the tail.
@@ -123,6 +126,21 @@ def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
     assert tail.get(timeout=60) == [1, 2]
     assert crew.ran(3) == ["1", "1", "2"]
     assert crew.meetings() == 0
+    company.gone()
+
+
+@pytest.mark.parametrize("company", ["amqp"], indirect=True)
+def test_what_a_killed_worker_had_parked_comes_back(company: Company) -> None:
+    crew = company.crew
+    _, second, tail = company.two_at_work("early")
+    third = company.worker().wait_ready()
+    kill(second)
+    # RabbitMQ delivers it anew at once, long before its lease is over: it has its old place, and is not
+    # declined in favour of what died.
+    company.waits("tail", third)
+    crew.open(2)
+    assert tail.get(timeout=60) == [1, 2]
+    assert crew.ran(2) == ["1", "2"]
     company.gone()
 
 

@@ -44,15 +44,27 @@ def make(until_s: float, token: int = 1) -> Guard:
     return guard
 
 
-def test_who_is_not_confirmed_any_more_is_killed() -> None:
-    guard = make(0.3)
+def stubborn(guard: Guard) -> int:
+    """A child that works on the ledger under token 1 for longer than it may; returns its pid."""
 
     def work() -> None:
         guard.begin("ledger", 1)
         toil(10)
 
+    return forked(work)
+
+
+def stubborn_at_work(guard: Guard) -> int:
+    """The same, once it has begun."""
+    pid = stubborn(guard)
+    wait_until(lambda: guard.runs("ledger"))
+    return pid
+
+
+def test_who_is_not_confirmed_any_more_is_killed() -> None:
+    guard = make(0.3)
     began = time.monotonic()
-    assert fate(forked(work)) == -signal.SIGALRM
+    assert fate(stubborn(guard)) == -signal.SIGALRM
     assert 0.2 < time.monotonic() - began < 2
 
 
@@ -87,13 +99,7 @@ def test_the_end_of_a_message_is_the_end_of_its_alarm() -> None:
 
 def test_a_revoked_term_ends_at_once() -> None:
     guard = make(30)
-
-    def work() -> None:
-        guard.begin("ledger", 1)
-        toil(10)
-
-    pid = forked(work)
-    wait_until(lambda: guard.runs("ledger"))
+    pid = stubborn_at_work(guard)
     guard.revoke("ledger", 2)  # not this one
     time.sleep(0.2)  # for an alarm that must not come
     assert guard.runs("ledger")
@@ -106,13 +112,7 @@ def test_a_revoked_term_ends_at_once() -> None:
 
 def test_a_later_term_does_not_lengthen_the_life_of_an_earlier_one() -> None:
     guard = make(30)
-
-    def work() -> None:
-        guard.begin("ledger", 1)
-        toil(10)
-
-    pid = forked(work)
-    wait_until(lambda: guard.runs("ledger"))
+    pid = stubborn_at_work(guard)
     guard.trust("ledger", 2, CLOCK.monotonic() + 30)
     assert fate(pid) == -signal.SIGALRM
 
@@ -126,13 +126,7 @@ def test_a_message_of_an_old_term_does_not_begin() -> None:
 
 def test_a_stopped_process_dies_when_it_goes_on() -> None:
     guard = make(0.4)
-
-    def work() -> None:
-        guard.begin("ledger", 1)
-        toil(10)
-
-    pid = forked(work)
-    wait_until(lambda: guard.runs("ledger"))
+    pid = stubborn_at_work(guard)
     os.kill(pid, signal.SIGSTOP)
     time.sleep(0.8)  # how long it stands still
     os.kill(pid, signal.SIGCONT)

@@ -17,11 +17,12 @@
 --   follow: '1' when it wants the result of the one that covers it, should it be declined
 -- RETURNS
 --   an array: 'accept', 'block' or 'decline'; who covers it or is ahead; its token, '0' when it does not run; who
---   gave up its place, ''; the owner of that one, ''
+--   gave up its place, ''
 -- COST
 --   some nine commands
 -- GUARANTEE
---   The same call twice is told the same. A lease that has run out counts for nothing. The owner of a call that
+--   The same call twice is told the same; another delivery of a task that waits takes the place of the first, and is
+--   never declined in favour of it. A lease that has run out counts for nothing. The owner of a call that
 --   follows is told once the covering task has left, unless nobody renews that one.
 --@include claim
 local id, task, policy = ARGV[2], ARGV[4], ARGV[7]
@@ -40,6 +41,10 @@ elseif not head then
 elseif task ~= '' and head.task == task and not claim.heir then
   if head.token > 0 then claim.heir = mine else claim.head = mine end
   verdict, covering = 'accept', id
+elseif task ~= '' and claim.heir and claim.heir.task == task then
+  verdict, covering, replaced, claim.heir = 'accept', id, claim.heir, mine
+elseif task ~= '' and claim.tail and claim.tail.task == task then
+  verdict, covering, replaced, claim.tail = 'block', head.id, claim.tail, mine
 elseif head.token == 0 and (not (claim.heir or claim.tail) or policy == 'decline') then
   if policy == 'decline' then
     verdict, covering = 'decline', head.id

@@ -202,6 +202,14 @@ local function make_dedup()
     end
   end
 
+  -- The heir goes on with what the head began: its result is what they wait for.
+  local function hand_on(c)
+    if c.follow.head and c.heir then
+      move_followers(c.head, c.heir)
+      c.follow.heir = true
+    end
+  end
+
   -- Those who waited for this message's result get theirs.
   local function settle_followers(id)
     local found = call('LRANGE', P .. 'followers:' .. id, 0, -1)
@@ -228,13 +236,11 @@ local function make_dedup()
     local place = c and (c.head == id and 'head' or c.heir == id and 'heir' or c.tail == id and 'tail')
     local followed = not place or c.follow[place]
     if place == 'head' then
-      if c.follow.head and c.heir and over then
-        move_followers(id, c.heir)
-        c.follow.heir = true
-      end
+      if over then hand_on(c) end
       promote_claim(scope, c)
     elseif place then
       c[place], c.follow[place] = nil, false
+      if c.timeout > 0 and not (c.heir or c.tail) then call('ZREM', P .. 'evictions', scope) end
       write_claim(scope, c)
       call('ZREM', P .. 'blocked', id)
     end
@@ -309,11 +315,13 @@ local function make_dedup()
         else
           verdict = 'follow'
           follow(id, ahead)
-          if not c.follow[covering] then
-            c.follow[covering] = true
-            write_claim(scope, c)
-          end
         end
+      end
+      local handed_on = message.returned and verdict ~= 'follow' and call('EXISTS', P .. 'followers:' .. id) == 1
+      if handed_on then move_followers(id, ahead) end
+      if (handed_on or verdict == 'follow') and not c.follow[covering] then
+        c.follow[covering] = true
+        write_claim(scope, c)
       end
     else
       admitted[id] = message
@@ -374,6 +382,7 @@ local function make_dedup()
       call('PUBLISH', P .. 'evicted', string.format('%.0f/', c.number) .. head .. '\0' .. scope)
     end
     call('HDEL', P .. 'claimants', head)
+    hand_on(c)
     promote_claim(scope, c)
     call('HINCRBY', P .. 'verdicts', 'evict', 1)
     return head

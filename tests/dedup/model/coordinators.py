@@ -1,0 +1,159 @@
+"""The coordinators, as the model sees them: in Redis, and among threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_dq.clock import ManualClock
+from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
+from celery_dq.dedup.local import LocalCoordinator
+from celery_dq.dedup.redis import RedisCoordinator, load_scripts
+from celery_dq.keys import ClaimKeys
+from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
+from tests.dedup.model.driver import KEYS, LEASE, Call, Standing, Told
+
+
+class CoordinatorDriver:
+    """What the two have in common."""
+
+    def of(self, owner: str) -> Coordinator:
+        """The coordinator as this owner has it."""
+        raise NotImplementedError
+
+    def ask(self, call: Call) -> Told:
+        grant = self.of(call.owner).enqueue(
+            call.key, call.id, task=call.task, policy=call.policy, waiting=call.waiting, timeout=call.timeout
+        )
+        assert isinstance(grant, Grant)
+        return Told(grant.verdict, grant.covering, grant.token, grant.replaced or "")
+
+    def start(self, call: Call) -> int | None:
+        return self.of(call.owner).start(call.key, call.id)
+
+    def end(self, call: Call, token: int) -> bool:
+        return self.of(call.owner).finish(call.key, call.id, token)
+
+    def give_back(self, call: Call, token: int) -> bool:
+        return self.of(call.owner).release(call.key, call.id, token)
+
+    def withdraw(self, call: Call) -> bool:
+        return self.of(call.owner).withdraw(call.key, call.id)
+
+    def renew(self, owner: str, calls: Sequence[Call]) -> list[bool]:
+        return self.of(owner).renew([Holding(each.key, each.id, each.token) for each in calls])
+
+    def look(self) -> None:
+        """Each question asks anew."""
+
+    def free(self, key: str) -> None:
+        self.of("operator").free(key)
+
+
+class LocalDriver(CoordinatorDriver):
+    """Threads. Who dies leaves his calls behind, for an eviction or an operator."""
+
+    leases = False
+    sweeps = dict.fromkeys(("ask", "start", "renew"), "head")
+
+    def reset(self) -> None:
+        self.clock = ManualClock()
+        self.coordinator = LocalCoordinator(self.clock)
+        self.now = 0
+
+    def of(self, owner: str) -> Coordinator:
+        return self.coordinator
+
+    def at(self, seconds: int) -> None:
+        self.clock.advance(seconds - self.now)
+        self.now = seconds
+
+    def forget_scripts(self) -> None:
+        """There are none."""
+
+    def standing(self, key: str) -> Standing:
+        # Not inspect(), which would end an overdue run first.
+        kept = self.coordinator._kept.get(key)
+        if kept is None:
+            return Standing()
+        machine = kept.machine
+        places = (machine.head, machine.heir, machine.tail)
+        assert set(kept.calls) == {each.id for each in places if each}
+        token = machine.head.token if machine.head else 0
+        return Standing(*(each.id if each else "" for each in places), token)
+
+    def told(self) -> set[tuple[str, str]] | None:
+        return None  # threads wake each other
+
+    def check(self, living: Sequence[Call]) -> None:
+        assert set(self.coordinator.keys()) == {each.key for each in living}
+
+    def left(self) -> set[str]:
+        return set(self.coordinator.keys())
+
+
+class RedisDriver(CoordinatorDriver):
+    """Workers of any broker, each with its own coordinator on one Redis."""
+
+    leases = True
+    sweeps = dict.fromkeys(("ask", "start", "leave", "renew"), "all")
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.scripts = TimedScripts(load_scripts())
+        self.keys = ClaimKeys("online")
+        self.names = {self.keys.claim(key): key for key in KEYS}
+        self.heard: Any = client.pubsub()
+        self.heard.psubscribe(f"{self.keys.channel.replace('{', '[{]')}*")
+        assert self.heard.get_message(timeout=30)["type"] == "psubscribe"
+
+    def reset(self) -> None:
+        self.client.flushdb()
+        self.clock = ScriptClock(self.client)
+        self.owners: dict[str, RedisCoordinator] = {}
+        self.told()
+
+    def of(self, owner: str) -> Coordinator:
+        if owner not in self.owners:
+            self.owners[owner] = RedisCoordinator(
+                self.client, self.keys, self.scripts, owner=owner, lease=float(LEASE)
+            )
+        return self.owners[owner]
+
+    def at(self, seconds: int) -> None:
+        self.clock.at(seconds)
+
+    def forget_scripts(self) -> None:
+        self.client.script_flush()
+
+    def standing(self, key: str) -> Standing:
+        found = self.of("operator").inspect(key)
+        if found is None:
+            return Standing()
+        ids = [each.call if each else "" for each in found[1:]]
+        return Standing(*ids, found.head.token if found.head else 0)
+
+    def told(self) -> set[tuple[str, str]] | None:
+        """Which owners were told to look at which key since this was asked last."""
+        self.heard.ping()
+        found = set()
+        while (message := self.heard.get_message(timeout=30))["type"] != "pong":
+            owner = message["channel"].decode().removeprefix(self.keys.channel)
+            found.add((owner, self.names[message["data"].decode()]))
+        return found
+
+    def check(self, living: Sequence[Call]) -> None:
+        """Every claim ends with the last lease of its calls, should nobody touch it any more."""
+        for key in KEYS:
+            leases = [each.lease for each in living if each.key == key]
+            lives_ms = self.client.pttl(self.keys.claim(key))
+            if not leases:
+                assert lives_ms == -2
+                continue
+            seconds, micros = self.client.time()
+            ends = self.clock.seconds((seconds * 1000 + micros / 1000 + lives_ms) * 1000)
+            # A second is what a slow machine may take between the two questions.
+            assert abs(ends - max(leases)) < 1
+
+    def left(self) -> set[str]:
+        return {each.decode() for each in self.client.keys("*")} - {CLOCK, self.keys.tokens}

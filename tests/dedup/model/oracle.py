@@ -1,0 +1,155 @@
+"""The pure machine as oracle: what every look at a key should find, and what is told of it to the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis.stateful import RuleBasedStateMachine, initialize
+
+from celery_dq.dedup.machine import Decision, Machine, Verdict
+from tests.dedup.model.driver import LEASE, Call, Driver, Standing
+from tests.dedup.model.ledger import Ledger
+
+
+class Oracle(RuleBasedStateMachine):
+    """Knows how each key should stand, who holds what, and who is to be told."""
+
+    driver: Driver
+    #: How many stories were told to their end.
+    closed = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.driver.reset()
+        self.prepare()
+        self.ledger = Ledger()
+        self.machines: dict[str, Machine] = {}
+        self.calls: dict[str, Call] = {}
+        self.owners = ["w1", "w2"]
+        self.holds: dict[str, list[Call]] = {}
+        self.to_ask: list[Call] = []  # tasks that the broker delivers anew, as they were asked for last
+        self.stale: list[tuple[Call, int]] = []
+        self.replaced: set[str] = set()
+        self.to_tell: set[tuple[str, str]] = set()
+        self.count = 0
+        self.now = 0
+
+    def prepare(self) -> None:
+        """What a driver's own world needs besides."""
+
+    # -- the oracle
+
+    def machine(self, key: str) -> Machine:
+        return self.machines.setdefault(key, Machine())
+
+    def stands(self, key: str) -> Standing:
+        machine = self.machine(key)
+        ids = [each.id if each else "" for each in (machine.head, machine.heir, machine.tail)]
+        return Standing(*ids, machine.head.token if machine.head else 0)
+
+    def sweep(self, key: str, verb: str) -> None:
+        """What the driver finds over when it looks at the key for this."""
+        how, machine = self.driver.sweeps.get(verb, ""), self.machine(key)
+        if how == "all":
+            for place in (machine.heir, machine.tail):
+                if place is not None and self.calls[place.id].lease <= self.now:
+                    machine.dequeue(place.id)
+                    self.ledger.waits_no_more(place.id, key)
+        while how and machine.head is not None:
+            head = self.calls[machine.head.id]
+            if how == "all" and head.lease <= self.now:
+                self.falls(head, "lease lost")
+                machine.dequeue(head.id, machine.head.token)
+            elif head.timeout and machine.evict(self.now, head.timeout):
+                self.falls(head, "timeout")
+            else:
+                return
+
+    @contextmanager
+    def looking(self, key: str, verb: str) -> Iterator[None]:
+        """Round a step that looks at a key: sweeps, and notes who is to be told that it is his turn."""
+        before = self.stands(key).head
+        self.sweep(key, verb)
+        yield
+        head = self.machine(key).head
+        if head is not None and not head.started and head.id != before:
+            self.to_tell.add((self.calls[head.id].owner, key))
+
+    def falls(self, call: Call, why: str) -> None:
+        """A head loses its key."""
+        if call.token and not self.ledger.run_of(call.id).end:
+            self.ledger.takes_from(call.id, why)
+        self.ledger.waits_no_more(call.id, call.key)
+
+    def decide(self, call: Call) -> Decision:
+        """What the call should be told; it stands so from now on."""
+        continues, again = self.repeats(call)
+        self.calls[call.id] = call
+        call.lease = self.now + LEASE if self.driver.leases else float("inf")
+        decision = self.machine(call.key).enqueue(
+            call.id, policy=call.policy, waiting=call.waiting, continues=continues, again=again
+        )
+        if decision.verdict is Verdict.DECLINE:
+            self.ledger.is_turned_away(
+                call.task, self.calls[decision.covering].task, late=self.runs(decision.covering)
+            )
+        elif decision.replaced is not None:
+            replaced = self.calls[decision.replaced]
+            self.replaced.add(replaced.id)
+            self.to_tell.add((replaced.owner, call.key))
+            self.ledger.waits_no_more(replaced.id, call.key)
+            self.ledger.is_turned_away(replaced.task, call.task, late=False)
+        if decision.verdict is Verdict.BLOCK:
+            self.ledger.waits(call.id, call.key)
+        return decision
+
+    def repeats(self, call: Call) -> tuple[tuple[str, int] | None, str | None]:
+        """Which run it continues, and which delivery that waits it takes the place of."""
+        machine = self.machine(call.key)
+        head, continues = machine.head, None
+        if head is not None and self.calls[head.id].task == call.task:
+            continues = (head.id, head.token)
+            if not head.started:
+                self.ledger.waits_no_more(head.id, call.key)
+        late = (machine.heir, machine.tail)
+        return continues, next((x.id for x in late if x and self.calls[x.id].task == call.task), None)
+
+    def runs(self, call: str) -> bool:
+        """Whether it is a head that has its token."""
+        head = self.machine(self.calls[call].key).head
+        return head is not None and head.id == call and head.started
+
+    def started(self, call: Call, token: int) -> None:
+        assert self.machine(call.key).start(call.id, token, self.now)
+        call.token = token
+        self.ledger.begins(call.id, call.task, call.key, token)
+
+    def ended(self, call: Call, how: str, accepted: bool) -> None:
+        self.ledger.ends(call.id, how, accepted=accepted)
+        self.stale.append((call, call.token))
+        call.token = 0
+
+    # -- who takes the steps
+
+    def held(self, *, running: bool) -> list[Call]:
+        return [each for calls in self.holds.values() for each in calls if bool(each.token) == running]
+
+    def forgets(self, call: Call) -> None:
+        self.holds[call.owner].remove(call)
+
+    def delivered_anew(self, call: Call) -> None:
+        """The broker has had no ack, or whoever waited has lost his place: the task asks again."""
+        if not self.ledger.gone.get(call.task):
+            self.to_ask.append(call)
+
+    def die(self, owner: str) -> None:
+        self.owners[self.owners.index(owner)] = f"{owner}+"
+        for call in self.holds.pop(owner, []):
+            if call.token and not self.ledger.run_of(call.id).end:
+                self.ledger.ends(call.id, "died", accepted=False)
+            self.delivered_anew(call)
+
+    def meets(self, fate: str, owner: str) -> None:
+        if fate == "unheard":
+            self.die(owner)

@@ -1,0 +1,286 @@
+"""The rule of dedup, told as a story: calls come, run, end, die, come late, and what keeps keys must agree.
+
+The pure machine is the oracle, step by step; the :class:`~tests.dedup.model.ledger.Ledger` holds what was
+promised against what happened, and knows no machine. What is put to the test plugs in as a
+:class:`~tests.dedup.model.driver.Driver`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from celery_dq.dedup.machine import Policy, Verdict
+from tests.dedup.model.driver import KEYS, LEASE, Call, Told
+from tests.dedup.model.oracle import Oracle
+
+
+class World(Oracle):
+    """The story.
+
+    Crash points are the `fate` of a step: its answer is heard; it is lost, and the step is taken again; or
+    whoever took it dies before he hears. He may die between any two steps as well.
+    """
+
+    # -- rules
+
+    who = st.sampled_from([0, 1])
+    fates = st.sampled_from(["heard"] * 6 + ["resent", "unheard"])
+    key_of = st.sampled_from([KEYS[0], KEYS[0], KEYS[0], KEYS[1]])
+    #: What ends a story early happens seldom.
+    seldom = st.sampled_from([False, False, False, True])
+
+    def put(self, call: Call, fate: str) -> None:
+        """A call asks for its key."""
+        with self.looking(call.key, "ask"):
+            told = self.driver.ask(call)
+            decision = self.decide(call)
+            assert told._replace(token=0) == Told(
+                decision.verdict, decision.covering, replaced=decision.replaced or ""
+            )
+            begins = self.stands(call.key).head == call.id
+            assert bool(told.token) == begins
+            if decision.verdict is not Verdict.DECLINE:
+                self.holds.setdefault(call.owner, []).append(call)
+            if begins:
+                self.started(call, told.token)
+        if fate == "resent":
+            assert self.driver.ask(call)[:3] == told[:3]
+        self.meets(fate, call.owner)
+
+    @rule(
+        key=key_of,
+        owner=who,
+        policy=st.sampled_from(["decline", "decline", "replace"]),
+        waiting=st.sampled_from([1, 1, 1, 0]),
+        timeout=st.sampled_from([None, 6, 25]),
+        fate=fates,
+    )
+    def ask(self, key: str, owner: int, policy: Policy, waiting: int, timeout: int | None, fate: str) -> None:
+        self.count += 1
+        task = f"t{self.count}"
+        self.ledger.asks(task, key)
+        self.put(Call(f"{task}/1", task, key, self.owners[owner], policy, waiting, timeout), fate)
+
+    def once_more(self, call: Call, owner: str) -> Call:
+        self.count += 1
+        fresh = {"token": 0, "owner": owner, "id": f"{call.task}/{self.count}"}
+        return dataclasses.replace(call, **fresh)  # type: ignore[arg-type]  # a dict of fields of two types
+
+    @precondition(lambda self: self.to_ask)
+    @rule(data=st.data(), owner=who, fate=fates)
+    def redeliver(self, data: st.DataObject, owner: int, fate: str) -> None:
+        call = data.draw(st.sampled_from(self.to_ask))
+        self.to_ask.remove(call)
+        self.put(self.once_more(call, self.owners[owner]), fate)
+
+    @precondition(lambda self: self.held(running=True))
+    @rule(data=st.data(), owner=who, fate=fates)
+    def publish_retry(self, data: st.DataObject, owner: int, fate: str) -> None:
+        """Celery publishes a retry, or a replacement, before it acknowledges the run."""
+        call = data.draw(st.sampled_from(self.held(running=True)))
+        self.put(self.once_more(call, self.owners[owner]), fate)
+
+    @precondition(lambda self: self.held(running=False))
+    @rule(data=st.data(), fate=fates)
+    def start(self, data: st.DataObject, fate: str) -> None:
+        self.look_whose_turn(data.draw(st.sampled_from(self.held(running=False))), fate)
+
+    def look_whose_turn(self, call: Call, fate: str = "heard") -> None:
+        with self.looking(call.key, "start"):
+            standing = self.stands(call.key)
+            told = self.driver.start(call)
+            assert (told is not None) == (call.id in standing[:3])
+            assert bool(told) == (call.id == standing.head)
+            if told is not None:
+                call.lease = self.now + LEASE if self.driver.leases else call.lease
+            if told:
+                self.started(call, told)
+        if fate == "resent":
+            assert self.driver.start(call) == told
+        if told is None:
+            self.forgets(call)
+            self.loses_its_place(call)
+        self.meets(fate, call.owner)
+
+    def loses_its_place(self, call: Call) -> None:
+        """It waits no more, and did not run: who was replaced is covered, who lost his lease asks again."""
+        if call.id not in self.replaced:
+            self.delivered_anew(call)
+
+    @precondition(lambda self: self.held(running=True))
+    @rule(data=st.data(), fate=fates)
+    def finish(self, data: st.DataObject, fate: str) -> None:
+        """A run is done, be it that it was evicted or fenced long ago."""
+        self.over(data.draw(st.sampled_from(self.held(running=True))), fate)
+
+    def over(self, call: Call, fate: str = "heard") -> None:
+        with self.looking(call.key, "leave"):
+            expected = self.has_key(call)
+            assert not self.driver.withdraw(call)
+            assert self.driver.end(call, call.token) == expected
+            if expected:
+                self.machine(call.key).dequeue(call.id, call.token)
+        if fate == "resent":
+            assert not self.driver.end(call, call.token)
+        self.forgets(call)
+        self.ended(call, "done", expected)
+        self.meets(fate, call.owner)
+
+    def has_key(self, call: Call) -> bool:
+        standing = self.stands(call.key)
+        return (standing.head, standing.token) == (call.id, call.token)
+
+    @precondition(lambda self: self.held(running=True))
+    @rule(data=st.data(), fate=fates)
+    def give_back(self, data: st.DataObject, fate: str) -> None:
+        """A run did not take place, or will be repeated: it waits in its place, and its timeout rests."""
+        call = data.draw(st.sampled_from(self.held(running=True)))
+        with self.looking(call.key, "leave"):
+            expected = self.has_key(call)
+            assert self.driver.give_back(call, call.token) == expected
+            if expected:
+                self.machine(call.key).release(call.id, call.token)
+        if fate == "resent":
+            assert not self.driver.give_back(call, call.token)
+        self.ended(call, "given back", expected)
+        self.meets(fate, call.owner)
+
+    @precondition(lambda self: self.held(running=False))
+    @rule(data=st.data(), fate=fates)
+    def cancel(self, data: st.DataObject, fate: str) -> None:
+        """A task that waits is revoked."""
+        call = data.draw(st.sampled_from(self.held(running=False)))
+        with self.looking(call.key, "leave"):
+            expected = call.id in self.stands(call.key)[:3]
+            assert self.driver.withdraw(call) == expected
+            if expected:
+                assert self.machine(call.key).dequeue(call.id)
+        if fate == "resent":
+            assert not self.driver.withdraw(call)
+        self.forgets(call)
+        self.ledger.waits_no_more(call.id, call.key)
+        self.ledger.excuses(call.task, "cancelled")
+        self.meets(fate, call.owner)
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def come_too_late(self, data: st.DataObject) -> None:
+        call, token = data.draw(st.sampled_from(self.stale))
+        with self.looking(call.key, "leave"):
+            assert not self.driver.end(call, token)
+            assert not self.driver.give_back(call, token)
+        with self.looking(call.key, "renew"):
+            assert self.driver.renew(call.owner, [dataclasses.replace(call, token=token)]) == [False]
+
+    @rule(owner=who)
+    def renew(self, owner: int) -> None:
+        calls = self.holds.get(self.owners[owner], [])
+        expected = []
+        for call in calls:
+            with self.looking(call.key, "renew"):
+                standing = self.stands(call.key)
+                alive = call.id in standing[:3] and (not call.token or call.token == standing.token)
+                expected.append(alive)
+                if alive and self.driver.leases:
+                    call.lease = self.now + LEASE
+        assert self.driver.renew(self.owners[owner], calls) == expected
+
+    @rule(key=key_of, sure=seldom)
+    def free(self, key: str, sure: bool) -> None:
+        """An operator takes the key from all who claim it."""
+        if sure:
+            self.freed(key)
+
+    def freed(self, key: str) -> None:
+        for each in filter(None, self.stands(key)[:3]):
+            self.falls(self.calls[each], "freed")
+            self.to_tell.add((self.calls[each].owner, key))
+        self.machines.pop(key, None)
+        self.driver.free(key)
+
+    @rule(owner=who, sure=seldom)
+    def kill(self, owner: int, sure: bool) -> None:
+        if sure:
+            self.die(self.owners[owner])
+
+    @rule(seconds=st.sampled_from([1, 4, 7, 12, 16]), awake=st.sampled_from([(), (), (0,), (1,), (0, 1)]))
+    def time_passes(self, seconds: int, awake: tuple[int, ...] = ()) -> None:
+        """Who is awake renews all the while; the others stand still, or are cut off."""
+        while seconds > 0:
+            step = min(seconds, 4)
+            seconds -= step
+            self.now += step
+            self.driver.at(self.now)
+            for owner in awake:
+                self.renew(owner)
+
+    @precondition(lambda self: self.held(running=False))
+    @rule(data=st.data())
+    def fall_silent(self, data: st.DataObject) -> None:
+        """The owner of one who waits is cut off for longer than a lease, while the other one works on."""
+        owner = data.draw(st.sampled_from(self.held(running=False))).owner
+        self.time_passes(LEASE + 2, tuple(n for n, each in enumerate(self.owners) if each != owner))
+
+    @rule(sure=seldom)
+    def forget_scripts(self, sure: bool) -> None:
+        """The server has lost its cache of scripts."""
+        if sure:
+            self.driver.forget_scripts()
+
+    # -- what must hold after every step
+
+    @invariant()
+    def it_stands_as_the_machines_say(self) -> None:
+        self.driver.look()
+        for key in KEYS:
+            assert self.driver.standing(key) == self.stands(key)
+        told = self.driver.told()
+        assert told is None or told == self.to_tell
+        self.to_tell.clear()
+        claimed = [each for key in KEYS for each in self.stands(key)[:3] if each]
+        self.driver.check([self.calls[each] for each in claimed])
+
+    def teardown(self) -> None:
+        # What comes after a step that failed would only hide it.
+        if hasattr(self, "ledger") and sys.exc_info()[0] is None:
+            type(self).closed += 1
+            self.play_on()
+            self.ledger.close()
+            assert self.driver.left() == set()
+
+    def play_on(self) -> None:
+        """Whoever lives does his work, and what was lost is delivered anew, until all is over."""
+        for _ in range(200):
+            if not (self.to_ask or any(self.holds.values())):
+                break
+            for call in self.held(running=True):
+                self.over(call)
+            for call in self.held(running=False):
+                self.look_whose_turn(call)
+            for call in self.to_ask[:]:
+                self.to_ask.remove(call)
+                self.put(self.once_more(call, self.owners[0]), "heard")
+            self.time_passes(1)
+            self.renew(0)
+            self.renew(1)
+            self.free_what_the_dead_hold()
+        self.free_what_the_dead_hold()
+        self.time_passes(LEASE + 1)
+        for key in KEYS:
+            with self.looking(key, "start"):
+                assert self.driver.start(Call("nobody", "", key, "w")) is None
+        assert not self.to_ask
+        assert not self.held(running=True) + self.held(running=False), "it does not come to an end"
+
+    def free_what_the_dead_hold(self) -> None:
+        """Threads that died left calls behind that nobody drops."""
+        if self.driver.leases:
+            return
+        for key in KEYS:
+            owners = {self.calls[each].owner for each in self.stands(key)[:3] if each}
+            if owners - set(self.owners):
+                self.freed(key)
