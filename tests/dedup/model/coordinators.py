@@ -156,4 +156,6 @@ class RedisDriver(CoordinatorDriver):
             assert abs(ends - max(leases)) < 1
 
     def left(self) -> set[str]:
-        return {each.decode() for each in self.client.keys("*")} - {CLOCK, self.keys.tokens}
+        # The keys of the model name no queue.
+        kept = {CLOCK, self.keys.tokens, self.keys.verdicts("")}
+        return {each.decode() for each in self.client.keys("*")} - kept
