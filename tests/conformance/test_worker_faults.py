@@ -23,6 +23,8 @@ WAIT = 15
 def test_two_workers_mingle_and_gossip(workplace: Workplace) -> None:
     with workplace.worker("threads", name="first", arguments=(), loglevel="DEBUG") as first:
         revoked = uuid4().hex
+        # A broadcast reaches nobody who has not subscribed yet: that he consumes does not say that he has.
+        workplace.ask("ping")
         workplace.app.control.revoke(revoked)
         wait_until(lambda: revoked in workplace.ask("revoked"), WAIT)
         with workplace.worker("threads", name="second", arguments=()) as second:

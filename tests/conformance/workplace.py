@@ -80,7 +80,7 @@ class Workplace:
         inspect = self.app.control.inspect(timeout=2, limit=1, destination=list(destinations) or None)
         # A green worker says "ready" before its mailbox is open: ask again.
         answer = wait_until(
-            lambda: getattr(inspect, method)(*args, **options), 8, what=f"an answer to {method}"
+            lambda: getattr(inspect, method)(*args, **options), 20, what=f"an answer to {method}"
         )
         (only,) = answer.values()
         return only
