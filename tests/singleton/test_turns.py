@@ -22,6 +22,9 @@ from tests.workers import WorkerProcess
 #: Messages before the one that is waited for: so many that the worker has learnt to be given more at a time.
 BEFORE, AFTER = 30, 20
 ALL = list(range(BEFORE + AFTER))
+#: However busy the machine is.
+DEADLINE_S = 60.0
+TIME_LIMIT_S = 3
 
 
 # What is claimed ahead must not depend on how fast this machine is just now.
@@ -29,13 +32,18 @@ def one_slot(bank: Bank, pool: str = "prefork") -> WorkerProcess:
     return bank.worker(pool, 1, conf={"worker_prefetch_multiplier": 16, "dq_claim_ahead": 2})
 
 
-def crowd(bank: Bank, worker: WorkerProcess, task: str = "hold", **options: object) -> str:
-    """Let number :data:`BEFORE` run while requests wait behind it; returns its task id."""
-    bank.post(range(BEFORE))
-    running = bank.send(task, BEFORE, **options)
-    bank.post(range(BEFORE + 1, BEFORE + AFTER))
-    bank.wait_started(BEFORE)
-    wait_until(lambda: len(reserved(bank, worker)) > 2, 20, what="requests behind the one that runs")
+def crowd(bank: Bank, worker: WorkerProcess, task: str = "hold", base: int = 0, **options: object) -> str:
+    """Let number `base` + :data:`BEFORE` run while requests wait behind it; returns its task id."""
+    bank.post(range(base, base + BEFORE))
+    running = bank.send(task, base + BEFORE, **options)
+    bank.post(range(base + BEFORE + 1, base + BEFORE + AFTER))
+    bank.wait_started(base + BEFORE, DEADLINE_S)
+    wait_until(
+        # Where a time limit ends it first, nothing is left to be waited for.
+        lambda: len(reserved(bank, worker)) > 2 or base + BEFORE + 1 in bank.book.numbers("start"),
+        DEADLINE_S,
+        what="requests behind the one that runs",
+    )
     return str(running.id)
 
 
@@ -49,69 +57,58 @@ def pid_of(bank: Bank, number: int) -> int:
     return next(entry.pid for entry in bank.book.entries("start") if entry.number == number)
 
 
-def test_what_is_behind_a_killed_child_begins_in_the_next_one_and_in_order(till: Bank) -> None:
+def test_what_is_behind_a_child_that_dies_begins_in_the_next_one_and_in_order(till: Bank) -> None:
+    """It is killed, its task is terminated, and its task runs into the hard time limit."""
+    everything = list(range(3 * len(ALL)))
+    doomed = [round_ * len(ALL) + BEFORE for round_ in range(3)]
+    left = [number for number in everything if number not in doomed]
     with one_slot(till) as worker:
         crowd(till, worker)
-        killed = pid_of(till, BEFORE)
-        os.kill(killed, signal.SIGKILL)
-        others = [number for number in ALL if number != BEFORE]
-        # It was acknowledged when it began: it is not run again.
-        assert till.finished(len(others), 40) == others
-    assert till.book.numbers("start") == ALL
-    assert killed not in {entry.pid for entry in till.book.entries() if entry.number > BEFORE}
+        os.kill(pid_of(till, doomed[0]), signal.SIGKILL)
+        # They were acknowledged when they began: they are not run again.
+        till.finished(len(ALL) - 1, DEADLINE_S)
+        running = crowd(till, worker, base=len(ALL))
+        till.app.control.revoke(running, terminate=True, signal="SIGKILL")
+        till.finished(2 * (len(ALL) - 1), DEADLINE_S)
+        crowd(till, worker, base=2 * len(ALL), time_limit=TIME_LIMIT_S)
+        assert till.finished(len(left), DEADLINE_S) == left
+    assert till.book.numbers("start") == everything
+    pids = {entry.number: entry.pid for entry in till.book.entries("start")}
+    assert len({pids[number] for number in doomed}) == 3
+    assert all(pids[number] != pids[number + 1] for number in doomed)
 
 
 def test_what_comes_back_from_a_killed_child_goes_before_what_is_behind_it(till: Bank) -> None:
     with one_slot(till) as worker:
         crowd(till, worker, "hold_late")
         os.kill(pid_of(till, BEFORE), signal.SIGKILL)
-        wait_until(lambda: till.book.numbers("start").count(BEFORE) == 2, 40)
+        wait_until(lambda: till.book.numbers("start").count(BEFORE) == 2, DEADLINE_S)
         till.book.release(str(BEFORE))
-        assert till.finished(len(ALL), 40) == ALL
+        assert till.finished(len(ALL), DEADLINE_S) == ALL
     assert till.book.numbers("start") == sorted([*ALL, BEFORE])
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_retry_goes_before_what_is_behind_it(till: Bank, pool: str) -> None:
-    with one_slot(till, pool) as worker:
+def test_a_retry_goes_before_what_is_behind_it(till: Bank) -> None:
+    with one_slot(till, "threads") as worker:
         crowd(till, worker, "hold_and_retry")
         till.book.release(str(BEFORE), 2)
-        assert till.finished(len(ALL), 40) == ALL
+        assert till.finished(len(ALL), DEADLINE_S) == ALL
     assert till.book.numbers("start") == sorted([*ALL, BEFORE])
     assert till.overlaps() == 1  # a retry ends without a word in the book
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_retry_goes_before_what_is_behind_one_that_never_runs(till: Bank, pool: str) -> None:
+def test_a_retry_goes_before_what_is_behind_one_that_never_runs(till: Bank) -> None:
     till.post(range(BEFORE))
     till.send("hold_and_retry", BEFORE)
     # Expired when it is claimed: it is over before its turn.
     till.send("post", BEFORE + 1, expires=0.001)
     till.post(range(BEFORE + 2, BEFORE + AFTER))
     left = [number for number in ALL if number != BEFORE + 1]
-    with one_slot(till, pool):
-        till.wait_started(BEFORE)
+    with one_slot(till):
+        till.wait_started(BEFORE, DEADLINE_S)
         till.book.release(str(BEFORE), 2)
-        assert till.finished(len(left), 40) == left
+        assert till.finished(len(left), DEADLINE_S) == left
     assert till.book.numbers("start") == sorted([*left, BEFORE])
-
-
-def test_what_is_behind_a_hard_time_limit_begins_when_the_child_is_dead(till: Bank) -> None:
-    with one_slot(till) as worker:
-        crowd(till, worker, time_limit=3)
-        others = [number for number in ALL if number != BEFORE]
-        assert till.finished(len(others), 40) == others
-    assert till.book.numbers("start") == ALL
-    assert pid_of(till, BEFORE) not in {entry.pid for entry in till.book.entries() if entry.number > BEFORE}
-
-
-def test_what_is_behind_a_terminated_task_begins_when_the_child_is_dead(till: Bank) -> None:
-    with one_slot(till) as worker:
-        running = crowd(till, worker)
-        till.app.control.revoke(running, terminate=True, signal="SIGKILL")
-        others = [number for number in ALL if number != BEFORE]
-        assert till.finished(len(others), 40) == others
-    assert till.book.numbers("start") == ALL
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -121,12 +118,12 @@ def test_a_revoked_one_is_passed_over(till: Bank, pool: str) -> None:
         till.send("hold", BEFORE)
         doomed = [till.send("post", number).id for number in range(BEFORE + 1, BEFORE + 4)]
         till.post(range(BEFORE + 4, BEFORE + AFTER))
-        till.wait_started(BEFORE)
-        wait_until(lambda: set(doomed) <= set(reserved(till, worker)), 20)
-        assert till.app.control.revoke(doomed[1:], reply=True, timeout=2.0)
+        till.wait_started(BEFORE, DEADLINE_S)
+        wait_until(lambda: set(doomed) <= set(reserved(till, worker)), DEADLINE_S)
+        assert till.app.control.revoke(doomed[1:], destination=[worker.name], reply=True, timeout=DEADLINE_S)
         till.book.release(str(BEFORE))
         left = [number for number in ALL if number not in (BEFORE + 2, BEFORE + 3)]
-        assert till.finished(len(left), 40) == left
+        assert till.finished(len(left), DEADLINE_S) == left
     assert till.book.numbers("start") == left
 
 
@@ -136,9 +133,9 @@ def test_an_abort_gives_back_what_is_behind(open_bank: Callable[..., Bank]) -> N
         crowd(bank, first, "hold_late")
         with one_slot(bank):
             bank.app.control.broadcast("resign", {"queue": QUEUE}, destination=[first.name])
-            wait_until(lambda: bank.book.numbers("start").count(BEFORE) == 2, 40)
+            wait_until(lambda: bank.book.numbers("start").count(BEFORE) == 2, DEADLINE_S)
             bank.book.release(str(BEFORE))
-            assert bank.finished(len(ALL), 40) == ALL
+            assert bank.finished(len(ALL), DEADLINE_S) == ALL
     assert bank.book.numbers("start") == sorted([*ALL, BEFORE])
     assert {entry.token for entry in bank.book.entries("start") if entry.number > BEFORE} == {2}
 
@@ -150,10 +147,10 @@ def test_a_worker_that_stops_gives_back_what_is_behind(till: Bank, pool: str) ->
         with one_slot(till, pool):
             assert first.process is not None
             first.process.terminate()
-            first.wait_for_log("Warm shutdown")
+            first.wait_for_log("Warm shutdown", DEADLINE_S)
             till.book.release(str(BEFORE))
-            assert till.finished(len(ALL), 40) == ALL
-            assert first.process.wait(20) == 0
+            assert till.finished(len(ALL), DEADLINE_S) == ALL
+            assert first.process.wait(DEADLINE_S) == 0
             log = first.log
     assert till.book.numbers("start") == ALL
     assert till.book.entries("finish")[-1].token == 2
@@ -170,8 +167,8 @@ def test_a_lost_connection_gives_back_what_is_behind(
         with one_slot(till, pool) as worker:
             crowd(till, worker)
             proxy.cut_all()
-            worker.wait_for_log("Connection to broker lost", 30)
+            worker.wait_for_log("Connection to broker lost", DEADLINE_S)
             till.book.release(str(BEFORE))
-            assert till.finished(len(ALL), 40) == ALL
+            assert till.finished(len(ALL), DEADLINE_S) == ALL
     assert till.book.numbers("start") == ALL
     assert till.overlaps() == 0
