@@ -177,11 +177,11 @@ def test_a_retry_that_waits_is_handed_over_in_its_place(till: Bank) -> None:
         till.leader()
         with till.worker():
             till.send("retry", 0, 3.0)
-            first.wait_for_log("Retry in")
             till.post(range(1, 5))
+            first.wait_for_log("Retry in", 60)
             assert first.process is not None
             first.process.kill()
-            assert till.finished(5, 30) == list(range(5))
+            assert till.finished(5, 60) == list(range(5))
     assert [each.token for each in till.book.entries("start")][:2] == [1, 2]
 
 
