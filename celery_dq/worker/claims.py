@@ -26,10 +26,11 @@ from celery_dq.clock import Clock
 from celery_dq.dedup.coordinator import ClaimSnapshot, Coordinator, Grant, Holding
 from celery_dq.dedup.keeper import Keeper
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import claim_lost, verdict_given
+from celery_dq.dedup.signals import claim_lost
 from celery_dq.errors import InvalidKey
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.retries import delay_of, raised
+from celery_dq.worker.wishes import Wish, announce
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +45,11 @@ RESULT_GRACE = 2.0
 ASK_AGAIN = 1.0
 
 
-class Wish(NamedTuple):
-    """What a task asks for: the ``dq_claim`` header, read."""
+class _Parked(NamedTuple):
+    """A call that waits; `ahead` runs, or ran, since before it asked."""
 
-    key: str
-    policy: Any
-    waiting: int
-    timeout: float | None
+    request: Any
+    ahead: str
 
 
 class _Covered(NamedTuple):
@@ -91,11 +90,12 @@ class Claims:
         self.keeper: Keeper | None = None
         # Where there is no event loop, the turn of a parked task may come while another one is asked for.
         self._lock = threading.RLock()
-        self._waiting: dict[Holding, Any] = {}
+        self._waiting: dict[Holding, _Parked] = {}
         self._covered: list[_Covered] = []
         self._looks_again = False
         self._retried: dict[Holding, float] = {}
         self._taken_from: set[Holding] = set()
+        self._jobs: dict[Holding, Any] = {}
         consumer.on_task_request = self.ask
 
     # -- before the pool -------------------------------------------------------
@@ -129,15 +129,21 @@ class Claims:
                 "Task %s[%s] waits: its dedup key cannot be asked for.", request.name, request.id
             )
             return self._consumer.timer.call_after(ASK_AGAIN, self.ask, (request,))
-        self._announce(request, wish, grant)
+        announce(request, wish, grant)
         holding = Holding(wish.key, call, grant.token)
         if grant.verdict is Verdict.DECLINE:
             return self._decline(request, wish.key, grant.covering)
         if grant.token:
             return self._start(request, holding)
         self._park(request)
-        self._waiting[holding] = request
+        self._waiting[holding] = _Parked(request, self._ahead(wish.key, grant))
         return self._hold(holding)
+
+    def _ahead(self, key: str, grant: Grant) -> str:
+        if grant.verdict is Verdict.BLOCK:
+            return grant.covering
+        now = self._coordinator.inspect(key)  # the heir of a run was told of itself
+        return now.head.call if now is not None and now.head is not None else ""
 
     def _refuse(self, request: Any, exc: InvalidKey) -> None:
         """Its arguments make no key: it fails, as it would have at a caller that knew its task."""
@@ -145,18 +151,6 @@ class Claims:
         state.task_ready(request)
         self._followers.give(request, {"status": states.FAILURE, "result": exc}, request.id)
         request.acknowledge()
-
-    def _announce(self, request: Any, wish: Wish, grant: Grant) -> None:
-        covering = grant.covering.partition("/")[0]
-        replaced = (grant.replaced or "").partition("/")[0]
-        verdict_given.send(
-            sender=request.name,
-            verdict=grant.verdict,
-            key=wish.key,
-            task_id=request.id,
-            covering=covering,
-            replaced=replaced,
-        )
 
     def _hold(self, holding: Holding) -> None:
         if self.keeper is not None:
@@ -250,10 +244,14 @@ class Claims:
 
         def execute_using_pool(pool: Any, **options: Any) -> Any:
             try:
-                return execute(pool, **options)
+                job = execute(pool, **options)
             except TaskRevokedError:
                 over(None)
                 raise
+            if pool.uses_semaphore:
+                # Child processes: we hear of the end in this thread, so it has not come yet.
+                self._jobs[holding] = job
+            return job
 
         request.execute_using_pool = execute_using_pool
         return self._run(request)
@@ -288,6 +286,7 @@ class Claims:
         return over
 
     def _over(self, holding: Holding, exc: BaseException | None) -> None:
+        self._jobs.pop(holding, None)
         self._drop(holding)
         key, call, token = holding
         if isinstance(exc, Retry):
@@ -317,7 +316,7 @@ class Claims:
             self._look()
 
     def _look(self) -> None:
-        for holding, request in list(self._waiting.items()):
+        for holding, (request, ahead) in list(self._waiting.items()):
             revoked = request.id in state.revoked
             if revoked:
                 self._coordinator.withdraw(holding.key, holding.call)
@@ -332,7 +331,7 @@ class Claims:
                 # Celery's own bookkeeping of a revoked task, on its way to the pool.
                 self._run(request)
             elif token is None:
-                self._displaced(request, holding)
+                self._displaced(request, holding.key, ahead)
             else:
                 self._start(request, Holding(holding.key, holding.call, token))
         now = self._clock.monotonic()
@@ -352,11 +351,21 @@ class Claims:
             waiting, self._waiting = self._waiting, {}
             self._covered = []
         for holding in waiting:
-            self._drop(holding)
-            try:
-                self._coordinator.withdraw(holding.key, holding.call)
-            except Exception:
-                logger.warning("%s could not be withdrawn; its lease runs out.", holding, exc_info=True)
+            self._give_back(holding, self._coordinator.withdraw, holding.key, holding.call)
+
+    def flushed(self, kept: frozenset[int]) -> None:
+        """The pool has forgotten its jobs but these: what else there was is not run, and comes anew."""
+        for holding, job in list(self._jobs.items()):
+            if id(job) not in kept:
+                self._jobs.pop(holding, None)
+                self._give_back(holding, self._coordinator.finish, *holding)
+
+    def _give_back(self, holding: Holding, leave: Callable[..., bool], *args: Any) -> None:
+        self._drop(holding)
+        try:
+            leave(*args)
+        except Exception:
+            logger.warning("%s could not be given back; its lease runs out.", holding, exc_info=True)
 
     def lost(self, holding: Holding) -> None:
         """A claim is ours no more: replaced, evicted, or not renewed in time; or a retry has its place."""
@@ -374,14 +383,15 @@ class Claims:
         logger.warning("The dedup claim %s was taken from %s.", key, call)
         claim_lost.send(sender=self._coordinator, key=key, task_id=call.partition("/")[0], token=token)
 
-    def _displaced(self, request: Any, holding: Holding) -> None:
-        """It waited, and another one has its place: that one covers it. Without one it may ask again."""
-        now = self._coordinator.inspect(holding.key)
+    def _displaced(self, request: Any, key: str, ahead: str) -> None:
+        """It waited and lost its place: to one that begins after it, which covers it, or with its lease."""
+        now = self._coordinator.inspect(key)
         later = None if now is None else now.tail or now.heir or now.head
-        if later is None:
+        if later is None or later.call == ahead:
+            # What runs since before it was called does not cover it.
             self.ask(request)
         else:
-            self._decline(request, holding.key, later.call)
+            self._decline(request, key, later.call)
 
 
 def _wants_result(request: Any) -> bool:

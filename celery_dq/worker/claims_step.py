@@ -13,14 +13,15 @@ from celery import bootsteps
 from celery_dq.clock import SystemClock
 from celery_dq.dedup.coordinator import Coordinator
 from celery_dq.dedup.keeper import Keeper
-from celery_dq.dedup.key import Key
 from celery_dq.dedup.local import LocalCoordinator
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.server import OwnRedis, redis_of
 from celery_dq.errors import ConfigurationError
-from celery_dq.hooks import CLAIM_HEADER, WIRES, Wires
+from celery_dq.hooks import WIRES, Wires
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.worker.claims import Claims, Wish
+from celery_dq.worker.claims import Claims
+from celery_dq.worker.pool_flush import guard_flush
+from celery_dq.worker.wishes import Wishes
 
 
 class ClaimsStep(bootsteps.StartStopStep):
@@ -52,7 +53,9 @@ class ClaimsStep(bootsteps.StartStopStep):
         claims.look_soon = self._ring
 
     def start(self, consumer: Any) -> None:
-        """The event loop may be a new one after a reconnect."""
+        """The event loop may be a new one after a reconnect; the pool runs by now."""
+        if self._claims is not None:
+            guard_flush(consumer.pool, self._claims.flushed)
         if self._claims is not None and consumer.hub is not None:
             if self._bell is None:
                 self._bell = socket.socketpair()
@@ -98,34 +101,6 @@ class ClaimsStep(bootsteps.StartStopStep):
         with contextlib.suppress(BlockingIOError):
             self._bell[0].recv(4096)
         self._claims.look()
-
-
-class Wishes:
-    """What requests ask for: as their message says, else as their task does."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._keys: dict[str, Key] = {}
-
-    def of(self, request: Any) -> Wish | None:
-        """Return the wish of a request, its key in the scope of its queue and tenant."""
-        said = request.request_dict.get(CLAIM_HEADER)
-        if said is None:
-            rule = rule_of(request.task)
-            if rule is None:
-                return None
-            key = self._keys.get(request.name)
-            if key is None:
-                key = self._keys[request.name] = Key(rule.name or request.name, request.task.run, rule.key)
-            args, kwargs, _ = request._payload
-            said = {
-                "key": key(args or (), kwargs or {}),
-                "timeout": rule.seconds,
-                "policy": "replace" if rule.on_duplicate == "replace" else "decline",
-                "waiting": rule.waiting,
-            }
-        queue = (request.delivery_info or {}).get("routing_key") or ""
-        return Wish(f"{queue}|{said['key']}", said["policy"], said["waiting"], said["timeout"])
 
 
 def _coordinator(app: Any, wires: Wires, hostname: str) -> Coordinator:

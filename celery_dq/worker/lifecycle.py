@@ -26,6 +26,7 @@ from celery.worker import state
 from celery_dq.clock import Clock
 from celery_dq.transport.redis.message import Message
 from celery_dq.worker.burial import is_crash
+from celery_dq.worker.pool_flush import guard_flush
 from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,10 @@ class Lifecycle:
         except BaseException:
             self._forget(tag)
             raise
-        if tag in self._in_pool:
-            self._jobs[tag] = (job, message)
+        self._jobs[tag] = (job, message)
+        if tag not in self._in_pool:
+            # A thread has ended it meanwhile: asked afterwards, for it may do so at any moment.
+            self._jobs.pop(tag, None)
         return job
 
     def _stop_then_give_back(self) -> None:
@@ -155,60 +158,14 @@ class Lifecycle:
             request.cancel = cancel_for_good
 
     def guard_flush(self, pool: Any) -> None:
-        """Let what a prefork pool has begun survive a lost connection.
+        """Let what a prefork pool has begun survive a lost connection, and give back the rest."""
+        guard_flush(pool, self._give_back_others)
 
-        After one, Celery flushes the pool: the buffer is emptied, and the callbacks of
-        what the children have not confirmed are forgotten, or of everything, by
-        release. The children run what they were given all the same. So what a living
-        child has, whole or in part, stays known during the flush and after it, and only
-        what no child has is given back. A child that died first has put what it had not
-        confirmed back into the buffer.
-        """
-        children = getattr(pool, "_pool", None)
-        flush = getattr(children, "flush", None)
-        if children is None or not callable(flush):
-            return
-        cache: dict[Any, Any] = children._cache
-
-        def guarded() -> None:
-            buffered = set(map(id, children.outbound_buffer))
-            busy = set(children._busy_workers)
-            begun = {
-                number: job
-                for number, job in list(cache.items())
-                if id(job) not in buffered and _is_begun(job)
-            }
-            put_back = children._put_back
-
-            def forget(job: Any) -> None:
-                # Its child has died just now, and what is put back is emptied out with the buffer.
-                if begun.pop(job._job, None) is not None:
-                    del job.discard
-                job.discard()
-
-            for job in begun.values():
-                job.discard = _stay
-            children._put_back = forget
-            try:
-                flush()
-            finally:
-                children._put_back = put_back
-                for job in begun.values():
-                    del job.discard
-            for number, job in begun.items():
-                if not job.ready():
-                    cache.setdefault(number, job)
-                    child = job._write_to
-                    if child is not None and child._is_alive() and child.inqW_fd in busy:
-                        # Celery 5.5 forgets it, and the next task would wait behind this one.
-                        children._busy_workers.add(child.inqW_fd)
-            kept = set(map(id, cache.values()))
-            for tag, (job, message) in list(self._jobs.items()):
-                if id(job) not in kept:
-                    self._forget(tag)
-                    message.channel.ledger.release(tag, "unstarted")
-
-        pool.flush = guarded
+    def _give_back_others(self, kept: frozenset[int]) -> None:
+        for tag, (job, message) in list(self._jobs.items()):
+            if id(job) not in kept:
+                self._forget(tag)
+                message.channel.ledger.release(tag, "unstarted")
 
     def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
@@ -333,12 +290,3 @@ def _note_successor(message: Message, exc: BaseException | None) -> None:
 def _is_killed(result: Any) -> bool:
     """Whether a green pool made the result up, because the task was killed: it took no time."""
     return isinstance(result, tuple) and len(result) == 3 and result[2] is None
-
-
-def _is_begun(job: Any) -> bool:
-    """Whether a child has the job, or a part of it; or had it, when it was put back into the buffer."""
-    return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
-
-
-def _stay() -> None:
-    """Instead of a job's own way to be forgotten."""

@@ -299,3 +299,24 @@ def test_a_broker_without_a_place_for_claims_is_an_error() -> None:
     consumer.app, consumer.hostname, consumer.conninfo = shop.app, "h", shop.app.connection_for_read()
     with pytest.raises(ConfigurationError, match="set dq_dedup_url"):
         ClaimsStep(consumer)
+
+
+def test_who_loses_only_its_place_while_the_one_before_it_runs_waits_again(
+    shop: Shop, redis_url: str, verdicts: list[Verdict]
+) -> None:
+    refresh = shop.task("refresh")
+    with shop.working():
+        head = refresh.delay(1, version=1)
+        running(shop, 1)
+        tail = refresh.delay(1, version=2)
+        wait_until(lambda: len(verdicts) == 2)
+        with redis.Redis.from_url(redis_url) as client:
+            # As if its lease had run out. What runs began before it was called, so it does not cover it.
+            key = ClaimKeys("online").claim(f"{shop.queue}|refresh(sku=1)")
+            assert client.hdel(key, "tail") == 1
+            wait_until(lambda: len(verdicts) == 3)
+        assert verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK]
+        shop.open(1, 2)
+        assert head.get(timeout=40) == [1, 1]
+        assert tail.get(timeout=40) == [1, 2]
+        assert shop.ran() == [1, 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_dq.transport.redis.record import DedupSection
 from celery_dq.transport.redis.replies import Outgoing, Pushed
-from tests.lua.desk import Desk, make_record, tags_of
+from tests.lua.desk import LEASE_MS, Desk, make_record, tags_of
 
 
 def push(desk: Desk, task: str, **options: Any) -> Pushed:
@@ -55,3 +55,23 @@ def test_a_run_whose_tail_was_cancelled_is_not_evicted(desk: Desk) -> None:
     assert [(each.id, each.reason) for each in desk.claim(4).entries] == [("tail", "cancelled")]
     assert push(desk, "second").covering == "first"
     assert desk.finish(*tags_of(entries)) == 0
+
+
+def test_what_is_taken_by_name_runs(desk: Desk) -> None:
+    push(desk, "first")
+    (taken,) = desk.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(desk.client)
+    # It is held, so it may have been read: the latest call must wait, and not take its place and its record.
+    latest = push(desk, "latest", replace=True)
+    assert (latest.status, latest.replaced) == ("blocked", "")
+    assert desk.client.hexists(desk.keys.messages, "first")
+    assert desk.take(4) == []
+    assert desk.finish(taken.tag, consumer="mover") == 0
+    assert desk.take(4) == ["latest"]
+
+
+def test_what_is_taken_by_name_and_given_back_waits(desk: Desk) -> None:
+    push(desk, "first")
+    (taken,) = desk.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(desk.client)
+    desk.release(taken.tag, mode="requeue", consumer="mover")
+    assert push(desk, "second").covering == "first"
+    assert desk.take(4) == ["first"]

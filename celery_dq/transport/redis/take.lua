@@ -41,7 +41,8 @@
 --   some 15 commands, and three per message
 -- GUARANTEE
 --   What is taken counts as running until it is finished or released, but takes no token of its tenant's rate, so
---   release it with the mode 'requeue'. A delayed one that is released is delayed again.
+--   release it with the mode 'requeue'. A delayed one that is released is delayed again. A key's message runs, so
+--   that a later one of its key waits behind it and does not take its place.
 --@include state
 --@include record
 --@include held
@@ -58,7 +59,7 @@ if #ids == 0 or is_fenced_out(consumer) then return reply end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local claim = state.claim + 1
-local held, delayed, tenants, names, more = {}, {}, {}, {}, {}
+local held, delayed, tenants, names, more, started = {}, {}, {}, {}, {}, {}
 for i = 1, #ids do
   local id, record = ids[i], records[i]
   local priority, due, _, length = header(record)
@@ -71,7 +72,11 @@ for i = 1, #ids do
   end
   if score then
     held[#held + 1] = id
-    held[#held + 1] = pack_held(claim, tonumber(score), now, flags + (is_keyed(record) and KEYED or 0), tenant)
+    if is_keyed(record) then
+      flags = flags + KEYED
+      started[#started + 1] = {id = id, record = record, tenant = tenant}
+    end
+    held[#held + 1] = pack_held(claim, tonumber(score), now, flags, tenant)
     if not more[tenant] then
       more[tenant] = {}
       names[#names + 1] = tenant
@@ -95,6 +100,7 @@ for i = 1, #names do
   call('ZREM', P .. 'tenant:' .. names[i], unpack(more[names[i]]))
 end
 write('ZREM', P .. 'delayed', delayed)
+if #started > 0 then keyed().start(started, claim) end
 replace(names)
 wake()
 save()

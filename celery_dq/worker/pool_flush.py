@@ -1,0 +1,70 @@
+"""Lets what a prefork pool has begun survive a lost connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
+    """Keep what the children have when Celery flushes the pool, as it does after a lost connection.
+
+    The buffer is emptied, and the callbacks of what the children have not confirmed are forgotten, or of
+    everything (Celery 5.5), by release. The children run what they were given all the same. So what a living
+    child has, whole or in part, stays known during the flush and after it. A child that died first has put
+    what it had not confirmed back into the buffer.
+
+    Does nothing to other pools.
+
+    Arguments:
+        pool: the worker's pool; its ``flush`` is replaced on the instance.
+        flushed: called after a flush with the ``id`` of each job that is still known; nobody runs the others.
+    """
+    children = getattr(pool, "_pool", None)
+    flush = getattr(children, "flush", None)
+    if children is None or not callable(flush):
+        return
+    cache: dict[Any, Any] = children._cache
+
+    def guarded() -> None:
+        buffered = set(map(id, children.outbound_buffer))
+        busy = set(children._busy_workers)
+        begun = {
+            number: job for number, job in list(cache.items()) if id(job) not in buffered and _is_begun(job)
+        }
+        put_back = children._put_back
+
+        def forget(job: Any) -> None:
+            # Its child has died just now, and what is put back is emptied out with the buffer.
+            if begun.pop(job._job, None) is not None:
+                del job.discard
+            job.discard()
+
+        for job in begun.values():
+            job.discard = _stay
+        children._put_back = forget
+        try:
+            flush()
+        finally:
+            children._put_back = put_back
+            for job in begun.values():
+                del job.discard
+        for number, job in begun.items():
+            if not job.ready():
+                cache.setdefault(number, job)
+                child = job._write_to
+                if child is not None and child._is_alive() and child.inqW_fd in busy:
+                    # Celery 5.5 forgets it, and the next task would wait behind this one.
+                    children._busy_workers.add(child.inqW_fd)
+        flushed(frozenset(map(id, cache.values())))
+
+    pool.flush = guarded
+
+
+def _is_begun(job: Any) -> bool:
+    """Whether a child has the job, or a part of it; or had it, when it was put back into the buffer."""
+    return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
+
+
+def _stay() -> None:
+    """Instead of a job's own way to be forgotten."""
