@@ -11,6 +11,7 @@ import redis
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.record import DedupSection
 from celery_dq.transport.redis.replies import Claimed, Outgoing, Pushed, Tag
 
 LEASE_MS = 60_000
@@ -30,6 +31,15 @@ def make_record(
     parts = (tenant.encode(), task.encode(), b"{}")
     header = struct.pack(">BBBddHHI", 1, priority, 0, due_us, expires_us, *map(len, parts))
     return header + b"".join(parts) + body
+
+
+def make_keyed_record(tenant: str, key: str, kind: str, now_us: int, **options: Any) -> bytes:
+    """A record with a dedup key; `kind` is "delayed", "expired" or ""; for the options see `DedupSection`."""
+    section = DedupSection(key, **options).pack()
+    due_us = now_us + 10**12 if kind == "delayed" else 0
+    record = bytearray(make_record(tenant, due_us=due_us, expires_us=kind == "expired"))
+    record[2] |= 2
+    return bytes(record) + section + struct.pack(">H", len(section))
 
 
 def make_quota(

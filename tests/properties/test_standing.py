@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.replies import Outgoing, Tag
-from tests.lua.desk import PLACES, Desk, make_quota, make_record
-from tests.properties.test_partition_dedup import keyed
+from tests.lua.desk import PLACES, Desk, make_keyed_record, make_quota, make_record
 
 TENANTS = ("", "a", "b", "c", "d")
 CONSUMERS = ("c1", "c2")
@@ -68,7 +67,9 @@ class StandingMachine(RuleBasedStateMachine):
             self.calls += 1
             now_us = self.desk.now_us()
             if key:
-                record = keyed((tenant, key), kind, now_us, **{"replace": False, "waiting": True, **options})
+                record = make_keyed_record(
+                    tenant, key, kind, now_us, **{"replace": False, "waiting": True, **options}
+                )
             else:
                 self.plain.append(f"m{self.calls}")
                 due_us = now_us + 10**12 if kind == "delayed" else 0
@@ -263,7 +264,7 @@ def test_a_tail_that_is_let_go_beside_a_message_that_came_back(client: Any) -> N
     desk = Desk(client)
 
     def call(task_id: str) -> None:
-        record = keyed(("", "k"), "", 0, replace=False, waiting=True)
+        record = make_keyed_record("", "k", "", 0, replace=False, waiting=True)
         desk.partition.push([Outgoing(0, task_id, record)]).run(client)
 
     call("head")
