@@ -125,6 +125,9 @@ class Lifecycle:
 
         def on_ack(*args: Any) -> Any:
             if not message.settles:
+                held = message.channel.ledger.get(tag)
+                if held is not None:
+                    held.late = True
                 message.channel.basic_finish(tag)
             return ack(*args)
 

@@ -65,6 +65,8 @@ class Lane:
         self.service_s: float | None = None
         #: How many may be under way; one after something came back, for it takes all that is behind along.
         self.window = 1
+        #: One that is acknowledged late is over, and the broker may not have been told.
+        self.untold = False
         #: Claims are on their way that left before a message came back: what they bring is out of order.
         self.spills = False
 
@@ -183,7 +185,7 @@ class Lanes:
         lane.queue = queue
         lane.permit = self._terms.permit(queue.name, queue.token)
         lane.under_way.clear()
-        lane.broken, lane.inherits, lane.window = False, True, 1
+        lane.broken, lane.inherits, lane.window, lane.untold = False, True, 1, False
         self._process.keeper.use(queue, self._clients)
         lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
@@ -230,6 +232,12 @@ class Lanes:
             self._fetcher().teller.send_untold(self._process.clock.monotonic())
         if lane.spills or not lane.waiting or lane.permit is None or not lane.permit.firm:
             return
+        if lane.untold:
+            # On the wire before the next one starts: a kill in between would run both again.
+            self._fetcher().teller.send_untold(self._process.clock.monotonic(), urgent=queue.key)
+            lane.untold = bool(self._process.ledger.outbox(queue.key).finishes)
+            if lane.untold:
+                return
         if lane.inherits:
             lane.inherits = self._process.ledger.holds_of(queue.key) > len(lane.waiting) + len(under_way)
             if lane.inherits:
@@ -242,14 +250,16 @@ class Lanes:
         """See which of those under way are over."""
         over = 0
         while lane.under_way and lane.under_way[0].gone:
-            lane.broken = lane.under_way.popleft().comes_back or lane.broken
+            held = lane.under_way.popleft()
+            lane.broken = held.comes_back or lane.broken
+            lane.untold = held.late or lane.untold
             over += 1
         if over:
             self.has_news = True
             now = self._process.clock.monotonic()
             seen, lane.since = (now - lane.since) / over, now
             lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
-            lane.window = 1 if lane.broken else min(lane.window + over, MOST_WAITING)
+            lane.window = 1 if lane.broken or lane.untold else min(lane.window + over, MOST_WAITING)
 
     def _let_go(self, lane: Lane, message: Message) -> None:
         held = self._process.ledger.get(message.delivery_tag)

@@ -53,6 +53,8 @@ class Held:
         gone: finished or released.
         comes_back: it will be delivered again, so what was claimed after it must wait.
         begun: plain kombu's consumer has it, so it cannot be taken back unseen.
+        late: acknowledged when it had run; until the broker has been told, a kill brings it back, so nothing
+            that comes after it on a led queue may start before that.
         after: what was given to the pool before it and must be over, for good, when it starts.
     """
 
@@ -64,6 +66,7 @@ class Held:
     gone: bool = False
     comes_back: bool = False
     begun: bool = False
+    late: bool = False
     after: Held | None = None
 
     def waits_for(self) -> Held | None:
@@ -71,9 +74,14 @@ class Held:
 
         One in between may be over before its turn: what was cancelled or cannot be read runs nowhere.
         """
-        while self.after is not None and self.after.gone and not self.after.comes_back:
+        while self.after is not None and self.after.is_over:
             self.after = self.after.after
         return self.after
+
+    @property
+    def is_over(self) -> bool:
+        """It does not come back, whoever is killed."""
+        return self.gone and not (self.comes_back or self.late)
 
 
 @dataclass(eq=False, slots=True)

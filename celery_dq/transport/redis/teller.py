@@ -132,8 +132,12 @@ class Teller:
         """Let somebody else look at *queue*."""
         self.send(Sent(queue.partition.nudge(), queue, now))
 
-    def send_untold(self, now: float) -> None:
+    def send_untold(self, now: float, urgent: str = "") -> None:
         """Send what the ledger has for the broker.
+
+        Arguments:
+            now: monotonic time.
+            urgent: the partition whose finishes do not wait for company.
 
         Raises:
             redis.RedisError: the connection broke.
@@ -146,7 +150,7 @@ class Teller:
             if queue is None:
                 continue
             box = ledger.outbox(name)
-            company = bool(box.finishes) and self._waits_for_company(queue, now)
+            company = bool(box.finishes) and name != urgent and self._waits_for_company(queue, now)
             if not (box.releases or box.burials) and not self._worth_a_call(box, name, company):
                 continue
             # What is taken out of the ledger here must not look as if it had been told.
