@@ -56,6 +56,9 @@ class Guard:
         self._clock: Clock = clock or SystemClock()
         self._places = {name: number * _SLOT_SIZE for number, name in enumerate(sorted(queues))}
         self._memory = mmap.mmap(-1, max(len(self._places), 1) * _SLOT_SIZE)
+        # The main process only: a leader that hands over goes on renewing until what runs has ended.
+        self._revoked: dict[str, int] = {}
+        self._deciding = unpatched("_thread", "allocate_lock")()
         self.disown()
         # Not by looking at the pid: that is a system call, for every message.
         os.register_at_fork(after_in_child=partial(_forget_the_parents, weakref.ref(self)))
@@ -63,18 +66,23 @@ class Guard:
     # -- the main process
 
     def trust(self, queue: str, token: int, until: float) -> None:
-        """The term with this token is trusted until monotonic `until`."""
+        """The term with this token is trusted until monotonic `until`; not any more once it was revoked."""
         place = self._places[queue]
-        if self._read(queue)[1] != token:
-            # Never the new token with the old trust or the other way round.
-            _TRUST.pack_into(self._memory, place, 0.0)
-            _NUMBER.pack_into(self._memory, place + _TOKEN_AT, token)
-        _TRUST.pack_into(self._memory, place, until)
+        with self._deciding:
+            if token <= self._revoked.get(queue, 0):
+                return
+            if self._read(queue)[1] != token:
+                # Never the new token with the old trust or the other way round.
+                _TRUST.pack_into(self._memory, place, 0.0)
+                _NUMBER.pack_into(self._memory, place + _TOKEN_AT, token)
+            _TRUST.pack_into(self._memory, place, until)
 
     def revoke(self, queue: str, token: int) -> None:
-        """That term is over: what runs of it dies within :data:`LOOK_S`."""
-        if self._read(queue)[1] == token:
-            _TRUST.pack_into(self._memory, self._places[queue], 0.0)
+        """That term is over: what runs of it dies within :data:`LOOK_S`, whatever is confirmed meanwhile."""
+        with self._deciding:
+            self._revoked[queue] = max(self._revoked.get(queue, 0), token)
+            if self._read(queue)[1] == token:
+                _TRUST.pack_into(self._memory, self._places[queue], 0.0)
 
     def runs(self, queue: str) -> bool:
         """Whether a living process is inside a message of the queue."""

@@ -44,19 +44,19 @@ def make(until_s: float, token: int = 1) -> Guard:
     return guard
 
 
-def stubborn(guard: Guard) -> int:
-    """A child that works on the ledger under token 1 for longer than it may; returns its pid."""
+def stubborn(guard: Guard, token: int = 1) -> int:
+    """A child that works on the ledger under that token for longer than it may; returns its pid."""
 
     def work() -> None:
-        guard.begin("ledger", 1)
+        guard.begin("ledger", token)
         toil(10)
 
     return forked(work)
 
 
-def stubborn_at_work(guard: Guard) -> int:
+def stubborn_at_work(guard: Guard, token: int = 1) -> int:
     """The same, once it has begun."""
-    pid = stubborn(guard)
+    pid = stubborn(guard, token)
     wait_until(lambda: guard.runs("ledger"))
     return pid
 
@@ -108,6 +108,23 @@ def test_a_revoked_term_ends_at_once() -> None:
     assert fate(pid) == -signal.SIGALRM
     assert time.monotonic() - began < 1
     assert not guard.runs("ledger")
+
+
+def test_a_revoked_term_is_not_trusted_again() -> None:
+    """A leader that hands over by abort goes on renewing its term until what runs has ended."""
+    guard = make(30)
+    pid = stubborn_at_work(guard)
+    guard.revoke("ledger", 1)
+    guard.trust("ledger", 1, CLOCK.monotonic() + 30)
+    began = time.monotonic()
+    assert fate(pid) == -signal.SIGALRM
+    assert time.monotonic() - began < 8  # the work would end by itself after 10 s
+    guard.trust("ledger", 2, CLOCK.monotonic() + 30)
+    later = stubborn_at_work(guard, 2)
+    guard.revoke("ledger", 1)  # too late for anything
+    assert guard.runs("ledger")
+    guard.revoke("ledger", 2)
+    assert fate(later) == -signal.SIGALRM
 
 
 def test_a_later_term_does_not_lengthen_the_life_of_an_earlier_one() -> None:
