@@ -98,6 +98,8 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
             worker.wait_for_log("Connected to dq-redis", 20, occurrences=count)
             assert place.send("add", 1, 1).get(timeout=20) == 2
 
+        # Its connections are there: one that is not cannot be cut, and nobody would notice.
+        assert place.send("add", 1, 1).get(timeout=20) == 2
         process = psutil.Process(worker.pid)
 
         def measure() -> tuple[int, int, int]:
