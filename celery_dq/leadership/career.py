@@ -214,7 +214,10 @@ class Career(Generic[Message]):
 
         :param message: what the source gave; None without a source.
         """
-        raise NotImplementedError
+        # The one method that every career has to bring; the others have a meaning when left out.
+        raise NotImplementedError(
+            f"{type(self).__name__} has no execute(): say there what one piece of work is"
+        )
 
     def hand_over(self) -> None:
         """Clean up. After a fall others may lead already; what checks tokens refuses what this writes."""

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable
 from queue import Empty
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from celery_dq.clock import Clock
 from celery_dq.leadership.career import Career, Term
@@ -104,11 +104,12 @@ class Runner(Generic[Message]):
         try:
             term.inaugurated()
             while _becomes_firm(term):
-                message = self._next()
+                # None for a career without a source, which is made for that.
+                message: Any = self._next()
                 if message is None and self._source is not None:
                     continue
                 # Waiting for the message took time; what is asked here is what counts.
-                if _becomes_firm(term) and not self._career.execute(message):  # type: ignore[arg-type]
+                if _becomes_firm(term) and not self._career.execute(message):
                     term.end("the career does not go on")
         finally:
             self._career.hand_over()
