@@ -2,7 +2,7 @@
 
 Examples::
 
-    python -m tests.chaos --broker dq --seed 7 --messages 20000 --kills 40 --pool prefork
+    python -m tests.chaos --broker dq --seed 7 --messages 20000 --kills 40 --others 10 --pool prefork
     python -m tests.chaos --broker stock --broker dq --seed 7       # one after the other, beside each other
     python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with failovers
     python -m tests.chaos --broker stock --modes kill-worker,kill-child
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.driver import Plan, run, say_to_stderr
-from tests.chaos.faults import FAILOVER, WEIGHTS
+from tests.chaos.faults import FAILOVER, KILL, WEIGHTS
 
-MODES = (*WEIGHTS, FAILOVER)
+MODES = (KILL, *WEIGHTS, FAILOVER)
 #: Seconds beyond the lease that recovery may take.
 RECOVERY_ALLOWANCE = 2.0
 
@@ -39,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--broker", action="append", choices=sorted(ACTIVE), help="repeat to run several")
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--messages", type=int, default=defaults.messages)
-    parser.add_argument("--kills", type=int, default=defaults.kills, help="faults in all, of every mode")
+    parser.add_argument("--kills", type=int, default=defaults.kills, help="SIGKILLs of workers")
+    parser.add_argument("--others", type=int, default=defaults.others, help="faults of the other modes")
     parser.add_argument("--modes", default=",".join(MODES), help="comma-separated; default all: %(default)s")
     parser.add_argument("--workers", type=int, default=defaults.workers)
     parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="of each worker")
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
         messages=options.messages,
         kills=options.kills,
+        others=options.others,
         workers=options.workers,
         concurrency=options.concurrency,
         pool=options.pool,

@@ -11,7 +11,7 @@ from typing import Any
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.chaos.proxy import Proxy
-from tests.workers import WorkerProcess
+from tests.workers import READY, WorkerProcess
 
 #: Seconds that workers of even places wait for their tasks on SIGQUIT; those of odd places do not wait.
 SOFT_TIMEOUT = 1.0
@@ -33,6 +33,11 @@ class Place:
         """Node name of the worker that stands here now."""
         assert self.worker is not None
         return self.worker.name
+
+    @property
+    def consumes(self) -> bool:
+        """Whether a worker stands here that has begun to consume."""
+        return self.worker is not None and self.worker.alive and READY in self.worker.log
 
 
 class Crew:

@@ -16,7 +16,7 @@ from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.chaos.crew import Crew
-from tests.chaos.faults import FAILOVER, WEIGHTS, Saboteur, draw_schedule
+from tests.chaos.faults import FAILOVER, KILL, WEIGHTS, Saboteur, draw_schedule
 from tests.chaos.ledger import Entry, Ledger
 from tests.chaos.load import LoadGenerator, draw_messages
 from tests.chaos.tasks import NAME, add_tasks
@@ -32,7 +32,10 @@ class Plan:
 
     seed: int = 7
     messages: int = 2000
-    kills: int = 6
+    #: SIGKILLs of workers.
+    kills: int = 4
+    #: Faults of the other modes.
+    others: int = 6
     workers: int = 3
     concurrency: int = 2
     pool: str = "prefork"
@@ -43,7 +46,7 @@ class Plan:
     lease: float = 3.0
     #: Seconds without progress after which the run ends with whatever is missing.
     patience: float = 20.0
-    modes: tuple[str, ...] = (*WEIGHTS, FAILOVER)
+    modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER)
     #: A Sentinel pair instead of one server: no proxies and no restart, but failover.
     sentinel: bool = False
     #: With a Sentinel pair and leases: replicas that must have a message before it counts as published
@@ -100,7 +103,9 @@ class _Run:
         )
         stack.callback(self._crew.dismiss)
         self._saboteur = Saboteur(self._crew, server, lease=plan.lease, seed=plan.seed)
-        self._schedule = draw_schedule(plan.seed, plan.messages, plan.kills, plan.workers, self._modes())
+        self._schedule = draw_schedule(
+            plan.seed, plan.messages, plan.kills, plan.others, plan.workers, self._modes()
+        )
         self._load = LoadGenerator(
             self._app,
             draw_messages(plan.seed, plan.messages, plan.tenants, plan.work_ms),
@@ -146,8 +151,9 @@ class _Run:
             self._saboteur.tend()
             # A stall brings the next fault forward: the schedule is kept even where messages are stuck.
             due = bool(schedule) and (seen >= schedule[0].at or stalled > plan.lease * 2)
-            if due and self._saboteur.can_hit(schedule[0]):
-                fault = self._saboteur.commit(schedule.pop(0))
+            victim = self._saboteur.victim(schedule[0]) if due else None
+            if victim is not None:
+                fault = self._saboteur.commit(schedule.pop(0).mode, victim)
                 last_progress = time.monotonic()
                 self._say(f"{seen} finished: {fault.mode} {fault.worker or '(all)'}")
             self._crew.fill_empty()

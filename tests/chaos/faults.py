@@ -16,10 +16,12 @@ import redis
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from tests.chaos.crew import SOFT_TIMEOUT, Crew, Place
 
-#: Modes and how often they are drawn, relative to each other.
+#: The mode that has an amount of its own.
+KILL = "kill-worker"
+
+#: The other modes and how often they are drawn, relative to each other.
 WEIGHTS = {
-    "kill-worker": 8,
-    "kill-child": 4,
+    "kill-child": 3,
     "pause": 2,
     "cold": 1,
     "soft": 1,
@@ -37,8 +39,14 @@ FAILOVER_WEIGHT = 3
 #: Modes that break what every worker holds.
 EVERYBODY = ("kill-connections", "restart-broker", FAILOVER)
 
+#: Modes that hit no single worker.
+AT_LARGE = (*EVERYBODY, "script-flush")
+
+#: Modes that need a place with a soft shutdown, or one without: the crew gives it to even places.
+SOFT, COLD = "soft", "cold"
+
 #: Modes after which messages may rightly run again. A warm stop and a flushed script cache give no right.
-EXCUSES = frozenset(WEIGHTS) - {"warm", "script-flush"} | {FAILOVER}
+EXCUSES = frozenset({KILL, FAILOVER, *WEIGHTS}) - {"warm", "script-flush"}
 
 
 @dataclass(frozen=True)
@@ -65,31 +73,31 @@ class Fault:
 
 
 def draw_schedule(
-    seed: int, messages: int, kills: int, workers: int, modes: Sequence[str] = tuple(WEIGHTS)
+    seed: int,
+    messages: int,
+    kills: int,
+    others: int,
+    workers: int,
+    modes: Sequence[str] = (KILL, *WEIGHTS),
 ) -> list[Planned]:
-    """`kills` faults, spread evenly with jitter over the first nine tenths of the messages.
+    """`kills` SIGKILLs of workers and `others` of the rest, with jitter over nine tenths of the messages.
 
-    Each of `modes` comes once before any is drawn by weight, so that a short run has seen all that fit.
+    Each of the rest of `modes` comes once before any is drawn by weight, so that a short run has seen all
+    that fit. Where `modes` lack a kind, none of it is drawn.
     """
     draw = random.Random(f"faults-{seed}")
-    first = list(modes)
-    draw.shuffle(first)
-    drawn = first[:kills]
-    drawn += draw.choices(
-        list(modes), [WEIGHTS.get(mode, FAILOVER_WEIGHT) for mode in modes], k=kills - len(drawn)
-    )
+    rest = [mode for mode in modes if mode != KILL]
+    drawn = [KILL] * (kills if KILL in modes else 0)
+    if rest and others:
+        first = draw.sample(rest, len(rest))[:others]
+        weights = [WEIGHTS.get(mode, FAILOVER_WEIGHT) for mode in rest]
+        drawn += first + draw.choices(rest, weights, k=others - len(first))
     draw.shuffle(drawn)
-    step = 0.9 * messages / max(1, kills)
-    schedule = []
-    for index, mode in enumerate(drawn):
-        place = draw.randrange(workers)
-        # The crew gives even places a soft shutdown, odd ones none.
-        if mode == "soft":
-            place -= place % 2
-        elif mode == "cold" and place % 2 == 0:
-            place = min(place + 1, workers - 1)
-        schedule.append(Planned(int(step * (index + draw.uniform(0.2, 0.8))), mode, place))
-    return schedule
+    step = 0.9 * messages / max(1, len(drawn))
+    return [
+        Planned(int(step * (index + draw.uniform(0.2, 0.8))), mode, draw.randrange(workers))
+        for index, mode in enumerate(drawn)
+    ]
 
 
 class Saboteur:
@@ -107,32 +115,36 @@ class Saboteur:
     def idle(self) -> bool:
         return not self._under_way
 
-    def can_hit(self, planned: Planned) -> bool:
-        """Whether the victim stands and no other fault has it."""
-        place = self._crew.places[planned.place]
-        return planned.mode in (*EVERYBODY, "script-flush") or (
-            not place.busy and place.worker is not None and place.worker.alive
-        )
+    def victim(self, planned: Planned) -> Place | None:
+        """Whom it hits: who stands at its place, or the next who consumes and that no other fault has."""
+        places = self._crew.places
+        if planned.mode in AT_LARGE:
+            return places[planned.place]
+        turned = places[planned.place :] + places[: planned.place]
+        return next((place for place in turned if self._suits(place, planned.mode)), None)
 
-    def commit(self, planned: Planned) -> Fault:
-        place = self._crew.places[planned.place]
+    def _suits(self, place: Place, mode: str) -> bool:
+        if len(self._crew.places) > 1 and mode in (SOFT, COLD) and (place.number % 2 == 0) != (mode == SOFT):
+            return False
+        return not place.busy and place.consumes
+
+    def commit(self, mode: str, place: Place) -> Fault:
         now = time.monotonic()
-        worker = "" if planned.mode in (*EVERYBODY, "script-flush") else place.name
-        fault = Fault(planned.mode, worker, 0, now, now)
+        fault = Fault(mode, "" if mode in AT_LARGE else place.name, 0, now, now)
         self.faults.append(fault)
         {
-            "kill-worker": lambda: self._signal(place, signal.SIGKILL),
+            KILL: lambda: self._signal(place, signal.SIGKILL),
             "kill-child": lambda: self._kill_child(place, fault),
             "pause": lambda: self._pause(place, fault),
             "warm": lambda: self._stop(place, fault, signal.SIGTERM),
-            "soft": lambda: self._stop(place, fault, signal.SIGQUIT),
-            "cold": lambda: self._stop(place, fault, signal.SIGQUIT),
+            SOFT: lambda: self._stop(place, fault, signal.SIGQUIT),
+            COLD: lambda: self._stop(place, fault, signal.SIGQUIT),
             "kill-connections": self._kill_connections,
             "black-hole": lambda: self._black_hole(place, fault),
             "script-flush": lambda: self._ask("SCRIPT", "FLUSH"),
             "restart-broker": self._restart_broker,
             "failover": lambda: self._fail_over(fault),
-        }[planned.mode]()
+        }[mode]()
         if fault.end == now:
             fault.end = time.monotonic()
         return fault
@@ -154,7 +166,7 @@ class Saboteur:
         children = [child for child in place.worker.children() if child.status() != psutil.STATUS_ZOMBIE]
         if not children:
             # A pool without processes: its only process is the worker.
-            fault.mode = "kill-worker"
+            fault.mode = KILL
             self._signal(place, signal.SIGKILL)
             return
         fault.pid = self._draw.choice(children).pid
@@ -196,7 +208,7 @@ class Saboteur:
                 fault.mode += " (hung)"
                 self._signal(place, signal.SIGKILL)
                 now = time.monotonic()
-                self.faults.append(Fault("kill-worker", worker.name, 0, now, now))
+                self.faults.append(Fault(KILL, worker.name, 0, now, now))
             fault.end, place.busy = time.monotonic(), False
             return True
 

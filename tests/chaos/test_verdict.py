@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import pytest
 
-from tests.chaos.faults import WEIGHTS, Fault, draw_schedule
+from tests.chaos.faults import KILL, WEIGHTS, Fault, draw_schedule
 from tests.chaos.ledger import Entry
 from tests.chaos.load import Message, Published, draw_messages
 from tests.chaos.verdict import (
@@ -146,8 +147,13 @@ def test_overtaking() -> None:
 
 
 def test_a_seed_draws_the_same_schedule_and_load() -> None:
-    assert draw_schedule(7, 1000, 20, 3) == draw_schedule(7, 1000, 20, 3) != draw_schedule(8, 1000, 20, 3)
-    assert {planned.mode for planned in draw_schedule(7, 1000, 20, 3)} == set(WEIGHTS)
+    schedule = draw_schedule(7, 1000, 20, 12, 3)
+    assert schedule == draw_schedule(7, 1000, 20, 12, 3) != draw_schedule(8, 1000, 20, 12, 3)
+    drawn = Counter(planned.mode for planned in schedule)
+    assert drawn[KILL] == 20
+    assert drawn.total() == 32
+    assert set(drawn) == {KILL, *WEIGHTS}
+    assert {planned.mode for planned in draw_schedule(7, 1000, 20, 5, 3, ["cold"])} == {"cold"}
     one, other = draw_messages(7, 50, 5, 1), draw_messages(7, 50, 5, 1)
     assert [(m.tenant, m.seconds) for m in one] == [(m.tenant, m.seconds) for m in other]
     # The ids differ: two runs on one broker must not meet.
