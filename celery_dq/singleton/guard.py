@@ -20,8 +20,6 @@ import logging
 import mmap
 import os
 import signal
-import struct
-import threading
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -33,15 +31,14 @@ __all__ = ["Guard"]
 
 logger = logging.getLogger(__name__)
 
-#: Per queue: end of trust (monotonic seconds) and token, which the main process writes, and the process that
-#: runs a message of it (0 = none), which that process writes.
-_TRUST, _NUMBER, _SLOT = struct.Struct("=d"), struct.Struct("=q"), struct.Struct("=dqq")
-_TOKEN_AT, _PID_AT, _SLOT_SIZE = 8, 16, 24
+#: Words of 8 bytes per queue: end of trust (monotonic seconds) and token, which the main process writes, and
+#: the process that runs a message of it (0 = none), which that process writes.
+_TRUST, _TOKEN, _PID, _WORDS = 0, 1, 2, 3
 #: Seconds between two looks at the end of trust.
 LOOK_S = 0.05
 #: setitimer(0) would switch the alarm off.
 SHORTEST_S = 0.001
-#: So soon before the alarm would go off, the end of a message switches it off itself: the thread may be late.
+#: So soon before the alarm goes off, the end of a message switches it off itself: the thread may be late.
 SOON_S = 3 * LOOK_S
 NEVER = float("inf")
 
@@ -54,8 +51,10 @@ class Guard:
 
     def __init__(self, queues: Sequence[str], clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._places = {name: number * _SLOT_SIZE for number, name in enumerate(sorted(queues))}
-        self._memory = mmap.mmap(-1, max(len(self._places), 1) * _SLOT_SIZE)
+        self._places = {name: number * _WORDS for number, name in enumerate(sorted(queues))}
+        memory = memoryview(mmap.mmap(-1, max(len(self._places), 1) * _WORDS * 8))
+        # The same memory, as what is written at once: half a number is never read.
+        self._ends, self._numbers = memory.cast("d"), memory.cast("q")
         # The main process only: a leader that hands over goes on renewing until what runs has ended.
         self._revoked: dict[str, int] = {}
         self._deciding = unpatched("_thread", "allocate_lock")()
@@ -71,22 +70,23 @@ class Guard:
         with self._deciding:
             if token <= self._revoked.get(queue, 0):
                 return
-            if self._read(queue)[1] != token:
+            if self._numbers[place + _TOKEN] != token:
                 # Never the new token with the old trust or the other way round.
-                _TRUST.pack_into(self._memory, place, 0.0)
-                _NUMBER.pack_into(self._memory, place + _TOKEN_AT, token)
-            _TRUST.pack_into(self._memory, place, until)
+                self._ends[place + _TRUST] = 0.0
+                self._numbers[place + _TOKEN] = token
+            self._ends[place + _TRUST] = until
 
     def revoke(self, queue: str, token: int) -> None:
         """That term is over: what runs of it dies within :data:`LOOK_S`, whatever is confirmed meanwhile."""
         with self._deciding:
             self._revoked[queue] = max(self._revoked.get(queue, 0), token)
-            if self._read(queue)[1] == token:
-                _TRUST.pack_into(self._memory, self._places[queue], 0.0)
+            place = self._places[queue]
+            if self._numbers[place + _TOKEN] == token:
+                self._ends[place + _TRUST] = 0.0
 
     def runs(self, queue: str) -> bool:
         """Whether a living process is inside a message of the queue."""
-        pid = self._read(queue)[2]
+        pid = self._numbers[self._places[queue] + _PID]
         if not pid:
             return False
         try:
@@ -99,32 +99,29 @@ class Guard:
 
     def begin(self, queue: str, token: int) -> None:
         """A message begins to run in this process, which does not survive this if its term is over."""
-        until, present, _ = self._read(queue)
-        if present != token or until <= self._clock.monotonic():
+        place = self._places[queue]
+        until = self._ends[place + _TRUST]
+        if self._numbers[place + _TOKEN] != token or until <= self._clock.monotonic():
             logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
             os.kill(os.getpid(), signal.SIGKILL)
         watch = self._watch or self._look_after_this_process()
-        _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, watch.pid)
-        with watch.lock:
-            watch.running[queue] = token
-            asleep = watch.alarm_at == NEVER
-            # Set to this very end of trust, most of the time: by the message before.
-            if watch.alarm_at != until or watch.is_foreign:
+        self._numbers[place + _PID] = watch.pid
+        watch.running[queue] = token
+        # Set to this very end of trust, most of the time: by the message before.
+        if watch.alarm_at != until or watch.is_foreign:
+            with watch.lock:
                 watch.is_foreign = False
                 _disarm_handlers()
                 self._arm(watch)
-        if asleep:
-            watch.wake()
 
     def end(self, queue: str) -> None:
         """It has ended, whatever its outcome."""
         watch = self._watch
-        if watch is not None and queue in watch.running:
-            with watch.lock:
-                del watch.running[queue]
-                if watch.running or watch.alarm_at - self._clock.monotonic() < SOON_S:
+        if watch is not None and watch.running.pop(queue, 0):
+            if watch.running or watch.is_soon:
+                with watch.lock:
                     self._arm(watch)
-            _NUMBER.pack_into(self._memory, self._places[queue] + _PID_AT, 0)
+            self._numbers[self._places[queue] + _PID] = 0
 
     # -- inside
 
@@ -145,25 +142,32 @@ class Guard:
         sleep = unpatched("time", "sleep")
         while True:
             watch.wait()
-            while watch.alarm_at < NEVER:
+            while True:
                 with watch.lock:
                     self._arm(watch)
                     # Whoever begins next sees to that; only the main thread can.
                     watch.is_foreign = _is_handled()
+                    watch.is_idle = watch.alarm_at == NEVER
+                    if watch.is_idle:
+                        break
                 sleep(LOOK_S)
 
     def _arm(self, watch: _Watch) -> None:
         """Set the alarm to the first end of trust of what runs, or switch it off; under the watch's lock."""
+        # In this order: who begins now is seen below, or sees that nothing is set.
         watch.alarm_at = NEVER
-        for queue, token in watch.running.items():
-            until, present, _ = self._read(queue)
-            watch.alarm_at = min(watch.alarm_at, until if present == token else 0.0)
-        left_s = watch.alarm_at - self._clock.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, max(left_s, SHORTEST_S) if watch.running else 0.0)
+        first = min((self._end_of(*each) for each in tuple(watch.running.items())), default=NEVER)
+        left_s = first - self._clock.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, SHORTEST_S) if first < NEVER else 0.0)
+        watch.is_soon = left_s < SOON_S
+        watch.alarm_at = first
+        if watch.is_idle and first < NEVER:
+            watch.is_idle = False
+            watch.wake()
 
-    def _read(self, queue: str) -> tuple[float, int, int]:
-        slot: tuple[float, int, int] = _SLOT.unpack_from(self._memory, self._places[queue])
-        return slot
+    def _end_of(self, queue: str, token: int) -> float:
+        place = self._places[queue]
+        return self._ends[place + _TRUST] if self._numbers[place + _TOKEN] == token else 0.0
 
 
 def _disarm_handlers() -> None:
@@ -191,27 +195,32 @@ def _forget_the_parents(guard: weakref.ref[Guard]) -> None:
 class _Watch:
     """What one process runs, and the thread that looks after it.
 
+    A message begins and ends without the lock, most of the time: it says first that it runs, and looks at
+    the alarm then, while who sets the alarm says first that there is none, and looks at what runs then.
+
     Attributes:
         running: the token of what runs, by queue.
         alarm_at: the end of trust that the alarm is set to; :data:`NEVER` when it is switched off.
+        is_soon: the alarm goes off within :data:`SOON_S` of when it was set or looked at last.
+        is_idle: the thread waits, because nothing ran when it looked.
         is_foreign: somebody has put a handler of his own in the place of ours.
+        lock: held while the alarm is set.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.running: dict[str, int] = {}
         self.alarm_at = NEVER
+        self.is_soon = False
+        self.is_idle = True
         self.is_foreign = False
         self.lock = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()
 
     def wake(self) -> None:
-        """Somebody runs."""
-        try:
-            self._bell.release()
-        except (RuntimeError, threading.ThreadError):  # it rings already
-            return
+        """Somebody runs, and the thread waits."""
+        self._bell.release()
 
     def wait(self) -> None:
         """Wait until somebody runs."""

@@ -52,10 +52,10 @@ class Attendant:
             # A dedup key has a token, too, but no queue beside it.
             if not queue or not request.get(TOKEN):
                 return trace(uuid, args, kwargs, request)
-            begin(str(queue), int(request[TOKEN]))
+            begin(queue, request[TOKEN])
             try:
                 return trace(uuid, args, kwargs, request)
             finally:
-                end(str(queue))
+                end(queue)
 
         return attended

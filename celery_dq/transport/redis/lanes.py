@@ -243,8 +243,20 @@ class Lanes:
             if lane.inherits:
                 return
         most = min(self._in_turn(), lane.window, self._pace(lane))
-        while lane.waiting and len(under_way) < most and not self._waits(lane):
-            self._let_go(lane, lane.waiting.popleft())
+        waiting, ledger = lane.waiting, self._process.ledger
+        while waiting and len(under_way) < most:
+            if waiting[0].record.due_us and self._waits(lane, waiting[0]):
+                return
+            message = waiting.popleft()
+            held = ledger.get(message.delivery_tag)
+            if held is None:
+                continue
+            if under_way:
+                held.after = under_way[-1]
+            else:
+                lane.since = self._process.clock.monotonic()
+            under_way.append(held)
+            self._deliver(message)
 
     def _sweep(self, lane: Lane) -> None:
         """See which of those under way are over."""
@@ -261,23 +273,9 @@ class Lanes:
             lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
             lane.window = 1 if lane.broken or lane.untold else min(lane.window + over, MOST_WAITING)
 
-    def _let_go(self, lane: Lane, message: Message) -> None:
-        held = self._process.ledger.get(message.delivery_tag)
-        if held is None:
-            return
-        if lane.under_way:
-            held.after = lane.under_way[-1]
-        else:
-            lane.since = self._process.clock.monotonic()
-        lane.under_way.append(held)
-        self._deliver(message)
-
-    def _waits(self, lane: Lane) -> bool:
+    def _waits(self, lane: Lane, message: Message) -> bool:
         """Whether the next message is a retry that is not due yet: it keeps its place, all others wait."""
-        due_us = lane.waiting[0].record.due_us
-        if not due_us:
-            return False
-        left_s = due_us / 1e6 - self._process.clock.wall()
+        left_s = message.record.due_us / 1e6 - self._process.clock.wall()
         if left_s > 0 and lane.source is not None:
             lane.source.look_at = self._process.clock.monotonic() + left_s
         return left_s > 0
