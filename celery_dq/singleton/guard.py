@@ -101,14 +101,16 @@ class Guard:
         """A message begins to run in this process, which does not survive this if its term is over."""
         place = self._places[queue]
         until = self._ends[place + _TRUST]
-        if self._numbers[place + _TOKEN] != token or until <= self._clock.monotonic():
-            logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._numbers[place + _TOKEN] != token:
+            self._refuse(queue, token)
         watch = self._watch or self._look_after_this_process()
         self._numbers[place + _PID] = watch.pid
         watch.running[queue] = token
-        # Set to this very end of trust, most of the time: by the message before.
+        # Set to this very end of trust, most of the time, by the message before: had it come, this process
+        # would not live.
         if watch.alarm_at != until or watch.is_foreign:
+            if until <= self._clock.monotonic():
+                self._refuse(queue, token)
             with watch.lock:
                 watch.is_foreign = False
                 _disarm_handlers()
@@ -124,6 +126,10 @@ class Guard:
             self._numbers[self._places[queue] + _PID] = 0
 
     # -- inside
+
+    def _refuse(self, queue: str, token: int) -> None:
+        logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def disown(self) -> None:
         """Nothing runs in this process, as far as we know; a lock that was inherited may be held for ever."""

@@ -54,6 +54,8 @@ class Lifecycle:
         self.turns: Turns | None = None
         # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
         self.asks_first = not pool.uses_semaphore
+        # It begins in the very call that gives it to the pool, and asks there.
+        self._asks_at_once = isinstance(pool, SoloPool)
         #: Seconds that a task takes, from its start; a moving average, None before the first.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
@@ -83,8 +85,9 @@ class Lifecycle:
         if not isinstance(message, Message):
             return self._apply(target, args, kwargs, **options)
         tag: str = message.delivery_tag
-        # Who does not ask when it begins has its last chance here.
-        self._veto(request, message, starts=not self.asks_first)
+        if not self._asks_at_once:
+            # Who does not ask when it begins has its last chance here.
+            self._veto(request, message, starts=not self.asks_first)
         self._in_pool[tag] = self._clock.monotonic()
         self._answer_at_once(request, message)
         self._cancel_for_good(request, tag)
