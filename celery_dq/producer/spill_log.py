@@ -56,7 +56,7 @@ def process_name() -> str:
 class Segment:
     """A file that this process appends to."""
 
-    __slots__ = ("fd", "header_size", "lane", "last", "path", "seed", "size", "synced", "torn")
+    __slots__ = ("fd", "header_size", "lane", "last", "path", "poisoned", "seed", "size", "synced", "torn")
 
     def __init__(self, path: Path, header: Header) -> None:
         """Create the file. Raises OSError."""
@@ -67,7 +67,7 @@ class Segment:
         self.header_size = self.size = len(head)
         self.last = -1
         self.synced = 0
-        self.torn = False
+        self.torn = self.poisoned = False
         try:
             if os.write(self.fd, head) != len(head):
                 raise OSError("the header was written in part only")
