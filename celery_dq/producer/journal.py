@@ -7,6 +7,7 @@ Of each lane: *sealed* files, then the *open* one. What is in memory too is a pr
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import struct
@@ -245,6 +246,7 @@ class Journal:
         if files is None or files.open is None:
             return
         poisoned, stored = files.open, files.open_is_stored
+        segment = None
         try:
             # Stored messages are not in memory; the kernel may still have what it could not write.
             sealed = files.loaded[-1][1] if files.loaded else -1
@@ -257,6 +259,9 @@ class Journal:
                     )
             segment.sync()
         except (OSError, CorruptSegment) as error:
+            if segment is not None:
+                # What it repeats is in the poisoned one. It would be sent again, long after that has gone.
+                segment.unlink()
             raise SpillFailed(
                 f"{poisoned.path}: what could not be synced could not be written anew: {error}"
             ) from error
@@ -331,12 +336,17 @@ class Unsynced:
         self._fd = os.dup(segment.fd)
 
     def sync(self) -> None:
-        """Have the disk write it. Raises OSError."""
+        """Have the disk write it. Raises OSError, from then on every time: the kernel tells it only once."""
         try:
+            if self.segment.poisoned:
+                raise OSError(errno.EIO, "an earlier sync failed")
             sync_data(self._fd)
             if self._first:
                 sync_folder(self.segment.path.parent)
             self.segment.synced = max(self.segment.synced, min(self._size, self.segment.size))
+        except OSError:
+            self.segment.poisoned = True
+            raise
         finally:
             os.close(self._fd)
 

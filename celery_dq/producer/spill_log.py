@@ -4,19 +4,16 @@
 
     <root>/                          0700, may be shared by any number of processes
         <process>-<random>/          one per process; ours while we hold the lock on `lock`
-            lock
+            lock                     see celery_dq.producer.folder_lock
             0000000000000001.seg     see celery_dq.producer.segment
         quarantine/                  what could not be read, kept for a person to look at
 
-The lock is POSIX (``lockf``): it ends with the process, however that ends, and a forked child does not
-inherit it. It also ends when the process closes *any* descriptor of the file, so a process never opens the
-lock file of a folder of its own; the folder's name tells. Nothing is appended to an earlier process's file.
+Nothing is appended to an earlier process's file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -29,17 +26,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
+from celery_dq.producer.folder_lock import LOCK, OPEN, is_marked, lock_file, mark, unlock_orphan
 from celery_dq.producer.segment import Header, Record, pack_header, pack_record, read_header, scan
 
 __all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment"]
 
 logger = logging.getLogger(__name__)
 
-LOCK = "lock"
 SUFFIX = ".seg"
 QUARANTINE = "quarantine"
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 
 sync_data = os.fdatasync if sys.platform == "linux" else os.fsync
 
@@ -56,7 +52,7 @@ def process_name() -> str:
 class Segment:
     """A file that this process appends to."""
 
-    __slots__ = ("fd", "header_size", "lane", "last", "path", "seed", "size", "synced", "torn")
+    __slots__ = ("fd", "header_size", "lane", "last", "path", "poisoned", "seed", "size", "synced", "torn")
 
     def __init__(self, path: Path, header: Header) -> None:
         """Create the file. Raises OSError."""
@@ -67,7 +63,7 @@ class Segment:
         self.header_size = self.size = len(head)
         self.last = -1
         self.synced = 0
-        self.torn = False
+        self.torn = self.poisoned = False
         try:
             if os.write(self.fd, head) != len(head):
                 raise OSError("the header was written in part only")
@@ -203,8 +199,7 @@ class Orphan:
         if not any(self.folder.glob(f"*{SUFFIX}")):
             # While the lock is held: who opens the file now finds that it is not the folder's any more.
             shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        unlock_orphan(self.folder, self._log.process, self._lock)
         self._log.adopted.discard(self.folder.name)
 
 
@@ -276,7 +271,7 @@ class SpillLog:
         for _ in range(10):
             folder = self.root / f"{self.process}-{uuid.uuid4().hex}"
             folder.mkdir(0o700)
-            lock = _lock(folder / LOCK, create=True)
+            lock = lock_file(folder / LOCK, create=True)
             if lock is not None:
                 self._lock = lock
                 self._folder = folder
@@ -312,8 +307,8 @@ class SpillLog:
                 if not any(folder.iterdir()):
                     folder.rmdir()  # its process died while it made it; one that makes it now makes another
                     continue
-                lock = _lock(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
-                if lock is not None:
+                lock = lock_file(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
+                if lock is not None and mark(folder, self.process):
                     self.adopted.add(folder.name)
                     yield Orphan(folder, lock, self)
 
@@ -321,9 +316,10 @@ class SpillLog:
         return (
             entry.is_dir(follow_symlinks=False)
             and entry.name != QUARANTINE
-            # To open a lock file of our own process, or one that we have adopted, would end its lock.
+            # To open a lock file of our own process, or one that it has adopted, would end its lock.
             and not entry.name.startswith(f"{self.process}-")
             and entry.name not in self.adopted
+            and not is_marked(entry.path, self.process)
             and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
         )
 
@@ -370,22 +366,8 @@ class SpillLog:
             logger.error("Spill log: %s cannot be put aside: %s.", path, error)
 
 
-def _lock(path: Path, *, create: bool) -> int | None:
-    """Lock the file, and return its descriptor; None when somebody else has it, or it is gone."""
-    try:
-        fd = os.open(path, os.O_RDWR | _OPEN | (os.O_CREAT if create else 0), 0o600)
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-            return fd
-    os.close(fd)
-    return None
-
-
 def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | _OPEN)
+    fd = os.open(path, os.O_RDONLY | OPEN)
     with os.fdopen(fd, "rb") as file:
         return file.read()
 

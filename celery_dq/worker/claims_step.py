@@ -27,10 +27,11 @@ from celery_dq.worker.wishes import Wishes
 class ClaimsStep(bootsteps.StartStopStep):
     """Asks for the key of every task that takes part in dedup.
 
-    Does nothing on a tenant broker, and in an app whose tasks say nothing of dedup.
+    Does nothing on a tenant broker. Where no task says anything of dedup calls may have keys of their own; it
+    connects when the first one comes.
 
     Raises:
-        ConfigurationError: There is no Redis to keep claims in: set ``dq_dedup_url``.
+        ConfigurationError: A task takes part, and there is no Redis to keep claims in: set ``dq_dedup_url``.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -44,9 +45,12 @@ class ClaimsStep(bootsteps.StartStopStep):
         wires = consumer.conninfo.transport_options.get(WIRES)
         if not isinstance(wires, Wires) or consumer.conninfo.transport_cls in TENANT_SCHEMES:
             return
-        if not any(rule_of(task) is not None for task in app.tasks.values()):
-            return
-        coordinator = _coordinator(app, wires, consumer.hostname)
+        try:
+            coordinator = _coordinator(app, wires, consumer.hostname)
+        except ConfigurationError:
+            if any(rule_of(task) is not None for task in app.tasks.values()):
+                raise
+            return  # most apps use neither dedup nor Redis
         claims = self._claims = Claims(consumer, coordinator, Wishes(app).of, SystemClock())
         subscriber = coordinator.new_client if isinstance(coordinator, OwnRedis) else None
         claims.keeper = Keeper(coordinator, wires.options.lease_us / 1e6, self._ring, claims.lost, subscriber)

@@ -30,7 +30,8 @@ class EvictionsStep(bootsteps.StartStopStep):
     """Sends :data:`~celery_dq.dedup.signals.claim_lost` for runs of this worker.
 
     The scripts publish every eviction; one that happens while nobody listens is counted, but not told. Does
-    nothing on other brokers, and in an app whose tasks say nothing of dedup.
+    nothing on other brokers, nor where no task says anything of dedup and nobody is to be told: a call may
+    have a key of its own, but most apps use none, and each worker would hold a connection more.
     """
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
@@ -40,19 +41,21 @@ class EvictionsStep(bootsteps.StartStopStep):
         self._app = consumer.app
         self._ear: _Ear | None = None
         wires = consumer.conninfo.transport_options.get(WIRES)
-        if (
-            isinstance(wires, Wires)
-            and consumer.conninfo.transport_cls in TENANT_SCHEMES
-            and any(rule_of(task) is not None for task in self._app.tasks.values())
-        ):
+        if isinstance(wires, Wires) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
             self._wires = wires
             options = wires.options
             self._ear = _Ear(every_evicted(options.environment, options.key_prefix), self._heard)
 
     def start(self, consumer: Any) -> None:
         """The connection may be a new one after a reconnect."""
-        if self._ear is not None:
+        if self._ear is not None and self._concerned:
             self._ear.listen(consumer.connection.default_channel.keeper_clients())
+
+    @property
+    def _concerned(self) -> bool:
+        return bool(claim_lost.receivers) or any(
+            rule_of(task) is not None for task in self._app.tasks.values()
+        )
 
     def shutdown(self, consumer: Any) -> None:
         """Nothing runs any more."""

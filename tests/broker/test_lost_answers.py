@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from tests.broker.counter import Counter, bodies, consumer_of
 from tests.broker.proxy import Proxy
@@ -87,6 +89,64 @@ def test_a_claim_that_nobody_reads_does_not_keep_its_messages(counter: Counter) 
         assert bodies(got) == [2]
         got[0].ack()
     assert counter.depth() == 0
+
+
+class Meanwhile(float):
+    """A moment; who compares it is interrupted, as by another thread."""
+
+    def __new__(cls, value: float, happens: Callable[[], None]) -> Meanwhile:
+        made = super().__new__(cls, value)
+        made.happens = happens
+        return made
+
+    happens: Callable[[], None]
+
+    def __gt__(self, other: float) -> bool:
+        self.happens()
+        return super().__gt__(other)
+
+
+def unread_claim(counter: Counter, connection: Any) -> Any:
+    """Let the loop stop where a claim is answered and the answer not read; return the channel."""
+    counter.drain_until(connection, lambda: counter.client.zcard(counter.keys.leases))
+    channel = connection.default_channel
+    channel.intake.fetcher.wake()
+    counter.publish(1)
+    channel.tick()
+    wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1, 30)
+    return channel
+
+
+def test_an_answer_that_comes_while_the_keeper_gives_up_on_it_is_taken_once(counter: Counter) -> None:
+    with (
+        counter.connect(lease="60s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=5) as got,
+    ):
+        channel = unread_claim(counter, connection)
+        teller, process = channel.intake.fetcher.teller, channel.process
+        teller.disown_claims(Meanwhile(process.clock.monotonic() + 60, teller.read))
+        # It is held, so that the keeper has nothing to look for.
+        assert not process.doubts.under_way(next(channel.intake.sources()).queue.key)
+        counter.drain(connection, got, 1, 30)
+        assert bodies(got) == [1]
+        got[0].ack()
+        counter.drain_until(connection, lambda: counter.depth() == 0, 30)
+
+
+def test_after_a_disowned_claim_the_next_one_is_sent_at_once(counter: Counter) -> None:
+    with (
+        counter.connect(lease="60s", watchdog=0, claim_ahead="10ms") as connection,
+        counter.consuming(connection, prefetch=5) as got,
+    ):
+        channel = unread_claim(counter, connection)
+        channel.intake.fetcher.teller.disown_claims(channel.process.clock.monotonic() + 60)
+        counter.publish(2)
+        channel.process.clock = ManualClock(
+            monotonic=channel.process.clock.monotonic()
+        )  # no rest would ever end
+        counter.drain(connection, got, 1, 30)
+        assert bodies(got) == [2]
+        got[0].ack()
 
 
 def test_what_was_claimed_and_could_not_be_taken_in_comes_back(counter: Counter) -> None:

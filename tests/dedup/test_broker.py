@@ -335,7 +335,7 @@ class TestEnds:
 
         claim_lost.connect(hear)
         with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
-            wait_until(lambda: client.pubsub_numpat() > 0)
+            wait_until(lambda: client.pubsub_channels("*evicted*"))
             head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
             running(shop, 1)
             tail = refresh.delay(1, version=2)

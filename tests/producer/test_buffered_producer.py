@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -142,6 +143,38 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_told(desk: Desk) -> None:
     desk.shelf.down = False
     assert producer.flush(10) == 0
     assert arrived(desk) == [0, 1]
+
+
+def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
+    producer = desk.producer(sync_every=1)
+    desk.shelf.down = True
+    put(producer, *range(4), size=150_000)
+    box = outbox(producer)
+    segment = next(iter(box.journal._lanes.values())).open
+    own = os.dup(segment.fd)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, segment.fd)
+    os.close(null)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))  # the third one does not fit
+    try:
+        for number in (4, 5):
+            with pytest.raises(NotOnDisk, match="may be sent"):
+                put(producer, number)
+            assert list(desk.folder.glob("*/*.seg")) == [segment.path]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    # The kernel tells of a failed sync once, and then says that all is well. It is not.
+    os.dup2(own, segment.fd)
+    os.close(own)
+    put(producer, 6)
+    assert segment.path not in list(desk.folder.glob("*/*.seg"))
+    desk.shelf.down = False
+    assert producer.flush(10) == 0
+    assert arrived(desk) == list(range(7))
+    producer.close(1.0)
+    # Nobody sends again, after the broker has forgotten it, what was delivered long ago.
+    assert list(desk.folder.glob("*/*.seg")) == []
 
 
 def test_one_sync_serves_many_callers(desk: Desk) -> None:

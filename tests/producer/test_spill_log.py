@@ -122,24 +122,6 @@ def test_own_folders_are_never_opened_for_adoption(tmp_path: Path) -> None:
     assert first.owners() == []
 
 
-def test_what_was_adopted_is_not_let_go_by_looking_again(tmp_path: Path) -> None:
-    writer = Child(WRITER, tmp_path, 3)
-    writer.line()
-    writer.kill()
-    log = SpillLog(tmp_path)
-    (orphan,) = log.orphans()
-    # A process that has it looks for others every few seconds, for as long as the broker is away.
-    assert list(log.orphans()) == []
-    other = "import sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
-    other += "print(len(list(SpillLog(Path(sys.argv[1])).orphans())))"
-    found = Child(other, tmp_path)
-    assert found.line() == "0"
-    found.kill()
-    orphan.close()
-    (again,) = log.orphans()
-    again.close()
-
-
 def test_a_lost_folder_is_noticed_and_a_new_one_begun(tmp_path: Path) -> None:
     log = SpillLog(tmp_path)
     log.create(PRODUCER, "lane")

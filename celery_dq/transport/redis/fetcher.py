@@ -31,7 +31,7 @@ from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Claimed
 from celery_dq.transport.redis.reports import TELL_LIMIT, tags
 from celery_dq.transport.redis.source import Source
-from celery_dq.transport.redis.teller import REFUSED_SECONDS, Sent, Teller
+from celery_dq.transport.redis.teller import REFUSED_SECONDS, NoUse, Sent, Teller
 from celery_dq.transport.redis.transient import Listener
 from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
 
@@ -251,12 +251,13 @@ class Fetcher:
         answer = partial(self._claimed, source, want, now)
         self.teller.send(Sent(call, queue, now, answer, settles, finishes))
 
-    def _claimed(self, source: Source, want: int, sent_at: float, claimed: Claimed | None) -> None:
+    def _claimed(self, source: Source, want: int, sent_at: float, claimed: Claimed | NoUse) -> None:
         self._claiming = False
         process, key = self._process, source.queue.key
-        if claimed is None:
+        if claimed is NoUse.REFUSED:
             source.rest_until, source.free = process.clock.monotonic() + REFUSED_SECONDS, LARGE
-            return
+        if isinstance(claimed, NoUse):
+            return  # what was disowned is asked for again at once: we are back
         if claimed.fenced:
             self._fenced(source)
             return
@@ -314,10 +315,12 @@ class Fetcher:
                 self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
         self._rearm()
 
-    def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | None) -> None:
-        if claimed is not None and claimed.fenced:
+    def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | NoUse) -> None:
+        if isinstance(claimed, NoUse):
+            return
+        if claimed.fenced:
             self._fenced(source)
-        elif claimed is not None:
+        else:
             if not claimed.alive:
                 self._process.lease_was_lost(source.queue.key)
             self._process.ledger.renewed(source.queue.key, sent_at)

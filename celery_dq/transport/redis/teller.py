@@ -6,6 +6,7 @@ goes back into the ledger when it gets no answer; telling twice is harmless.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,6 +30,15 @@ logger = logging.getLogger(__name__)
 REFUSED_SECONDS = 1.0
 
 
+class NoUse(enum.Enum):
+    """Why a claim has brought nothing to use."""
+
+    #: The keeper did not wait for its answer any more, and gives back what it took.
+    DISOWNED = enum.auto()
+    #: The script failed.
+    REFUSED = enum.auto()
+
+
 @dataclass(eq=False, slots=True)
 class Sent:
     """A script on its way.
@@ -37,9 +47,10 @@ class Sent:
         call: the script with its arguments.
         queue: whose partition it changes.
         sent_at: monotonic time.
-        claim: called with its result when it is a claim, or with None when it brought none to use.
+        claim: called with its result when it is a claim, or with why there is none to use.
         settles, finishes, releases, burials: what it carries out of the ledger.
-        disowned: the keeper has given up on the answer, and sees to what the claim took.
+        awaited: popped by who sees to what the claim takes: the loop with the answer, or the keeper, who has
+            given up on it. Both may come at the same time, and popping is atomic.
     """
 
     call: Call[Any]
@@ -50,7 +61,15 @@ class Sent:
     finishes: list[Held] = field(default_factory=list)
     releases: list[tuple[str, Held]] = field(default_factory=list)
     burials: list[Burial] = field(default_factory=list)
-    disowned: bool = False
+    awaited: list[None] = field(default_factory=lambda: [None])
+
+    def see_to_it(self) -> bool:
+        """Return whether the caller, and nobody else, is to see to what the claim takes."""
+        try:
+            self.awaited.pop()
+        except IndexError:
+            return False
+        return True
 
 
 def untold(process: Process, queue: Queue, now: float, finishing: bool = True) -> Iterator[Sent]:
@@ -184,8 +203,7 @@ class Teller:
         for sent in tuple(self._sent):
             # A led queue is nobody else's, and what is claimed of it goes before what is claimed later.
             waits = sent.claim is not None and not sent.queue.token
-            if waits and not sent.disowned and sent.sent_at < sent_before:
-                sent.disowned = True
+            if waits and sent.sent_at < sent_before and sent.see_to_it():
                 self._process.doubts.unanswered(sent.queue.key)
 
     def hear_out(self) -> None:
@@ -236,12 +254,11 @@ class Teller:
 
     def _answered(self, sent: Sent, result: Any) -> None:
         doubts, key = self._process.doubts, sent.queue.key
-        if sent.disowned:
-            assert sent.claim is not None
-            sent.claim(None)
+        assert sent.claim is not None
+        if not sent.see_to_it():
+            sent.claim(NoUse.DISOWNED)
             return
         try:
-            assert sent.claim is not None
             sent.claim(result)
         except BaseException:
             # What did not reach the ledger must not stay with us for ever.
@@ -262,7 +279,7 @@ class Teller:
             REFUSED_SECONDS,
         )
         if sent.claim is not None:
-            sent.claim(None)
+            sent.claim(NoUse.REFUSED)
         else:
             self.rests_until = self._process.clock.monotonic() + REFUSED_SECONDS
 
@@ -270,7 +287,7 @@ class Teller:
         ledger, doubts, key = self._process.ledger, self._process.doubts, sent.queue.key
         if sent.claim is None:
             doubts.reports(key, -1)
-        elif not sent.disowned:
+        elif sent.see_to_it():
             # It may have taken messages all the same.
             doubts.unanswered(key)
         ledger.untold(key, sent.settles, sent.finishes, sent.releases, sent.burials)

@@ -194,12 +194,29 @@ local function make_dedup()
     return true
   end
 
+  -- All of them: nobody comes back for a rest. More than MAX_FOLLOWERS they are only where evicted runs came back.
   local function move_followers(from, to)
-    for _ = 1, MAX_FOLLOWERS do
-      local id = call('RPOPLPUSH', P .. 'followers:' .. from, P .. 'followers:' .. to)
-      if not id then return end
-      call('HSET', P .. 'following', id, to)
+    for _ = 1, call('LLEN', P .. 'followers:' .. from) do
+      call('HSET', P .. 'following', call('RPOPLPUSH', P .. 'followers:' .. from, P .. 'followers:' .. to), to)
     end
+  end
+
+  -- Whether one more may follow. Who follows a head and who its heir will wait for the same.
+  local function has_room(c, place)
+    local count = call('LLEN', P .. 'followers:' .. c[place])
+    if place == 'heir' then count = count + call('LLEN', P .. 'followers:' .. c.head) end
+    return count < MAX_FOLLOWERS
+  end
+
+  local function record_of(id)
+    return admitted[id] and admitted[id].record or call('HGET', P .. 'messages', id)
+  end
+
+  -- Whether this one would become a follower of who takes its place, and too many follow already.
+  local function may_not_follow(id)
+    if call('LLEN', P .. 'followers:' .. id) < MAX_FOLLOWERS then return false end
+    local record = record_of(id)
+    return record and is_keyed(record) and with_flags(section_of(record)).awaited
   end
 
   -- The heir goes on with what the head began: its result is what they wait for.
@@ -250,7 +267,7 @@ local function make_dedup()
   -- Takes the message out of where it waits: a later one has its place.
   local function displace(id, by)
     local mate = admitted[id]
-    local record = mate and mate.record or call('HGET', P .. 'messages', id)
+    local record = record_of(id)
     local priority, _, _, length = header(record)
     move_followers(id, by)
     call('HDEL', P .. 'claimants', id)
@@ -307,15 +324,13 @@ local function make_dedup()
     else
       verdict, ahead, place, c.tail = 'block', c.head, 'tail', id
     end
-    if covering then
+    if replaced and may_not_follow(replaced) then
+      verdict, ahead, replaced = 'refuse', replaced, nil
+    elseif covering then
       verdict, ahead = 'decline', c[covering]
       if d.follow then
-        if call('LLEN', P .. 'followers:' .. ahead) >= MAX_FOLLOWERS then
-          verdict = 'refuse'
-        else
-          verdict = 'follow'
-          follow(id, ahead)
-        end
+        verdict = has_room(c, covering) and 'follow' or 'refuse'
+        if verdict == 'follow' then follow(id, ahead) end
       end
       local handed_on = message.returned and verdict ~= 'follow' and call('EXISTS', P .. 'followers:' .. id) == 1
       if handed_on then move_followers(id, ahead) end
