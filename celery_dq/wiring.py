@@ -24,6 +24,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
+    ("consumer", "celery_dq.worker.prompt_stop:PromptStopStep"),
 )
 
 

@@ -24,6 +24,7 @@ from celery_dq.singleton.leaderships import Leaderships
 from celery_dq.worker import commands
 from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
+from celery_dq.worker.pool_deaths import notice_deaths
 from celery_dq.worker.sequencer import Sequencer
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,9 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Volunteer for the queues that the worker consumes."""
+        if self._leaderships is not None:
+            # Who is killed for a hand-over is waited for. The pool runs by now, and the loop does not yet.
+            notice_deaths(consumer.pool)
         if self._sequencer is not None:
             self._sequencer.start()
         if self._leaderships is not None:

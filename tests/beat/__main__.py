@@ -52,7 +52,7 @@ class Beats:
         self.kills = self.stops = 0
 
     def _start(self) -> subprocess.Popen[bytes]:
-        described = json.dumps({"conf": self._conf, "fault": "", "flag": ""})
+        described = json.dumps({"conf": self._conf, "fault": "", "flag": "", "sleepy": False})
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.beat.program", "beat", "-S"),

@@ -1,7 +1,8 @@
 """A beat, or a worker with a beat, that does something to itself at the worst moment.
 
 ``DQ_BEAT`` (JSON): ``conf``; ``fault``: what happens around the sending of the third tick; ``flag``: a file
-that is made when it happens, so that it happens to one beat only.
+that is made when it happens, so that it happens to one beat only; ``sleepy``: the
+worker's loop waits until something happens.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import sys
 from typing import Any
 
 from celery import Celery
+from kombu.asynchronous import Hub
 
 import celery_dq
 from celery_dq.beat import ElectedScheduler
+from celery_dq.transport.redis import fetcher, transient
 
 DESCRIBED = json.loads(os.environ["DQ_BEAT"])
 
@@ -60,5 +63,19 @@ class FaultyScheduler(ElectedScheduler):
         os.kill(os.getpid(), {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}[how])
 
 
+def _sleep_long() -> None:
+    """Let a worker's loop wait until there is something: no timer and no empty answer wakes it."""
+    fire_timers = Hub.fire_timers
+
+    def fire_and_sleep(hub: Hub, *args: Any, **kwargs: Any) -> float:
+        fire_timers(hub, *args, **kwargs)
+        return 3600.0
+
+    Hub.fire_timers = fire_and_sleep
+    fetcher.BLPOP_SECONDS = transient.BLPOP_SECONDS = 3600
+
+
 if __name__ == "__main__":
+    if DESCRIBED["sleepy"]:
+        _sleep_long()
     app.start(sys.argv[1:])

@@ -38,8 +38,11 @@ def start(conf: dict[str, Any], tmp_path: Path) -> Iterator[Start]:
     """Start the program of this folder with Celery's arguments; its output goes to ``<number>.log``."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start_one(*arguments: str, fault: str = "", **more: Any) -> subprocess.Popen[bytes]:
-        described = {"conf": {**conf, **more}, "fault": fault, "flag": str(tmp_path / "happened")}
+    def start_one(
+        *arguments: str, fault: str = "", sleepy: bool = False, **more: Any
+    ) -> subprocess.Popen[bytes]:
+        flag = str(tmp_path / "happened")
+        described = {"conf": {**conf, **more}, "fault": fault, "flag": flag, "sleepy": sleepy}
         with (tmp_path / f"{len(started)}.log").open("wb") as log:
             started.append(
                 subprocess.Popen(
@@ -124,9 +127,12 @@ def test_a_worker_with_a_beat_hands_over_when_it_stops(app: Any, start: Start, t
     )
     alone = ("--without-mingle", "--without-gossip", "--without-heartbeat")
     workers = [
-        start(*worker, *alone, "-n", f"w{number}@proof", dq_election_session=session_s) for number in (1, 2)
+        start(*worker, *alone, "-n", f"w{number}@proof", dq_election_session=session_s, sleepy=True)
+        for number in (1, 2)
     ]
     wait_until(lambda: len(ticks(app)) >= 2, 30)
+    # So both are in their loops, where nothing but the signal ends the wait.
+    wait_until(lambda: len(app.control.ping(timeout=1.0)) == 2, 30)
     old = leading_pid(app)
     leader = next(each for each in workers if old in descendants(each))
     began = time.monotonic()

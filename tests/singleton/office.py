@@ -95,6 +95,12 @@ class Bank:
 
         return wait_until(leading, deadline, what="a leader")
 
+    def depose(self) -> None:
+        """The broker, which holds the election, forgets who leads."""
+        with self.app.connection_for_write() as connection:
+            channel = connection.default_channel
+            channel.client.delete(channel.partition(QUEUE).keys.leader)
+
     def overlaps(self) -> int:
         """How often a message started while another one was running."""
         found, running = 0, None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
 
 from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
@@ -13,16 +16,23 @@ def resign(bank: Bank, worker: str) -> None:
     bank.app.control.broadcast("resign", {"queue": QUEUE}, destination=[worker], reply=True, timeout=2.0)
 
 
-def test_abort_kills_what_runs_and_it_runs_again_elsewhere(open_bank: Callable[..., Bank]) -> None:
-    bank = open_bank(dq_singleton_queues={QUEUE: {"hand_over": "abort"}})
-    with bank.worker(), bank.worker():
+@pytest.mark.parametrize("hired", [2, 1])
+def test_abort_kills_what_runs_and_it_runs_again(hired: int, open_bank: Callable[..., Bank]) -> None:
+    """By order, elsewhere; and because the term has fallen, in the next term of a worker that is alone."""
+    bank = open_bank(dq_singleton_queues={QUEUE: {"hand_over": "abort"}}, without_rounds=True)
+    with ExitStack() as stack:
+        for _ in range(hired):
+            stack.enter_context(bank.worker())
         leader = bank.leader()
         bank.post(range(2))
         bank.finished(2)
         bank.post(range(2, 3), task="spin_once", seconds=60)
         bank.wait_started(2)
         bank.post(range(3, 6))
-        resign(bank, leader)
+        if hired > 1:
+            resign(bank, leader)
+        else:
+            bank.depose()
         assert bank.finished(6, 30) == list(range(6))
     starts = [(entry.number, entry.token) for entry in bank.book.entries("start")]
     assert starts == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
