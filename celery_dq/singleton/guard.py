@@ -3,13 +3,14 @@
 A leader that is stopped or cut off cannot be asked to stop its work. So the work stops by itself: while a
 message of a led queue runs, the kernel holds an alarm for the process that runs it (the pool's child, or the
 worker where the pool has none), set to the end of the term's trust. A thread in that process sets it anew
-as long as the worker's main process moves the end of trust forward, in memory that they share. When it does
-not, SIGALRM ends the process: also one that is stopped and goes on later, and one that never lets go of
-the interpreter.
+as long as the worker's main process moves the end of trust forward, in memory that they share; where that is
+the same process, it does so itself. When it does not, SIGALRM ends the process: also one that is stopped and
+goes on later, and one that never lets go of the interpreter.
 
 Between two messages the alarm stays set, because to switch it off and on costs as much as a short task; the
 thread switches it off when it finds nothing running. So a process that is stopped within 0.05 s of the end
-of a message, and for longer than its term is trusted, ends as if it had been stopped before.
+of a message (a second, where the pool has no processes), and for longer than its term is trusted, ends as if
+it had been stopped before.
 
 A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot run on a led queue.
 """
@@ -36,10 +37,13 @@ logger = logging.getLogger(__name__)
 _TRUST, _TOKEN, _PID, _WORDS = 0, 1, 2, 3
 #: Seconds between two looks at the end of trust.
 LOOK_S = 0.05
+#: The longest time between two in the main process, which needs none to hear of the end of trust: each has
+#: the interpreter change threads in the midst of a message.
+MAIN_LOOK_S = 1.0
 #: setitimer(0) would switch the alarm off.
 SHORTEST_S = 0.001
 #: So soon before the alarm goes off, the end of a message switches it off itself: the thread may be late.
-SOON_S = 3 * LOOK_S
+SOON_S = 6 * LOOK_S
 NEVER = float("inf")
 
 
@@ -58,7 +62,8 @@ class Guard:
         # The main process only: a leader that hands over goes on renewing until what runs has ended.
         self._revoked: dict[str, int] = {}
         self._deciding = unpatched("_thread", "allocate_lock")()
-        self.disown()
+        self._is_child = False
+        self._start_anew()
         # Not by looking at the pid: that is a system call, for every message.
         os.register_at_fork(after_in_child=partial(_forget_the_parents, weakref.ref(self)))
 
@@ -75,6 +80,7 @@ class Guard:
                 self._ends[place + _TRUST] = 0.0
                 self._numbers[place + _TOKEN] = token
             self._ends[place + _TRUST] = until
+        self._look()
 
     def revoke(self, queue: str, token: int) -> None:
         """That term is over: what runs of it dies within :data:`LOOK_S`, whatever is confirmed meanwhile."""
@@ -83,6 +89,7 @@ class Guard:
             place = self._places[queue]
             if self._numbers[place + _TOKEN] == token:
                 self._ends[place + _TRUST] = 0.0
+        self._look()
 
     def runs(self, queue: str) -> bool:
         """Whether a living process is inside a message of the queue."""
@@ -127,12 +134,23 @@ class Guard:
 
     # -- inside
 
+    def _look(self) -> None:
+        """Where the main process runs the messages, it is told at once."""
+        watch = self._watch
+        if watch is not None and watch.running:
+            with watch.lock:
+                self._arm(watch)
+
     def _refuse(self, queue: str, token: int) -> None:
         logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def disown(self) -> None:
-        """Nothing runs in this process, as far as we know; a lock that was inherited may be held for ever."""
+        """Nothing runs in this child, as far as we know; a lock that was inherited may be held for ever."""
+        self._is_child = True
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._watch: _Watch | None = None
         self._making = unpatched("_thread", "allocate_lock")()
 
@@ -156,7 +174,8 @@ class Guard:
                     watch.is_idle = watch.alarm_at == NEVER
                     if watch.is_idle:
                         break
-                sleep(LOOK_S)
+                    left_s = watch.alarm_at - self._clock.monotonic()
+                sleep(LOOK_S if self._is_child else min(max(left_s / 3, LOOK_S), MAIN_LOOK_S))
 
     def _arm(self, watch: _Watch) -> None:
         """Set the alarm to the first end of trust of what runs, or switch it off; under the watch's lock."""

@@ -90,7 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"== {name}, seed {plan.seed}\n{verdict.report()}", flush=True)
         verdicts[name] = asdict(verdict)
         if broker.has_leases:
-            failed |= not verdict.good or verdict.slowest_recovery > plan.lease + RECOVERY_ALLOWANCE
+            slowest = max(verdict.slowest_recovery, verdict.undisturbed[-1])
+            failed |= not verdict.good or slowest > plan.lease + RECOVERY_ALLOWANCE
     if options.json is not None:
         options.json.write_text(json.dumps({"plan": asdict(plan), "verdicts": verdicts}, indent=1))
     return int(failed)

@@ -85,6 +85,7 @@ class _Run:
         self._plan = plan
         self._say = say
         self._server = server
+        self._has_leases = broker.has_leases
         self._replicas = plan.confirm_replicas if plan.sentinel and broker.has_leases else 0
         self._ledger = ledger
         self._entries: list[Entry] = []
@@ -171,7 +172,8 @@ class _Run:
         self._load.stop()
         self._await_quiet()
         left = self._left_in_broker()
-        return judge(self._load.published, self._entries, self._saboteur.faults, left)
+        lease_s = plan.lease if self._has_leases else 0.0
+        return judge(self._load.published, self._entries, self._saboteur.faults, left, lease_s)
 
     def _turn(self) -> None:
         """Wait for the ledger to grow, a little while."""

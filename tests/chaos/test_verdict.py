@@ -108,6 +108,20 @@ def test_a_second_run_needs_an_excuse(fault: Fault, attributable: bool) -> None:
     assert (verdict.attributable, len(verdict.unattributable)) == ((1, 0) if attributable else (0, 1))
 
 
+@pytest.mark.parametrize(
+    ("mode", "at", "undisturbed"),
+    [("kill-worker", 12, 1), ("kill-worker", 20, 0), ("kill-child", 12, 0), ("kill-child", 10.2, 1)],
+)
+def test_nobody_else_has_a_message_before_the_lease_of_its_holder_ends(
+    mode: str, at: float, undisturbed: int
+) -> None:
+    entries = [entry("start", 10), entry("start", 25, "w2"), entry("finish", 26, "w2")]
+    faults = [Fault(mode, "w1", 0, 10.5, 10.5), Fault("kill-worker", "w3", 0, at, at)]
+    verdict = judge(published(), entries, faults, (), lease_s=10.0)
+    assert verdict.undisturbed[0] == undisturbed
+    assert verdict.slowest_recovery == (14.5 if undisturbed else 25 - at)
+
+
 def test_recovery_is_counted_from_the_fault() -> None:
     entries = [entry("start", 10), entry("start", 14, "w2"), entry("finish", 15, "w2")]
     verdict = judge(published(), entries, [Fault("kill-worker", "w1", 0, 10.5, 10.5)], ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from tests.chaos.faults import EVERYBODY, EXCUSES, Fault
+from tests.chaos.faults import EVERYBODY, EXCUSES, KILL, Fault
 from tests.chaos.ledger import Entry
 from tests.chaos.load import Published
 
@@ -25,6 +25,12 @@ REPLICATION_ALLOWANCE = 1.0
 
 #: Seconds for which the children of a killed worker may go on with what is in their pipes.
 ORPHAN_ALLOWANCE = 1.0
+
+#: Share of a lease that is left at least when a holder is killed: it renews before that.
+LEASE_LEFT = 0.7
+
+#: Modes whose victims say nothing more: what they had comes back when their lease ends, not before.
+SILENT = (KILL, "pause", "black-hole")
 
 #: How many of the slowest recoveries a report tells.
 SLOW_TOLD = 3
@@ -73,6 +79,8 @@ class Verdict:
     recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     #: The slowest of them, counted from the last fault that may have hit whoever had the message in between.
     slowest_recovery: float = 0
+    #: Seconds of those that nothing else may have hit meanwhile: (count, min, median, max).
+    undisturbed: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
     #: Those that took longest, told in words.
     slow: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
@@ -104,6 +112,12 @@ class Verdict:
             lines.append(
                 f"slowest recovery, counted from the last fault that may have hit a holder: "
                 f"{self.slowest_recovery:.2f} s"
+            )
+        if self.undisturbed[0]:
+            count, low, middle, high = self.undisturbed
+            lines.append(
+                f"recovery of the {count} that no later fault may have hit: "
+                f"{low:.2f} / {middle:.2f} / {high:.2f} s (min / median / max)"
             )
         lines += [f"  slow: {line}" for line in self.slow]
         lines += [f"  lost: {message}, {self.tales[message]}" for message in self.lost[:10]]
@@ -161,14 +175,17 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     return max(found, key=lambda row: row[:2])[2] if found else None
 
 
-def hit_again(first: Run, begin: float, second: Run, faults: Sequence[Fault]) -> list[Fault]:
+def hit_again(
+    first: Run, fault: Fault, begin: float, second: Run, faults: Sequence[Fault], lease_s: float
+) -> list[Fault]:
     """The faults that may have hit one who had the message after `first` and before `second` could start."""
+    since = begin + LEASE_LEFT * lease_s if fault.mode in SILENT else begin
     return [
-        fault
-        for fault in faults
-        if fault.mode.split(" ")[0] in EXCUSES
-        and begin < fault.begin < second.start
-        and fault.worker != first.worker
+        other
+        for other in faults
+        if other.mode.split(" ")[0] in EXCUSES
+        and since < other.begin < second.start
+        and other.worker != first.worker
     ]
 
 
@@ -183,9 +200,13 @@ def went_with_master(message: str, published: Published, faults: Sequence[Fault]
 
 
 def judge(
-    published: Published, entries: Sequence[Entry], faults: Sequence[Fault], left_in_broker: Collection[str]
+    published: Published,
+    entries: Sequence[Entry],
+    faults: Sequence[Fault],
+    left_in_broker: Collection[str],
+    lease_s: float = 0.0,
 ) -> Verdict:
-    """Weigh it all."""
+    """Weigh it all. Without a lease, a message may be with another holder at any time."""
     runs = runs_of(entries)
     verdict = Verdict(confirmed=len(published.confirmed), uncertain=len(published.uncertain))
     verdict.faults = dict(Counter(fault.mode for fault in faults))
@@ -202,6 +223,7 @@ def judge(
             verdict.lost.append(message)
             verdict.tales[message] = _tell_lost(message, published, runs.get(message, ()), faults)
     recovery: dict[str, list[float]] = defaultdict(list)
+    undisturbed: list[float] = []
     slow: list[tuple[float, str]] = []
     for message, of_one in runs.items():
         if len(of_one) < 2:
@@ -218,13 +240,15 @@ def judge(
             if first.finish is None or first.finish > fault.begin:
                 begin = max(fault.begin, first.start)
                 recovery[fault.mode].append(second.start - begin)
-                again = hit_again(first, begin, second, faults)
+                again = hit_again(first, fault, begin, second, faults, lease_s)
+                if not again:
+                    undisturbed.append(second.start - begin)
                 since = max([begin, *(other.begin for other in again)])
                 verdict.slowest_recovery = max(verdict.slowest_recovery, second.start - since)
                 slow.append((second.start - begin, _tell_slow(fault, begin, second, again, message)))
-    verdict.recovery = {
-        mode: (len(times), min(times), median(times), max(times)) for mode, times in recovery.items()
-    }
+    verdict.recovery = {mode: _summary(times) for mode, times in recovery.items()}
+    if undisturbed:
+        verdict.undisturbed = _summary(undisturbed)
     verdict.slow = [line for _, line in sorted(slow, reverse=True)[:SLOW_TOLD]]
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
@@ -234,6 +258,10 @@ def judge(
         moments = [entry.monotonic for entry in entries]
         verdict.seconds = max(moments) - min(moments)
     return verdict
+
+
+def _summary(times: Sequence[float]) -> tuple[int, float, float, float]:
+    return len(times), min(times), median(times), max(times)
 
 
 def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
