@@ -14,6 +14,7 @@ from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.message import Message
 from celery_dq.worker.gate import Gate
 from celery_dq.worker.lifecycle import Lifecycle
+from celery_dq.worker.pool_deaths import notice_deaths
 from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         """The pool runs by now, and has its own methods in place."""
         if self._lifecycle is not None:
             self._lifecycle.guard_flush(consumer.pool)
+            notice_deaths(consumer.pool)
 
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the worker stops."""

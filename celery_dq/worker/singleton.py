@@ -97,10 +97,9 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Volunteer for the queues that the worker consumes."""
-        if self._leaderships is not None:
+        if self._sequencer is not None:
             # Who is killed for a hand-over is waited for. The pool runs by now, and the loop does not yet.
             notice_deaths(consumer.pool)
-        if self._sequencer is not None:
             self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:
