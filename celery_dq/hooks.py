@@ -74,8 +74,11 @@ class WorkerGate(Undertaker, Protocol):
     def has_next(self) -> bool:
         """Something that waited for the end of another message may begin."""
 
+    def awaits(self, tag: str) -> bool:
+        """Something waits for the end of the message with this delivery tag."""
+
     def start_next(self) -> None:
-        """Let it begin."""
+        """Let what may begin do so."""
 
     @property
     def closing(self) -> bool:

@@ -50,8 +50,13 @@ class Gate:
         turns = self._lifecycle.turns
         return turns is not None and turns.has_next
 
+    def awaits(self, tag: str) -> bool:
+        """Return whether something waits for the end of the message with this delivery tag."""
+        turns = self._lifecycle.turns
+        return turns is not None and turns.awaits(tag)
+
     def start_next(self) -> None:
-        """Let it begin."""
+        """Let what may begin do so."""
         if self._lifecycle.turns is not None:
             self._lifecycle.turns.start_next()
 

@@ -79,6 +79,10 @@ class Turns:
         if message.channel.ledger.get(tag) is None:
             self._over.append(tag)  # revoked, say
 
+    def awaits(self, tag: str) -> bool:
+        """Whether one waits for the message with this delivery tag."""
+        return tag in self._waiting
+
     @property
     def has_next(self) -> bool:
         """Whether one waits for a message that was over without the pool: revoked, expired or given back."""

@@ -273,10 +273,13 @@ class Intake:
     def has_next(self) -> bool:
         """A message of a led queue that was delivered waits no longer for the one before it."""
         lanes, gate = self.lanes, self._gate
-        if lanes is None or gate is None or not lanes.has_news:
+        if lanes is None:
             return False
-        lanes.has_news = gate.has_next
-        return lanes.has_news
+        if lanes.over:
+            lanes.over = [tag for tag in lanes.over if gate is not None and gate.awaits(tag)]
+        if lanes.is_blind:
+            lanes.is_blind = gate is not None and gate.has_next
+        return bool(lanes.over) or lanes.is_blind
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""

@@ -52,6 +52,7 @@ class Lane:
     def __init__(self, base: Queue) -> None:
         self.base = base
         self.queue: Queue | None = None
+        self.key = ""
         self.permit: Permit | None = None
         self.ending = False
         self.source: Source | None = None
@@ -67,8 +68,21 @@ class Lane:
         self.window = 1
         #: One that is acknowledged late is over, and the broker may not have been told.
         self.untold = False
+        #: Something has come that may be delivered beside what is under way.
+        self.fresh = False
         #: Claims are on their way that left before a message came back: what they bring is out of order.
         self.spills = False
+
+    @property
+    def rests(self) -> bool:
+        """Whether all is as it was when the lane was looked at last, in the midst of its term."""
+        return (
+            self.queue is not None
+            and bool(self.under_way)
+            and not (self.under_way[0].gone or self.fresh)
+            and self.permit is not None
+            and self.permit.firm
+        )
 
 
 class Lanes:
@@ -105,8 +119,10 @@ class Lanes:
         self._claim_ahead_s = claim_ahead_s
         self._in_turn = in_turn
         self._lanes: dict[str, Lane] = {}
-        #: Something was over since this was last set back; what waits for it may begin.
-        self.has_news = False
+        #: Delivery tags of what is over; what waits for one of them may begin.
+        self.over: list[str] = []
+        #: A queue is closed, so that nobody looks what is over.
+        self.is_blind = False
         # What runs is asked after when the channel is long gone.
         self._bases: dict[str, Queue] = {}
 
@@ -152,6 +168,8 @@ class Lanes:
     def follow(self) -> None:
         """Open and close the lanes with their terms, and let the next messages go. Called often."""
         for name, lane in self._lanes.items():
+            if lane.rests and not self._process.doubts.exists(lane.key):
+                continue
             token = self._terms.term(name)
             if lane.queue is not None and lane.queue.token != token:
                 self._close(lane)
@@ -168,7 +186,7 @@ class Lanes:
                     self._open(lane, queue)
                 self._advance(lane, queue)
             if lane.queue is None:
-                self.has_news = True  # nobody looks what is over
+                self.is_blind = True
 
     def put(self, message: Message) -> None:
         """Take a claimed message in."""
@@ -178,11 +196,12 @@ class Lanes:
         else:
             message.lead(lane.queue.token, lane.permit)
             lane.waiting.append(message)
+            lane.fresh = True
 
     # -- inside ----------------------------------------------------------------
 
     def _open(self, lane: Lane, queue: Queue) -> None:
-        lane.queue = queue
+        lane.queue, lane.key = queue, queue.key
         lane.permit = self._terms.permit(queue.name, queue.token)
         lane.under_way.clear()
         lane.broken, lane.inherits, lane.window, lane.untold = False, True, 1, False
@@ -215,10 +234,11 @@ class Lanes:
     def _claimed(self, lane: Lane) -> None:
         """A claim was answered, and its messages were put."""
         if lane.spills:
-            lane.spills = False
+            lane.spills, lane.fresh = False, True
             self._fetcher().teller.send_untold(self._process.clock.monotonic())
 
     def _advance(self, lane: Lane, queue: Queue) -> None:
+        lane.fresh = False
         self._sweep(lane)
         under_way = lane.under_way
         if lane.broken:
@@ -263,14 +283,16 @@ class Lanes:
         over = 0
         while lane.under_way and lane.under_way[0].gone:
             held = lane.under_way.popleft()
+            self.over.append(held.tag)
             lane.broken = held.comes_back or lane.broken
             lane.untold = held.late or lane.untold
             over += 1
         if over:
-            self.has_news = True
             now = self._process.clock.monotonic()
             seen, lane.since = (now - lane.since) / over, now
-            lane.service_s = seen if lane.service_s is None else 0.8 * lane.service_s + 0.2 * seen
+            # As if each had been seen for itself: one long message must not count for many batches.
+            past = 0.0 if lane.service_s is None else 0.8**over
+            lane.service_s = past * (lane.service_s or 0.0) + (1 - past) * seen
             lane.window = 1 if lane.broken or lane.untold else min(lane.window + over, MOST_WAITING)
 
     def _waits(self, lane: Lane, message: Message) -> bool:
