@@ -98,6 +98,9 @@ def test_what_the_new_master_still_has_is_stuck() -> None:
         (Fault("pause", "w1", 0, 8, 12), True),
         (Fault("warm", "w1", 0, 10.5, 10.5), False),
         (Fault("script-flush", "", 0, 10.5, 10.5), False),
+        # who ran it again had it first, and slept; or woke long before
+        (Fault("pause", "w2", 0, 9, 14 - ORPHAN_ALLOWANCE / 2), True),
+        (Fault("pause", "w2", 0, 9, 14 - 2 * ORPHAN_ALLOWANCE), False),
         # everybody's connections, until they are back
         (Fault("kill-connections", "", 0, 10.5, 10.5), True),
         (Fault("restart-broker", "", 0, 9 - RECONNECT_ALLOWANCE, 9.5 - RECONNECT_ALLOWANCE), False),

@@ -161,6 +161,8 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
     found: list[tuple[bool, float, Fault]] = []
     until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
     for fault in faults:
+        if fault.mode == "pause" and fault.worker == second.worker and _woke_to(second, fault):
+            found.append((False, fault.begin, fault))
         if fault.mode.split(" ")[0] not in EXCUSES:
             continue
         if fault.mode not in EVERYBODY and fault.worker != first.worker:
@@ -173,6 +175,11 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
         if fault.begin <= until and end >= first.start:
             found.append((fault.end >= first.start, fault.begin, fault))
     return max(found, key=lambda row: row[:2])[2] if found else None
+
+
+def _woke_to(run: Run, pause: Fault) -> bool:
+    """Whether a child slept through the lease with the message in its pipe, and ran it when it woke."""
+    return pause.begin < run.start and pause.end >= run.start - ORPHAN_ALLOWANCE
 
 
 def hit_again(

@@ -318,8 +318,9 @@ class Siege:
                 self.progress(fault)
         finally:
             heal()
-            self._replace_the_dead()
         self.progress(f"healing {fault}")
+        # Who was stopped for too long has died of it by now, a moment after it was let go.
+        self._replace_the_dead()
         self.verdict.outages.append((fault, self._silence(began)))
 
     def _replace_the_dead(self) -> None:

@@ -133,12 +133,18 @@ class DrivenChannel(RedisChannel):
         self._where_no_loop_turns(self._tell)
 
     def _where_no_loop_turns(self, talk: Callable[[], None]) -> None:
-        if not (self._broken or self.poller.driven):
+        if not (self._broken or self._loop_turns):
             try:
                 talk()
             except self.connection_errors:
                 # The keeper will see to it.
                 self._lose()
+
+    @property
+    def _loop_turns(self) -> bool:
+        # A worker that shuts down leaves its loop, and what is on its way then would never be read.
+        gate = self.session.gate
+        return self.poller.driven and not (gate is not None and gate.closing)
 
     def deliver_one(self) -> bool:
         """Deliver one claimed message, if there is one; return whether somebody got it."""
