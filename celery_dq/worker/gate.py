@@ -63,7 +63,9 @@ class Gate:
     @property
     def closing(self) -> bool:
         """Celery was told to stop: what is claimed and not begun goes back."""
-        return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))
+        # An exit code of 0 is one, too.
+        flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
+        return any(flag is not None and flag is not False for flag in flags)
 
     def room(self) -> int | None:
         """Return how many pool slots are free."""
