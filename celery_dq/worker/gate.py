@@ -63,9 +63,7 @@ class Gate:
     @property
     def closing(self) -> bool:
         """Celery was told to stop: what is claimed and not begun goes back."""
-        # An exit code of 0 is one, too.
-        flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
-        return any(flag is not None and flag is not False for flag in flags)
+        return stops()
 
     def room(self) -> int | None:
         """Return how many pool slots are free."""
@@ -129,3 +127,10 @@ class Gate:
 
     def _receive(self, message: Message) -> None:
         self._consumer.task_consumer.on_message(message)
+
+
+def stops() -> bool:
+    """Whether the worker shuts down: a step is also stopped when the connection is lost."""
+    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
+    # The exit code 0 is one to stop with, too.
+    return any(flag is not None and flag is not False for flag in flags)

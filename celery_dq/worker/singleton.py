@@ -11,7 +11,6 @@ import redis
 from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
-from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError
@@ -24,6 +23,7 @@ from celery_dq.singleton.leaderships import Leaderships
 from celery_dq.worker import commands
 from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
+from celery_dq.worker.gate import stops
 from celery_dq.worker.pool_deaths import notice_deaths
 from celery_dq.worker.sequencer import Sequencer
 
@@ -171,12 +171,6 @@ class BrokerFence:
                 yield connection.default_channel
         except (OperationalError, redis.RedisError) as error:
             raise ConnectionError(str(error)) from error
-
-
-def stops() -> bool:
-    """Whether the worker shuts down: a step is also stopped when the connection is lost."""
-    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
-    return any(flag is not None and flag is not False for flag in flags)
 
 
 def singleton_queues(app: Any, options: Options) -> dict[str, SingletonOptions]:

@@ -54,7 +54,6 @@ class Lane:
         self.queue: Queue | None = None
         self.key = ""
         self.permit: Permit | None = None
-        self.ending = False
         self.source: Source | None = None
         self.waiting: deque[Message] = deque()
         self.under_way: deque[Held] = deque()
