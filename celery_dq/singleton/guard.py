@@ -166,16 +166,16 @@ class Guard:
         sleep = unpatched("time", "sleep")
         while True:
             watch.wait()
-            while True:
+            while not watch.is_idle:
+                # First this, then a look. Who has woken it has just set the alarm; and the interpreter is free
+                # for it when the message is over: it would find nothing running, after each.
+                left_s = watch.alarm_at - self._clock.monotonic()
+                sleep(LOOK_S if self._is_child else min(max(left_s / 3, LOOK_S), MAIN_LOOK_S))
                 with watch.lock:
                     self._arm(watch)
                     # Whoever begins next sees to that; only the main thread can.
                     watch.is_foreign = _is_handled()
                     watch.is_idle = watch.alarm_at == NEVER
-                    if watch.is_idle:
-                        break
-                    left_s = watch.alarm_at - self._clock.monotonic()
-                sleep(LOOK_S if self._is_child else min(max(left_s / 3, LOOK_S), MAIN_LOOK_S))
 
     def _arm(self, watch: _Watch) -> None:
         """Set the alarm to the first end of trust of what runs, or switch it off; under the watch's lock."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
 
 from celery_dq.clock import SystemClock
-from celery_dq.singleton.guard import Guard
+from celery_dq.singleton.guard import LOOK_S, Guard
 from celery_dq.testing.waiting import wait_until
 
 CLOCK = SystemClock()
@@ -241,3 +242,29 @@ def test_a_handler_that_a_task_has_left_behind_does_not_outlive_the_next_look() 
         toil(10)
 
     assert fate(forked(work)) == -signal.SIGALRM
+
+
+def test_the_guard_looks_now_and_then_and_not_at_every_message() -> None:
+    class Counting(SystemClock):
+        asked = 0
+
+        def monotonic(self) -> float:
+            self.asked += 1
+            return super().monotonic()
+
+    clock = Counting()
+    guard = Guard(["ledger"], clock)
+    guard.trust("ledger", 1, CLOCK.monotonic() + 60)
+
+    def work() -> None:
+        began, before = CLOCK.monotonic(), clock.asked
+        for _ in range(300):
+            guard.begin("ledger", 1)
+            guard.end("ledger")
+            # As a pool's child waits for its next message: other threads may run.
+            select.select([], [], [], 0.001)
+        looks = 2 + (CLOCK.monotonic() - began) / LOOK_S
+        # At most: how long to sleep, what to set the alarm to, and that of the message that sets it anew.
+        os._exit(0 if clock.asked - before <= 5 * looks else 1)
+
+    assert fate(forked(work)) == 0

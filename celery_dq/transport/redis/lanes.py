@@ -72,16 +72,13 @@ class Lane:
         #: Claims are on their way that left before a message came back: what they bring is out of order.
         self.spills = False
 
-    @property
-    def rests(self) -> bool:
-        """Whether all is as it was when the lane was looked at last, in the midst of its term."""
-        return (
-            self.queue is not None
-            and bool(self.under_way)
-            and not (self.under_way[0].gone or self.fresh)
-            and self.permit is not None
-            and self.permit.firm
-        )
+    def is_firm(self) -> bool:
+        """Whether it is in the midst of its term."""
+        return self.queue is not None and self.permit is not None and self.permit.firm
+
+    def moves(self) -> bool:
+        """Whether something has come or is over since it was looked at last, or nothing is under way."""
+        return self.fresh or not self.under_way or self.under_way[0].gone
 
 
 class Lanes:
@@ -166,8 +163,13 @@ class Lanes:
 
     def follow(self) -> None:
         """Open and close the lanes with their terms, and let the next messages go. Called often."""
+        doubts = self._process.doubts
         for name, lane in self._lanes.items():
-            if lane.rests and not self._process.doubts.exists(lane.key):
+            queue = lane.queue
+            if queue is not None and lane.is_firm() and not doubts.exists(lane.key):
+                # Most of the time; so nobody else is asked which term it is.
+                if lane.moves():
+                    self._advance(lane, queue)
                 continue
             token = self._terms.term(name)
             if lane.queue is not None and lane.queue.token != token:
@@ -175,7 +177,7 @@ class Lanes:
             queue = lane.queue
             if queue is None and token:
                 queue = replace(lane.base, token=token)
-            if queue is not None and self._process.doubts.exists(queue.key):
+            if queue is not None and doubts.exists(queue.key):
                 # A claim got no answer. What it has taken goes before all that is claimed now, and only
                 # the fence of a new term brings it back at once.
                 self._terms.doubt(name, queue.token)
