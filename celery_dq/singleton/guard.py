@@ -167,8 +167,8 @@ class Guard:
         while True:
             watch.wait()
             while not watch.is_idle:
-                # First this, then a look. Who has woken it has just set the alarm; and the interpreter is free
-                # for it when the message is over: it would find nothing running, after each.
+                # Before the look, not after: who has woken it has just set the alarm, and the interpreter is
+                # free when the message is over, so that nothing would be found running, after each.
                 left_s = watch.alarm_at - self._clock.monotonic()
                 sleep(LOOK_S if self._is_child else min(max(left_s / 3, LOOK_S), MAIN_LOOK_S))
                 with watch.lock:

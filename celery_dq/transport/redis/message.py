@@ -15,6 +15,7 @@ from celery_dq.transport.redis.record import Record
 from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
+    from celery_dq.transport.redis.ledger import Held
     from celery_dq.transport.redis.replies import ClaimedEntry
 
 JSON = "application/json"
@@ -76,16 +77,18 @@ class Message(StoredMessage):
 
     def may_go(self) -> bool:
         """Return whether nobody else can have it: its lease is fresh, and its term if it has one."""
-        ledger = self.channel.ledger
-        held = ledger.get(self.delivery_tag)
-        if held is None or not ledger.trusted(held.partition):
-            return False
-        return self.permit is None or self.permit.firm
+        held = self.channel.ledger.get(self.delivery_tag)
+        return held is not None and self._is_fresh(held)
 
     def may_start(self) -> bool:
         """Return whether :meth:`may_go`, and what goes before it on a led queue is over for good."""
         held = self.channel.ledger.get(self.delivery_tag)
-        return held is not None and held.waits_for() is None and self.may_go()
+        return held is not None and held.waits_for() is None and self._is_fresh(held)
+
+    def _is_fresh(self, held: Held) -> bool:
+        if not self.channel.ledger.trusted(held.partition):
+            return False
+        return self.permit is None or self.permit.firm
 
     def _decode(self) -> Any:
         # Kombu's way to the same result makes a decoder for each body.
