@@ -16,7 +16,7 @@ def bounded_handler() -> Any:
     """The kazoo handler for this kind of process, with a bound on how long a TCP connect takes."""
     environment = detect_environment()
     if environment == "gevent":
-        from kazoo.handlers.gevent import SequentialGeventHandler as Handler
+        from celery_dq.zookeeper.gevent_handler import PatientGeventHandler as Handler
     elif environment == "eventlet":
         from kazoo.handlers.eventlet import SequentialEventletHandler as Handler
     else:
