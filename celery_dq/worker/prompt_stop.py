@@ -5,8 +5,8 @@ the wait that the signal has interrupted. The loop of a stock worker on Redis wa
 asks its broker anew. On a tenant broker it sleeps until something happens or a timer is due, for up to five
 seconds. As long, an embedded beat would go on, and what is led would not be handed over.
 
-A pool of greenlets has no such loop: there Celery waits for messages two seconds at a time, and once more when
-it has read the note. A tenant broker's wait can be ended from outside, and begins no other one.
+A pool of greenlets has no such loop: there Celery waits for messages two seconds at a time, and once more
+when it has read the note. A tenant broker's wait can be ended from outside, and begins no other one.
 """
 
 from __future__ import annotations
