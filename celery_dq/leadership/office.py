@@ -258,7 +258,8 @@ class Office:
     def _abort(self, term: Term) -> None:
         try:
             self._duties.abort(term)
-        except Exception:
+        # sys.exit() in a thread ends no more than the thread, whose candidate nobody would get past any more.
+        except (Exception, SystemExit):
             logger.exception("What runs in the term of %r, token %d, was not stopped.", self.name, term.token)
 
     def _renew(self, term: Term) -> float:

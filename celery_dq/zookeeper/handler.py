@@ -14,15 +14,8 @@ CONNECT_TIMEOUT_S = 2.0
 
 def bounded_handler() -> Any:
     """The kazoo handler for this kind of process, with a bound on how long a TCP connect takes."""
-    environment = detect_environment()
-    if environment == "gevent":
-        from kazoo.handlers.gevent import SequentialGeventHandler as Handler
-    elif environment == "eventlet":
-        from kazoo.handlers.eventlet import SequentialEventletHandler as Handler
-    else:
-        from kazoo.handlers.threading import SequentialThreadingHandler as Handler
 
-    class BoundedHandler(Handler):  # type: ignore[misc]  # kazoo ships no types
+    class BoundedHandler(_handler()):  # type: ignore[misc]  # kazoo ships no types
         """Gives up on a host that does not answer, while there is time for another one."""
 
         def create_connection(self, *args: Any, **kwargs: Any) -> Any:
@@ -30,3 +23,18 @@ def bounded_handler() -> Any:
             return super().create_connection(*args, **kwargs)
 
     return BoundedHandler()
+
+
+def _handler() -> Any:
+    environment = detect_environment()
+    if environment == "gevent":
+        from celery_dq.zookeeper.gevent_handler import PatientGeventHandler
+
+        return PatientGeventHandler
+    if environment == "eventlet":
+        from kazoo.handlers.eventlet import SequentialEventletHandler
+
+        return SequentialEventletHandler
+    from kazoo.handlers.threading import SequentialThreadingHandler
+
+    return SequentialThreadingHandler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -88,3 +89,26 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
             hands.let_go.set()
         for each in offices:
             each.close(5)
+
+
+def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer) -> None:
+    """In a thread it ends the thread, which nobody else would notice: the candidate stays in the line."""
+
+    class Leaving(Hands):
+        def abort(self, term: Term) -> None:
+            super().abort(term)
+            sys.exit("this does not end the process")
+
+    hands = Leaving()
+    only = office(own_redis, "only", hands)
+    try:
+        only.open()
+        wait_until(hands.runs.is_set, 30)
+        term = only.term
+        assert term is not None
+        redis.Redis.from_url(own_redis.url()).delete(PartitionKeys("online", "ledger").leader)
+        wait_until(lambda: term.phase is Phase.OVER, 30)
+        wait_until(lambda: only.term not in (None, term), 30)
+    finally:
+        hands.let_go.set()
+        only.close(5)

@@ -61,12 +61,16 @@ def test_a_rolling_restart_loses_and_reorders_nothing_and_runs_nothing_twice(til
     assert len({entry.token for entry in till.book.entries()}) >= 2
 
 
-def test_gevent_hands_over_within_its_two_seconds_and_a_half(till: Bank) -> None:
-    with till.worker("gevent"), till.worker("gevent"):
+@pytest.mark.parametrize("stops", [False, True], ids=["resigns", "stops"])
+def test_gevent_hands_over_within_its_two_seconds_and_a_half(till: Bank, stops: bool) -> None:
+    with till.worker("gevent") as one, till.worker("gevent") as two:
         leader = till.leader()
         till.post(range(100), seconds=0.02)
         till.wait_started(10)
-        resign(till, leader)
+        if stops:
+            (one if one.name == leader else two).stop()
+        else:
+            resign(till, leader)
         assert till.finished(100, 30) == list(range(100))
     starts, finishes = till.book.entries("start"), till.book.entries("finish")
     first = next(number for number, entry in enumerate(starts) if entry.token == 2)

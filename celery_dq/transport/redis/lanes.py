@@ -65,7 +65,7 @@ class Lane:
         self.service_s: float | None = None
         #: How many may be under way; one after something came back, for it takes all that is behind along.
         self.window = 1
-        #: One that is acknowledged late is over, and the broker may not have been told.
+        #: One that is acknowledged late is over, and the broker has not said that it knows.
         self.untold = False
         #: Something has come that may be delivered beside what is under way.
         self.fresh = False
@@ -254,9 +254,11 @@ class Lanes:
         if lane.spills or not lane.waiting or lane.permit is None or not lane.permit.firm:
             return
         if lane.untold:
-            # On the wire before the next one starts: a kill in between would run both again.
-            self._fetcher().teller.send_untold(self._process.clock.monotonic(), urgent=queue.key)
-            lane.untold = bool(self._process.ledger.outbox(queue.key).finishes)
+            # Answered before the next one starts: else both would run again, the first after the second, when
+            # the worker is killed in between, or what was sent does not arrive.
+            teller = self._fetcher().teller
+            teller.send_untold(self._process.clock.monotonic(), urgent=queue.key)
+            lane.untold = bool(self._process.ledger.outbox(queue.key).finishes) or teller.finishes(queue)
             if lane.untold:
                 return
         if lane.inherits:

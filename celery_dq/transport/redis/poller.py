@@ -151,6 +151,7 @@ class Poller:
 
         Raises:
             queue.Empty: nothing came in time.
+            TimeoutError: the worker stops, and nothing has come.
         """
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._thread = threading.get_ident()
@@ -165,8 +166,12 @@ class Poller:
                 for channel in tuple(self._channels):
                     channel.tick()
                     self._watch_wires(channel)
-                if self._wait(end):
+                leaves = any(channel.is_leaving for channel in self._channels)
+                if self._wait(self._clock.monotonic() if leaves else end):
                     return
+                if leaves:
+                    # Not Empty, after which kombu asks again until the caller's time is over.
+                    raise TimeoutError("the worker stops")
                 if end is not None and self._clock.monotonic() >= end and not self._any_inbox():
                     raise Empty
         finally:
@@ -270,6 +275,10 @@ class Poller:
             return
         if self._pid != os.getpid():
             return  # asked last, for it is a system call
+        self._ring()
+
+    def interrupt(self) -> None:
+        """End a wait that may be going on; for signal handlers, which may have interrupted anything."""
         self._ring()
 
     def _ring(self) -> None:

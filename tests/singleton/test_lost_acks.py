@@ -1,0 +1,36 @@
+"""What runs again where the broker has not heard that it ran."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.chaos.proxy import Proxy
+from tests.singleton.office import Bank
+
+MESSAGES = 40
+
+
+def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
+    till: Bank, redis_server: RedisServer
+) -> None:
+    """It has more messages at hand. The one it finished last comes back, and must not come after others."""
+    proxy = Proxy(redis_server.port).start()
+    conf = {"dq_lease": 1.5, "dq_claim_ahead": 0.5, "worker_prefetch_multiplier": 16}
+    url = till.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
+    try:
+        with till.worker(concurrency=1, conf={**conf, "broker_url": url}) as cut:
+            assert till.leader() == cut.name
+            with till.worker(concurrency=1, conf=conf):
+                till.post(range(MESSAGES), task="post_late", seconds=0.02)
+                till.wait_started(20)
+                proxy.black_hole()
+                wait_until(lambda: set(till.book.numbers("finish")) == set(range(MESSAGES)), 60)
+                proxy.restore()
+                proxy.sever()
+    finally:
+        proxy.stop()
+    assert till.book.entries()[-1].worker != cut.name
+    steps = {later - earlier for earlier, later in pairwise(till.book.numbers("start"))}
+    assert steps <= {0, 1}, till.book.numbers("start")
