@@ -11,6 +11,7 @@ from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.pools import producers
 
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import Broker
 from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_until, kill_connections, on_redis
@@ -19,11 +20,8 @@ from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_unt
 @pytest.fixture
 def dead_url(broker: Broker) -> Iterator[str]:
     """The URL of a port that nobody listens on."""
-    import socket
-
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield broker.url(reserved.getsockname()[1])
+    with dead_port() as port:
+        yield broker.url(port)
 
 
 def acknowledge_and_drain(mailroom: Mailroom) -> None:

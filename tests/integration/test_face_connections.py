@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
@@ -14,6 +13,7 @@ from kombu.exceptions import OperationalError
 import celery_dq
 from celery_dq.app.broker import Opened
 from celery_dq.errors import ConfigurationError
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.integration.shop import send
 
@@ -49,14 +49,13 @@ def test_a_unix_socket_and_its_database() -> None:
 
 
 def test_a_dead_broker_is_an_error_within_seconds() -> None:
-    with socket.socket() as nobody:
-        # Kept, and not listened to: a server of another test may take a port that is only free.
-        nobody.bind(("127.0.0.1", 0))
-        url = f"dq-redis://127.0.0.1:{nobody.getsockname()[1]}/0"
-        with Celery("dead", broker=url, set_as_current=False) as app:
-            celery_dq.setup(app)
-            with pytest.raises(OperationalError):
-                app.dq.queues["push"].snapshot()
+    with (
+        dead_port() as port,
+        Celery("dead", broker=f"dq-redis://127.0.0.1:{port}/0", set_as_current=False) as app,
+    ):
+        celery_dq.setup(app)
+        with pytest.raises(OperationalError):
+            app.dq.queues["push"].snapshot()
 
 
 def test_a_wrong_setting_is_an_error_of_the_first_connection(broker_url: str) -> None:
