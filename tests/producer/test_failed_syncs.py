@@ -13,6 +13,7 @@ import pytest
 from celery_dq.errors import SpillFailed
 from celery_dq.producer import unsynced
 from celery_dq.producer.buffer import Limits
+from celery_dq.producer.disk import sync_data
 from celery_dq.producer.errors import NotOnDisk
 from celery_dq.producer.segment import read_header, scan
 from tests.producer.desk import Desk, arrived, outbox, put
@@ -57,6 +58,27 @@ def deliver(desk: Desk, producer: Any, numbers: list[int]) -> None:
     assert arrived(desk) == numbers
     producer.close(1.0)
     assert on_disk(desk) == []
+
+
+def begin(desk: Desk, **options: Any) -> tuple[Any, Any, Any]:
+    """A producer that nothing leaves, its outbox, and its file, which takes one more large message."""
+    producer = desk.producer(sync_every=1, **options)
+    desk.shelf.down = True
+    put(producer, 0, size=LARGE)
+    return producer, outbox(producer), open_file(outbox(producer))
+
+
+def begin_stored(desk: Desk) -> tuple[Any, Any, Any]:
+    """The same, but the message in the file is on disk only, and is not loaded."""
+    producer, box, _ = begin(desk, limits=Limits(max_messages=1, linger_s=0.001))
+    box.buffer.wants_loading = lambda: None
+    put(producer, 1, size=LARGE)
+    return producer, box, open_file(box)
+
+
+def assert_written_anew(desk: Desk, segment: Any, sequences: list[int]) -> None:
+    assert segment.path not in list(desk.folder.glob("*/*.seg"))
+    assert on_disk(desk) == sequences
 
 
 def put_unsynced(box: Any, number: int, size: int = LARGE) -> None:
@@ -105,8 +127,7 @@ def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
     put(producer, *range(4), size=150_000)
     box = outbox(producer)
     segment = open_file(box)
-    own = os.dup(segment.fd)
-    break_syncs(segment)
+    mend = break_syncs(segment)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))  # the third one does not fit
     try:
@@ -117,8 +138,7 @@ def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     # The kernel tells of a failed sync once, and then says that all is well. It is not.
-    os.dup2(own, segment.fd)
-    os.close(own)
+    mend()
     put(producer, 6)
     assert segment.path not in list(desk.folder.glob("*/*.seg"))
     desk.shelf.down = False
@@ -133,11 +153,7 @@ def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
 def test_a_file_that_is_sealed_meanwhile_is_written_anew(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
-    segment, sync = open_file(box), unsynced.sync_data
+    producer, box, segment = begin(desk)
     put_unsynced(box, 1)
     # The kernel tells of it once: of these two descriptors one is broken.
     mend = break_syncs(segment) if told == "who syncs" else None
@@ -150,61 +166,48 @@ def test_a_file_that_is_sealed_meanwhile_is_written_anew(
             mend()
         put_unsynced(box, 2)
         assert open_file(box) is not segment
-        sync(fd)
+        sync_data(fd)
 
     monkeypatch.setattr(unsynced, "sync_data", sealed_meanwhile)
     box.sync()
-    assert segment.path not in list(desk.folder.glob("*/*.seg"))
-    assert on_disk(desk) == [1, 2, 3]
+    assert_written_anew(desk, segment, [1, 2, 3])
     deliver(desk, producer, [0, 1, 2])
 
 
 def test_a_file_that_was_sealed_before_is_written_anew(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
-    segment = open_file(box)
+    producer, box, segment = begin(desk)
     put_unsynced(box, 1)
     break_syncs(segment)
     put_unsynced(box, 2)
     assert open_file(box) is not segment
     # Who put 1 asks only now.
     box.sync()
-    assert segment.path not in list(desk.folder.glob("*/*.seg"))
-    assert on_disk(desk) == [1, 2, 3]
+    assert_written_anew(desk, segment, [1, 2, 3])
     deliver(desk, producer, [0, 1, 2])
 
 
 def test_a_sealed_file_that_cannot_be_written_anew_is_told_until_it_can(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
+    producer, box, segment = begin(desk)
     box.tidy = lambda: None  # or it finds, once a second, that the folder is gone, and begins a new one
-    segment, journal = open_file(box), box.journal
+    log = box.journal.log
     put_unsynced(box, 1)
     break_syncs(segment)
     put_unsynced(box, 2)
-    folder, journal.log._folder = journal.log._folder, Path("/proc/nowhere")
+    folder, log._folder = log._folder, Path("/proc/nowhere")
     for number in (3, 4):
         with pytest.raises(NotOnDisk, match="may be sent"):
             put(producer, number)
     assert segment.path in list(desk.folder.glob("*/*.seg"))
-    journal.log._folder = folder
+    log._folder = folder
     put(producer, 5)
-    assert segment.path not in list(desk.folder.glob("*/*.seg"))
-    assert on_disk(desk) == [1, 2, 3, 4, 5, 6]
+    assert_written_anew(desk, segment, [1, 2, 3, 4, 5, 6])
     deliver(desk, producer, [0, 1, 2, 3, 4, 5])
 
 
 def test_a_sealed_file_that_was_delivered_meanwhile_is_no_trouble(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
+    producer, box, segment = begin(desk)
     put_unsynced(box, 1)
-    break_syncs(open_file(box))
+    break_syncs(segment)
     put_unsynced(box, 2)
     deliver(desk, producer, [0, 1, 2])
     box.sync()
@@ -212,32 +215,19 @@ def test_a_sealed_file_that_was_delivered_meanwhile_is_no_trouble(desk: Desk) ->
 
 
 def test_a_sealed_file_of_which_nothing_is_in_memory_is_read_and_written_anew(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1, limits=Limits(max_messages=1, linger_s=0.001))
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
-    box.buffer.wants_loading = lambda: None
-    put(producer, 1, size=LARGE)
-    segment = open_file(box)
+    producer, box, segment = begin_stored(desk)
     put_unsynced(box, 2)
     break_syncs(segment)
     put_unsynced(box, 3)
     assert open_file(box) is not segment
     box.sync()
-    assert segment.path not in list(desk.folder.glob("*/*.seg"))
-    assert on_disk(desk) == [1, 2, 3, 4]
+    assert_written_anew(desk, segment, [1, 2, 3, 4])
     del box.buffer.wants_loading
     deliver(desk, producer, [0, 1, 2, 3])
 
 
 def test_what_cannot_be_read_back_is_told(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1, limits=Limits(max_messages=1, linger_s=0.001))
-    desk.shelf.down = True
-    put(producer, 0, size=LARGE)
-    box = outbox(producer)
-    box.buffer.wants_loading = lambda: None
-    put(producer, 1, size=LARGE)
-    segment = open_file(box)
+    _, box, segment = begin_stored(desk)
     put_unsynced(box, 2)
     break_syncs(segment)
     os.truncate(segment.path, LARGE + 1000)  # what the disk lost, the kernel has not kept either
