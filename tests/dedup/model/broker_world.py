@@ -164,6 +164,13 @@ class BrokerWorld(BrokerOracle):
     def give_back(self, data: st.DataObject, mode: str, fate: str) -> None:
         self.gives_back(data.draw(st.sampled_from(self.any_held())), mode, fate)
 
+    @precondition(lambda self: any(each.crashes for each in self.any_held(working=True)))
+    @rule(data=st.data())
+    def crash_again(self, data: st.DataObject) -> None:
+        """What has crashed its worker before does so once more, and dies of it, whoever waits behind it."""
+        suspects = [each for each in self.any_held(working=True) if each.crashes]
+        self.gives_back(data.draw(st.sampled_from(suspects)), "crashed")
+
     @precondition(lambda self: any(self.followers.get(x.id) for x in self.any_held(working=True)))
     @rule(data=st.data(), wish=wishes)
     def come_back_in_vain(self, data: st.DataObject, wish: dict[str, Any]) -> None:
