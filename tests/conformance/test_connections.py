@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from billiard import Process
@@ -39,7 +40,7 @@ def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
 def test_the_second_of_a_failover_list_is_used(
     dead_url: str, broker_url: str, queue_name: str, form: str
 ) -> None:
-    urls = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
+    urls: Any = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
     with Connection(urls) as connection:
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
         room = Mailroom(connection, queue_name)

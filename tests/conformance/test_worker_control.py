@@ -39,7 +39,7 @@ def test_ping(staffed: Workplace) -> None:
 def test_ping_through_control(staffed: Workplace) -> None:
     worker = staffed.shared_worker
     assert worker is not None
-    assert {worker.name: {"ok": "pong"}} in staffed.app.control.ping(timeout=5, limit=1)
+    assert {worker.name: {"ok": "pong"}} in (staffed.app.control.ping(timeout=5, limit=1) or ())
 
 
 def test_registered_and_stats(staffed: Workplace) -> None:
@@ -117,14 +117,16 @@ def test_reserved(staffed: Workplace) -> None:
 
 
 def test_rate_limit(staffed: Workplace) -> None:
-    answer = staffed.app.control.rate_limit("add", "1000/m", reply=True, timeout=5, limit=1)
+    control: Any = staffed.app.control
+    answer = control.rate_limit("add", "1000/m", reply=True, timeout=5, limit=1)
     assert "ok" in str(answer)
     assert staffed.send("add", 1, 1).get(timeout=WAIT) == 2
-    staffed.app.control.rate_limit("add", None, reply=True, timeout=5, limit=1)
+    control.rate_limit("add", None, reply=True, timeout=5, limit=1)
 
 
 def test_a_rate_limited_task_waits(staffed: Workplace) -> None:
-    staffed.app.control.rate_limit("tell", "4/s", reply=True, timeout=5, limit=1)
+    control: Any = staffed.app.control
+    control.rate_limit("tell", "4/s", reply=True, timeout=5, limit=1)
     subject = uuid4().hex
     results = [staffed.send("tell", subject) for _ in range(3)]
     # A limited task does not hold up others.
@@ -132,7 +134,7 @@ def test_a_rate_limited_task_waits(staffed: Workplace) -> None:
     for result in results:
         result.get(timeout=WAIT)
     assert len(staffed.witness.told(subject)) == 3
-    staffed.app.control.rate_limit("tell", None, reply=True, timeout=5, limit=1)
+    control.rate_limit("tell", None, reply=True, timeout=5, limit=1)
 
 
 def test_add_and_cancel_consumer(staffed: Workplace) -> None:

@@ -66,14 +66,16 @@ class Workplace:
         """Messages waiting in the queue, as ``celery amqp queue.declare <name> passive`` tells."""
         with self.app.connection_for_read() as connection:
             try:
-                return int(connection.default_channel.queue_declare(self.queue, passive=True).message_count)
+                channel: Any = connection.default_channel
+                return int(channel.queue_declare(self.queue, passive=True).message_count)
             except connection.channel_errors:
                 return 0
 
     def purge(self) -> int:
         """Remove what waits in the queue; returns how many that were."""
         with self.app.connection_for_write() as connection:
-            return int(connection.default_channel.queue_purge(self.queue))
+            channel: Any = connection.default_channel
+            return int(channel.queue_purge(self.queue))
 
     def ask(self, method: str, *args: Any, destinations: Sequence[str] = (), **options: Any) -> Any:
         """An `inspect` question; the answer of the only worker."""

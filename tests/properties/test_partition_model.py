@@ -165,7 +165,7 @@ class PartitionMachine(WatchedPartition):
         assert claimed.more == bool(self.model.start or self.model.discards)
         if claimed.appointment_s is not None:
             assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
-        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
     @rule(consumer=st.sampled_from(CONSUMERS))
@@ -174,7 +174,7 @@ class PartitionMachine(WatchedPartition):
         claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
-        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
