@@ -54,7 +54,7 @@ lint: $(VENV)/stamp-develop ## style, formatting, and who may import whom
 	$(VENV)/bin/lint-imports --no-cache
 
 types: $(VENV)/stamp-develop ## mypy, strictly
-	$(PY) -m mypy --strict celery_dq
+	$(PY) -m mypy --strict
 
 bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport; BENCH_ARGS="claims --quick"
 	$(PY) tests/provision.py

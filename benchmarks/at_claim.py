@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
@@ -67,6 +67,7 @@ def keep_house(port: int, queue: str, heartbeats: int) -> None:
 def _consume(
     client: redis.Redis, partition: Partition, consumer: str, want: int, end: float, stop: threading.Event
 ) -> list[Moment]:
+    pipe: Any
     moments: list[Moment] = []
     done: list[tuple[str, str]] = []
     while time.monotonic() < end:

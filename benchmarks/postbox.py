@@ -33,10 +33,11 @@ def connect(broker: str, port: int) -> Connection:
 
 def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE) -> int:
     """One message for each name in `tenants`, in batches where kombu has them; returns how many."""
-    channel = connection.channel()
+    channel: Any = connection.channel()
+    transport: Any = connection.transport
     producer = Producer(channel)
     Queue(queue)(channel).declare()
-    batches = getattr(producer, "batch", None) if connection.transport.supports_batch_publish else None
+    batches = getattr(producer, "batch", None) if transport.supports_batch_publish else None
     amount = 0
     with batches(1000) if batches else nullcontext():
         for tenant in tenants:
@@ -58,7 +59,7 @@ class Sink:
     def __init__(self, connection: Connection, prefetch: int = 100, queue: str = QUEUE) -> None:
         self.connection = connection
         self.arrivals: list[tuple[float, str, float]] = []
-        self._channel = connection.channel()
+        self._channel: Any = connection.channel()
         self._consumer = Consumer(
             self._channel,
             [Queue(queue)],
@@ -69,7 +70,7 @@ class Sink:
         self._consumer.consume()
 
     def _on_message(self, message: Message) -> None:
-        body = json.loads(message.body)
+        body = json.loads(message.body or b"")
         self.arrivals.append((time.monotonic(), body["tenant"], body["at"]))
         message.ack()
 
@@ -93,11 +94,12 @@ class WatchingSink(Sink):
         self.waits: list[tuple[float, float]] = []
         self._tenant = tenant
         self._keys = PartitionKeys("online", queue)
-        self._client = connection.channel().client
+        channel: Any = connection.channel()
+        self._client = channel.client
         super().__init__(connection, prefetch, queue)
 
     def _on_message(self, message: Message) -> None:
-        if json.loads(message.body)["tenant"] == self._tenant:
+        if json.loads(message.body or b"")["tenant"] == self._tenant:
             arrived: Any = time.time()
             source: Any = message
             held = self._client.hget(self._keys.held(source.channel.process.consumer), source.message_id)

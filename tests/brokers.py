@@ -74,6 +74,11 @@ def _resolve(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+#: Of a message that a worker gets while all its slots are taken.
+WAITS_IN_GREEN_POOL = Deviation(
+    False, "Celery looks at revokes when it hands a task to the green pool, which then makes it wait"
+)
+
 STOCK = Broker(
     name="stock",
     scheme="redis",
@@ -113,6 +118,7 @@ STOCK = Broker(
         "passive declare of an emptied queue": Deviation(
             404, "an empty list is no key in Redis, so the queue seems not to exist"
         ),
+        "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
     },
 )
 
@@ -153,9 +159,7 @@ ZOOKEEPER = Broker(
         "a body of three megabytes": Deviation(
             "refused", "ZooKeeper takes one megabyte: the error says so before anything is sent"
         ),
-        "a revoke stops what waits for a slot (gevent)": Deviation(
-            False, "Celery looks at revokes when it hands a task to the green pool, which then makes it wait"
-        ),
+        "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
         "a warm shutdown starts nothing (threads)": Deviation(
             False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
         ),

@@ -179,9 +179,10 @@ class WorkerProcess:
     def children(self) -> list[psutil.Process]:
         """The pool's processes (and any other child)."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            found: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+        return found
 
     # As a context manager: a test that fails shows the log.
 

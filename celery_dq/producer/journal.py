@@ -6,10 +6,7 @@ Of each lane: *sealed* files, then the *open* one. What is in memory too is a pr
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,7 +14,8 @@ from collections.abc import Callable, Iterable
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.producer.buffer import Lane, Message
 from celery_dq.producer.segment import Header, Record, pack_header, pack_record
-from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment, sync_data, sync_folder
+from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment
+from celery_dq.producer.unsynced import Unsynced
 
 __all__ = ["Journal", "Unread"]
 
@@ -35,7 +33,7 @@ Unread = Callable[[], list[Message]]
 class _Files:
     """The segments of one lane, in the order of their messages."""
 
-    __slots__ = ("loaded", "open", "open_is_stored", "stored")
+    __slots__ = ("doubtful", "loaded", "open", "open_is_stored", "stored")
 
     def __init__(self) -> None:
         #: (segment, last sequence): sealed, and in memory too.
@@ -44,6 +42,33 @@ class _Files:
         self.stored: deque[Segment | StoredSegment] = deque()
         self.open: Segment | None = None
         self.open_is_stored = False
+        #: Sealed ones that the disk did not write: to be written anew.
+        self.doubtful: list[Segment] = []
+
+    def last_before(self, segment: Segment) -> int:
+        """The last message in memory that an earlier file has."""
+        last = -1
+        for each, end in list(self.loaded):  # a file that is read joins them at any time
+            if each is segment:
+                break
+            last = max(last, end)
+        return last
+
+    def put_in_place(self, poisoned: Segment, anew: Segment) -> None:
+        """Take a file that was written anew for the one that could not be synced. Raises SpillFailed."""
+        if self.open is poisoned:
+            self.open = anew
+            return
+        anew.seal()
+        for place, (each, last) in enumerate(list(self.loaded)):
+            if each is poisoned:
+                self.loaded[place] = (anew, last)
+                break
+        else:
+            if poisoned not in self.stored:
+                raise SpillFailed("it is being read")
+            self.stored[self.stored.index(poisoned)] = anew
+        self.doubtful.remove(poisoned)
 
 
 class Journal:
@@ -98,9 +123,11 @@ class Journal:
         segment, files.open = files.open, None
         if segment is None:
             return
-        if self.sync_on_seal and not segment.torn:
-            with contextlib.suppress(OSError):  # a poisoned one was written anew by then, or will be replayed
+        if self.sync_on_seal:
+            try:
                 segment.sync()
+            except OSError:
+                files.doubtful.append(segment)  # whoever syncs next writes it anew, or is told
         segment.seal()
         if files.open_is_stored:
             files.stored.append(segment)
@@ -228,14 +255,17 @@ class Journal:
 
     def dirty(self) -> list[Unsynced]:
         """The files that are not synced, to be synced away from any lock."""
-        return [
-            Unsynced(files.open)
-            for files in self._lanes.values()
-            if files.open is not None and files.open.synced < files.open.size
-        ]
+        found = []
+        for producer, files in self._lanes.items():
+            if files.doubtful:
+                files.doubtful = [each for each in files.doubtful if not each.gone]
+                found += [Unsynced(producer, each) for each in files.doubtful]
+            if files.open is not None and files.open.synced < files.open.size:
+                found.append(Unsynced(producer, files.open))
+        return found
 
-    def rewrite(self, lane: Lane, unsent: Iterable[Message]) -> None:
-        """The open file could not be synced, so it is not to be trusted: write its messages to a new one.
+    def rewrite(self, lane: Lane, poisoned: Segment, unsent: Iterable[Message]) -> None:
+        """A file could not be synced, so it is not to be trusted: write its messages to a new one.
 
         :param unsent: the lane's messages in memory, in order.
 
@@ -243,21 +273,18 @@ class Journal:
             SpillFailed: The new one cannot be written or synced either.
         """
         files = self._lanes.get(lane.producer)
-        if files is None or files.open is None:
+        if files is None or poisoned.gone:
             return
-        poisoned, stored = files.open, files.open_is_stored
+        if poisoned is not files.open and poisoned not in files.doubtful:
+            files.doubtful.append(poisoned)  # it was sealed while somebody synced it
         segment = None
         try:
-            # Stored messages are not in memory; the kernel may still have what it could not write.
-            sealed = files.loaded[-1][1] if files.loaded else -1
-            source = list(_messages(poisoned.read())) if stored else list(unsent)
-            segment = self.log.create(lane.producer, lane.key)
-            for message in source:
-                if stored or sealed < message.sequence <= poisoned.last:
-                    segment.append(
-                        message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload
-                    )
+            messages = _kept(poisoned, files.last_before(poisoned), unsent)
+            segment = self.log.create(lane.producer, lane.key, poisoned.header.number)
+            for message in messages:
+                segment.append(message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload)
             segment.sync()
+            files.put_in_place(poisoned, segment)
         except (OSError, CorruptSegment) as error:
             if segment is not None:
                 # What it repeats is in the poisoned one. It would be sent again, long after that has gone.
@@ -266,7 +293,6 @@ class Journal:
                 f"{poisoned.path}: what could not be synced could not be written anew: {error}"
             ) from error
         self.bytes += segment.size - poisoned.size
-        files.open = segment
         poisoned.unlink()
 
     def drop(self, lane: Lane) -> None:
@@ -284,13 +310,6 @@ class Journal:
         """How many sealed files of the lane are on disk only."""
         files = self._lanes.get(lane.producer)
         return 0 if files is None else len(files.stored)
-
-    def lane_of(self, segment: Segment) -> bytes | None:
-        """The producer whose open file this is."""
-        for producer, files in self._lanes.items():
-            if files.open is segment:
-                return producer
-        return None
 
     # -- the end
 
@@ -325,37 +344,23 @@ class Journal:
         self.log.forsake()
 
 
-class Unsynced:
-    """A file to be synced while others append to it, seal it, or remove it."""
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self._size = segment.size
-        self._first = not segment.synced
-        # A descriptor of our own: the segment's may be closed, and its number be given to another file.
-        self._fd = os.dup(segment.fd)
-
-    def sync(self) -> None:
-        """Have the disk write it. Raises OSError, from then on every time: the kernel tells it only once."""
-        try:
-            if self.segment.poisoned:
-                raise OSError(errno.EIO, "an earlier sync failed")
-            sync_data(self._fd)
-            if self._first:
-                sync_folder(self.segment.path.parent)
-            self.segment.synced = max(self.segment.synced, min(self._size, self.segment.size))
-        except OSError:
-            self.segment.poisoned = True
-            raise
-        finally:
-            os.close(self._fd)
-
-
 def _messages(records: Iterable[Record]) -> Iterable[Message]:
     for record in records:
         payload = record.payload
         end = 1 + payload[0]
         yield Message(record.sequence, payload[1:end], payload[end:])
+
+
+def _kept(poisoned: Segment, before: int, unsent: Iterable[Message]) -> list[Message]:
+    """What the file has; delivered ones may be left out. Raises OSError or CorruptSegment."""
+    kept = [each for each in unsent if before < each.sequence <= poisoned.last]
+    if kept and kept[-1].sequence == poisoned.last:
+        return kept
+    # Stored messages are not in memory; the kernel may still have what it could not write.
+    kept = list(_messages(poisoned.read()))
+    if poisoned.size > poisoned.header_size and (not kept or kept[-1].sequence != poisoned.last):
+        raise CorruptSegment("its messages are on disk only, and cannot be read back")
+    return kept
 
 
 def _must(orphan: Orphan | None) -> Orphan:

@@ -19,8 +19,8 @@ from celery_dq.clock import Clock
 from celery_dq.errors import SpillFailed
 from celery_dq.native import unpatched
 from celery_dq.producer.buffer import Buffer, Lane, Limits, Message
-from celery_dq.producer.journal import Journal, Unsynced
-from celery_dq.producer.spill_log import Segment
+from celery_dq.producer.journal import Journal
+from celery_dq.producer.unsynced import Unsynced
 
 __all__ = ["Counters", "Outbox"]
 
@@ -315,21 +315,21 @@ class Outbox:
             raise failures[0]
 
     def _sync_one(self, journal: Journal, unsynced: Unsynced) -> SpillFailed | None:
+        segment = unsynced.segment
         try:
             unsynced.sync()
         except OSError as error:
-            logger.error("Spill log: %s could not be synced: %s.", unsynced.segment.path, error)
-            with self.lock:
-                return self._write_anew(journal, unsynced.segment)
-        return None
+            logger.error("Spill log: %s could not be synced: %s.", segment.path, error)
+        with self.lock:
+            # The kernel tells of a failure once: it may have told who sealed the file meanwhile.
+            return self._write_anew(journal, unsynced) if segment.poisoned else None
 
-    def _write_anew(self, journal: Journal, segment: Segment) -> SpillFailed | None:
-        producer = journal.lane_of(segment)
-        lane = None if producer is None else self.buffer.active.get(producer)
+    def _write_anew(self, journal: Journal, unsynced: Unsynced) -> SpillFailed | None:
+        lane = self.buffer.active.get(unsynced.producer)
         if lane is None:
             return None  # delivered meanwhile
         try:
-            journal.rewrite(lane, [*lane.in_flight, *lane.waiting])
+            journal.rewrite(lane, unsynced.segment, [*lane.in_flight, *lane.waiting])
         except SpillFailed as error:
             self._degrade(error)
             return error

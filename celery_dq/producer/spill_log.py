@@ -14,18 +14,19 @@ Nothing is appended to an earlier process's file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
 import socket
 import stat
-import sys
 import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
+from celery_dq.producer.disk import sync_data, sync_folder
 from celery_dq.producer.folder_lock import LOCK, OPEN, is_marked, lock_file, mark, unlock_orphan
 from celery_dq.producer.segment import Header, Record, pack_header, pack_record, read_header, scan
 
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".seg"
 QUARANTINE = "quarantine"
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-sync_data = os.fdatasync if sys.platform == "linux" else os.fsync
 
 
 def process_name() -> str:
@@ -52,18 +51,31 @@ def process_name() -> str:
 class Segment:
     """A file that this process appends to."""
 
-    __slots__ = ("fd", "header_size", "lane", "last", "path", "poisoned", "seed", "size", "synced", "torn")
+    __slots__ = (
+        "fd",
+        "gone",
+        "header",
+        "header_size",
+        "last",
+        "path",
+        "poisoned",
+        "seed",
+        "size",
+        "synced",
+        "torn",
+    )
 
     def __init__(self, path: Path, header: Header) -> None:
         """Create the file. Raises OSError."""
         self.path = path
-        self.lane = header.lane
+        self.header = header
         head, self.seed = pack_header(header)
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | _NEW, 0o600)
         self.header_size = self.size = len(head)
         self.last = -1
         self.synced = 0
-        self.torn = self.poisoned = False
+        #: `poisoned`: the disk did not write all of it. `gone`: nobody needs it any more.
+        self.torn = self.poisoned = self.gone = False
         try:
             if os.write(self.fd, head) != len(head):
                 raise OSError("the header was written in part only")
@@ -101,11 +113,17 @@ class Segment:
 
     def sync(self) -> None:
         """Have the disk write it. Raises OSError: what was appended may be gone, and asking again lies."""
+        if self.poisoned:
+            raise OSError(errno.EIO, "an earlier sync failed")
         if self.synced < self.size:
             size = self.size
-            sync_data(self.fd)
-            if not self.synced:
-                sync_folder(self.path.parent)
+            try:
+                sync_data(self.fd)
+                if not self.synced:
+                    sync_folder(self.path.parent)
+            except OSError:
+                self.poisoned = True
+                raise
             self.synced = size
 
     def empty(self) -> None:
@@ -123,6 +141,7 @@ class Segment:
 
     def unlink(self) -> None:
         """Its records are delivered: the file goes."""
+        self.gone = True
         self.seal()
         with contextlib.suppress(OSError):
             self.path.unlink()
@@ -225,8 +244,10 @@ class SpillLog:
         """The folder of this process; None before the first segment."""
         return self._folder
 
-    def create(self, producer: bytes, lane: str) -> Segment:
+    def create(self, producer: bytes, lane: str, number: int = 0) -> Segment:
         """A new segment.
+
+        :param number: of the one whose place it takes among those of the producer; 0: it comes last.
 
         Raises:
             SpillFailed: The disk is full, or the folder cannot be used.
@@ -234,7 +255,8 @@ class SpillLog:
         try:
             folder = self._folder or self._open_folder()
             self._number += 1
-            return Segment(folder / f"{self._number:016x}{SUFFIX}", Header(producer, self._number, lane))
+            header = Header(producer, number or self._number, lane)
+            return Segment(folder / f"{self._number:016x}{SUFFIX}", header)
         except OSError as error:
             raise SpillFailed(f"{self._folder or self.root}: {error.strerror or error}") from error
 
@@ -370,13 +392,3 @@ def _read(path: Path) -> bytes:
     fd = os.open(path, os.O_RDONLY | OPEN)
     with os.fdopen(fd, "rb") as file:
         return file.read()
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk know the files of a folder, and the folder. Raises OSError."""
-    for each in (folder, folder.parent):
-        fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

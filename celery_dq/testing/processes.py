@@ -9,10 +9,10 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ChildProcess", "find_redis_server", "free_port"]
+__all__ = ["ChildProcess", "dead_port", "find_redis_server", "free_port"]
 
 
 def find_redis_server() -> str:
@@ -36,11 +36,23 @@ def find_redis_server() -> str:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
+    """A TCP port of 127.0.0.1 that nobody uses at this moment. Where nobody is to be: :func:`dead_port`."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextlib.contextmanager
+def dead_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that refuses connections, as that of a dead server.
+
+    It is held until the block ends: a server of somebody else may take a port that is only free.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port: int = nobody.getsockname()[1]
+        yield port
 
 
 class ChildProcess:

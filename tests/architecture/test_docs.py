@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import os
 import re
 import signal
@@ -46,14 +47,14 @@ def everything() -> str:
     """All pages in one text, the generated ones filled in."""
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
-        from generated import PAGES
+        generated = importlib.import_module("generated")
     finally:
         sys.path.pop(0)
     pages = "\n".join(path.read_text() for path in sorted(DOCS.rglob("*.rst")))
-    for page in PAGES:
+    for page in generated.PAGES:
         directive = f".. generated:: {page.__name__}"
         assert len(re.findall(rf"{re.escape(directive)}$", pages, re.M)) == 1, directive
-        pages = re.sub(rf"{re.escape(directive)}$", lambda _, page=page: page(), pages, flags=re.M)
+        pages = page().join(re.split(rf"{re.escape(directive)}$", pages, flags=re.M))
     return pages
 
 

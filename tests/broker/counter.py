@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -124,13 +123,6 @@ class Counter:
         for consumer in self.client.zrange(self.keys.leases, 0, -1):
             self.client.zadd(self.keys.leases, {consumer: 1})
         return self.partition.renew("thief", lease_ms=60_000).run(self.client).reaped
-
-
-def free_refusing_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def bodies(messages: list[Any]) -> list[Any]:

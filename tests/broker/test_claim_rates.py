@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import chain
+from typing import Any
 
 from benchmarks.at_claim import Moment, claim_for, keep_house
 from benchmarks.measure import ServerProbe
@@ -19,7 +20,7 @@ QUOTAS = {"slow": (3.0, 1.0), "odd": (77.7, 8.0), "fast": (400.0, 40.0)}
 
 def test_no_window_of_claims_exceeds_the_quota() -> None:
     with RedisServer() as server, connect("dq", server.port) as connection:
-        app = app_on(DQ, server)
+        app: Any = app_on(DQ, server)
         for tenant, (rate, burst) in QUOTAS.items():
             app.dq.quotas.set(QUEUE, tenant, rate=rate, burst=burst)
         publish_many(
@@ -39,7 +40,7 @@ def test_no_window_of_claims_exceeds_the_quota() -> None:
 
 def test_what_has_no_messages_and_all_its_tokens_takes_no_memory() -> None:
     with RedisServer() as server, connect("dq", server.port) as connection:
-        app = app_on(DQ, server)
+        app: Any = app_on(DQ, server)
         app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)
         publish_many(connection, (f"t{number}" for number in range(300)))
         claimed: list[Moment] = []

@@ -45,7 +45,8 @@ def kill_connections(yard: Yard, worker: Any) -> int:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_runs_goes_on_over_a_lost_connection(yard: Yard, pool: str) -> None:
-    yard.app.dq.quotas.set(yard.queue, "7", concurrency=3)
+    app: Any = yard.app
+    app.dq.quotas.set(yard.queue, "7", concurrency=3)
     with yard.worker(pool, 3, warm=True) as worker:
         for key in ("early", "late"):
             yard.send("hold" if key == "early" else "hold_late", key, tenant="7")

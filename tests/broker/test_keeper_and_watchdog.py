@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import kombu
@@ -34,10 +35,14 @@ def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(counter: Cou
             wait_until(lambda: counter.client.zscore(counter.keys.leases, me), 30)
             counter.client.delete(sick.leases)
             counter.client.set(sick.leases, "somebody else's")
+
+            def renewed_since(deadline: float) -> bool:
+                return bool(counter.client.zscore(counter.keys.leases, me) > deadline)
+
             for _ in range(3):
                 before = counter.client.zscore(counter.keys.leases, me)
                 wait_until(
-                    lambda before=before: counter.client.zscore(counter.keys.leases, me) > before,
+                    partial(renewed_since, before),
                     30,
                     what="a renewal of the other queue",
                 )

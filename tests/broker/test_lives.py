@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import chord
+from celery.result import AsyncResult
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from tests.broker.yard import Yard
+from tests.workers import WorkerProcess
 
 
 @pytest.fixture
@@ -25,7 +28,16 @@ def yard(redis_server: RedisServer) -> Iterator[Yard]:
 
 
 def limit(yard: Yard, tenant: str, **quota: Any) -> None:
-    yard.app.dq.quotas.set(yard.queue, tenant, **quota)
+    app: Any = yard.app
+    app.dq.quotas.set(yard.queue, tenant, **quota)
+
+
+def has_gone(worker: WorkerProcess) -> bool:
+    return not worker.alive
+
+
+def is_revoked(result: AsyncResult[Any]) -> bool:
+    return str(result.state) == "REVOKED"
 
 
 def running(yard: Yard) -> dict[bytes, bytes]:
@@ -114,7 +126,7 @@ def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> N
     while len(yard.witness.told("began")) < 4:
         with yard.worker("solo", 1) as worker:
             workers += 1
-            wait_until(lambda worker=worker: not worker.alive, 10)
+            wait_until(partial(has_gone, worker), 10)
         assert workers < 6
     with yard.worker("solo", 1):
         wait_until(lambda: len(yard.dead()) == 2, 10, what=lambda: str(yard.dead()))
@@ -161,8 +173,6 @@ def test_cancel_waiting_delayed_and_running(yard: Yard) -> None:
         yard.send("note", "fine")
         assert yard.ran(1) == ["fine"]
         for result in (waiting, delayed, expired, yard.app.AsyncResult(unborn)):
-            wait_until(
-                lambda result=result: result.state == "REVOKED", 5, what=lambda result=result: result.state
-            )
+            wait_until(partial(is_revoked, result), 5, what=partial(getattr, result, "state"))
         yard.settled()
     assert yard.witness.told("ran") == ["fine"]

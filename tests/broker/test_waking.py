@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,6 +76,10 @@ def test_one_message_for_many_idle_consumers_makes_no_herd() -> None:
             connection = counter.connect(lease="60s")
             context = counter.consuming(connection, prefetch=4)
             crowd.append((connection, context, context.__enter__()))
+
+        def has(count: int) -> bool:
+            return sum(len(got) for _, _, got in crowd) == count
+
         threads = [threading.Thread(target=consume, args=(connection,)) for connection, _, _ in crowd]
         for thread in threads:
             thread.start()
@@ -82,11 +87,11 @@ def test_one_message_for_many_idle_consumers_makes_no_herd() -> None:
             claim = counter.partition.claim("x", lease_ms=1, want=1).script.sha1
             with counter.connect() as connection:
                 counter.publish("warm", connection=connection)
-                wait_until(lambda: sum(len(got) for _, _, got in crowd) == 1)
+                wait_until(partial(has, 1))
                 with counter.client.monitor() as monitor:
                     for n in range(10):
                         counter.publish(n, connection=connection)
-                        wait_until(lambda n=n: sum(len(got) for _, _, got in crowd) == n + 2)
+                        wait_until(partial(has, n + 2))
                     counter.client.set("over", 1)
                     claims = 0
                     for command in monitor.listen():
@@ -180,7 +185,7 @@ def test_a_suspect_does_not_eat_the_tokens_of_others(yard: Yard) -> None:
         with yard.worker("threads", 4):
             # It is reaped as if its worker had died, and somebody has it as a suspect.
             wait_until(lambda: len(yard.witness.told("began")) == 2, 20)
-            late = []
+            late: list[str] = []
             for _ in range(20):
                 yard.send("timed", time.time())
                 late = yard.ran(len(late) + 1, subject="late")

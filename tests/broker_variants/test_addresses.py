@@ -10,7 +10,7 @@ import redis
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_dq.testing.processes import free_port
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.broker_variants.conftest import OpenWorkplace, run_tasks
 from tests.conformance.mailroom import Mailroom
@@ -135,5 +135,6 @@ def test_a_list_that_begins_with_a_dead_server(
     redis_server: RedisServer, open_workplace: OpenWorkplace
 ) -> None:
     alive = f"dq-redis://127.0.0.1:{redis_server.port}/10"
-    place = open_workplace(f"dq-redis://127.0.0.1:{free_port()}/0;{alive}")
-    run_tasks(place, "threads")
+    with dead_port() as port:
+        place = open_workplace(f"dq-redis://127.0.0.1:{port}/0;{alive}")
+        run_tasks(place, "threads")

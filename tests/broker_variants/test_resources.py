@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -34,7 +35,7 @@ def clients(server: RedisServer) -> int:
 
 def open_files() -> int:
     gc.collect()
-    return psutil.Process().num_fds()
+    return int(psutil.Process().num_fds())
 
 
 def publish_once(url: str) -> None:
@@ -44,13 +45,16 @@ def publish_once(url: str) -> None:
 
 def consume_once(url: str) -> None:
     got: list[object] = []
+
+    def receive(message: Any) -> None:
+        got.append(message)
+        message.ack()
+
     with Connection(url) as connection:
         channel = connection.channel()
         Producer(channel).publish("x", routing_key="resources", serializer="json")
         queue = Queue("resources")
-        with Consumer(
-            channel, queues=[queue], on_message=lambda message: (got.append(message), message.ack())
-        ):
+        with Consumer(channel, queues=[queue], on_message=receive):
             drain_until(connection, lambda: got)
 
 
@@ -74,12 +78,14 @@ def test_connections_that_are_closed_leave_nothing(
 
 def test_channels_that_are_closed_leave_nothing(server: RedisServer) -> None:
     with Connection(server.url(scheme="dq-redis")) as connection:
-        connection.default_channel.client.ping()
+        default: Any = connection.default_channel
+        default.client.ping()
+        open_channel: Any = connection.channel
         for _ in range(5):
-            connection.channel().close()
+            open_channel().close()
         files, before = open_files(), clients(server)
         for _ in range(100):
-            channel = connection.channel()
+            channel = open_channel()
             Producer(channel).publish("x", routing_key="resources", serializer="json")
             channel.close()
         assert open_files() <= files + 2

@@ -132,7 +132,7 @@ class Saboteur:
         now = time.monotonic()
         fault = Fault(mode, "" if mode in AT_LARGE else place.name, 0, now, now)
         self.faults.append(fault)
-        {
+        acts: dict[str, Callable[[], None]] = {
             KILL: lambda: self._signal(place, signal.SIGKILL),
             "kill-child": lambda: self._kill_child(place, fault),
             "pause": lambda: self._pause(place, fault),
@@ -144,7 +144,8 @@ class Saboteur:
             "script-flush": lambda: self._ask("SCRIPT", "FLUSH"),
             "restart-broker": self._restart_broker,
             "failover": lambda: self._fail_over(fault),
-        }[mode]()
+        }
+        acts[mode]()
         if fault.end == now:
             fault.end = time.monotonic()
         return fault

@@ -34,7 +34,7 @@ def add_tasks(app: Celery, ledger_port: int) -> Celery:
     @app.task(
         name="work", bind=True, shared=False, acks_late=True, reject_on_worker_lost=True, ignore_result=True
     )
-    def work(self: Task, number: int, tenant: str, seconds: float) -> None:
+    def work(self: Task[Any, Any], number: int, tenant: str, seconds: float) -> None:
         ledger = books.open()
         request: Any = self.request
         redelivered = bool((request.delivery_info or {}).get("redelivered"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -32,7 +35,7 @@ def test_it_forwards(proxy: Proxy) -> None:
 
 def test_a_black_hole_keeps_connections_open_and_delivers_late(proxy: Proxy, server: RedisServer) -> None:
     with (
-        redis.Redis(port=proxy.port, socket_timeout=0.3, retry=None) as client,
+        redis.Redis(port=proxy.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0)) as client,
         redis.Redis(port=server.port) as direct,
     ):
         client.ping()
@@ -45,7 +48,8 @@ def test_a_black_hole_keeps_connections_open_and_delivers_late(proxy: Proxy, ser
 
 
 def test_severing_closes_connections(proxy: Proxy) -> None:
-    connection = redis.Connection(port=proxy.port, socket_timeout=5)
+    make: Any = redis.Connection
+    connection = make(port=proxy.port, socket_timeout=5)
     connection.connect()
     proxy.sever()
     with pytest.raises(redis.ConnectionError):

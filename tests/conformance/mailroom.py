@@ -57,7 +57,7 @@ class Mailroom:
     def __init__(self, connection: Connection, queue: str | Queue) -> None:
         self.connection = connection
         self.queue = queue if isinstance(queue, Queue) else Queue(queue)
-        self.channel = connection.channel()
+        self.channel: Any = connection.channel()
         self.producer = Producer(self.channel)
         self.bound = self.queue(self.channel)
         self.bound.declare()
@@ -95,9 +95,10 @@ class Mailroom:
 
     def count(self) -> int:
         """Messages waiting, by a passive declare from a channel of its own; 0 where the broker says 404."""
-        channel = self.connection.channel()
+        channel: Any = self.connection.channel()
         try:
-            return int(self.queue(channel).queue_declare(passive=True).message_count)
+            declared: Any = self.queue(channel).queue_declare(passive=True)
+            return int(declared.message_count)
         except self.connection.channel_errors as exc:
             if int(getattr(exc, "reply_code", 0)) != 404:
                 raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -40,7 +41,7 @@ class Witness:
         self._client.rpush(f"told:{subject}", str(value))
 
     def told(self, subject: str) -> list[str]:
-        return list(self._client.lrange(f"told:{subject}", 0, -1))
+        return [str(each) for each in self._client.lrange(f"told:{subject}", 0, -1)]
 
     def wait(self, subject: str, deadline: float = 15.0) -> str:
         """The next telling on `subject`, waited for and taken away."""
@@ -67,8 +68,9 @@ def add_tasks(app: Celery, port: int) -> Celery:
     def witness() -> Witness:
         return Witness(port)
 
-    def task(**options: Any) -> Any:
-        return app.task(shared=False, **options)
+    def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        make: Callable[[Callable[..., Any]], Any] = app.task(shared=False, **options)
+        return make
 
     @task(name="add")
     def add(x: int, y: int) -> int:
@@ -92,7 +94,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         raise ValueError(text)
 
     @task(name="hold", bind=True)
-    def hold(self: Task, key: str) -> str:
+    def hold(self: Task[Any, Any], key: str) -> str:
         own = witness()
         own.tell(f"started:{key}", os.getpid())
         own.hold(key)
@@ -100,7 +102,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         return key
 
     @task(name="hold_late", bind=True, acks_late=True)
-    def hold_late(self: Task, key: str) -> str:
+    def hold_late(self: Task[Any, Any], key: str) -> str:
         own = witness()
         own.tell(f"started:{key}", os.getpid())
         own.hold(key)
@@ -108,14 +110,14 @@ def add_tasks(app: Celery, port: int) -> Celery:
         return key
 
     @task(name="hold_or_die", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def hold_or_die(self: Task, key: str) -> str:
+    def hold_or_die(self: Task[Any, Any], key: str) -> str:
         own = witness()
         own.tell(f"started:{key}", os.getpid())
         own.hold(key)
         return key
 
     @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def die_once(self: Task, key: str) -> str:
+    def die_once(self: Task[Any, Any], key: str) -> str:
         own = witness()
         own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))
         own.tell(f"attempt:{key}")
@@ -129,7 +131,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         os.kill(os.getpid(), signal.SIGKILL)
 
     @task(name="retry", bind=True, max_retries=3)
-    def retry(self: Task, key: str, succeed_at: int = 2, countdown: float = 0) -> int:
+    def retry(self: Task[Any, Any], key: str, succeed_at: int = 2, countdown: float = 0) -> int:
         witness().tell(f"attempt:{key}", self.request.id)
         if self.request.retries < succeed_at:
             raise self.retry(countdown=countdown)
@@ -141,7 +143,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         raise KeyError(key)
 
     @task(name="reject", bind=True, acks_late=True)
-    def reject(self: Task, key: str, requeue: bool) -> str:
+    def reject(self: Task[Any, Any], key: str, requeue: bool) -> str:
         own = witness()
         own.tell(f"attempt:{key}")
         if len(own.told(f"attempt:{key}")) == 1:
@@ -149,7 +151,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         return "second time"
 
     @task(name="patient", bind=True, soft_time_limit=1)
-    def patient(self: Task, key: str) -> str:
+    def patient(self: Task[Any, Any], key: str) -> str:
         try:
             witness().hold(key)
         except SoftTimeLimitExceeded:
@@ -161,14 +163,14 @@ def add_tasks(app: Celery, port: int) -> Celery:
         witness().hold(key)
 
     @task(name="swap", bind=True)
-    def swap(self: Task, x: int) -> int:
+    def swap(self: Task[Any, Any], x: int) -> int:
         raise self.replace(add.s(x, 1))
 
     @task(name="headers", bind=True)
-    def headers(self: Task) -> dict[str, Any]:
+    def headers(self: Task[Any, Any]) -> dict[str, Any]:
         request = self.request
         return {
-            "priority": request.delivery_info.get("priority"),
+            "priority": (request.delivery_info or {}).get("priority"),
             "custom": (request.headers or {}).get("custom"),
         }
 

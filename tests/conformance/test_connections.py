@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from billiard import Process
@@ -11,6 +12,7 @@ from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.pools import producers
 
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import Broker
 from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_until, kill_connections, on_redis
@@ -19,11 +21,8 @@ from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_unt
 @pytest.fixture
 def dead_url(broker: Broker) -> Iterator[str]:
     """The URL of a port that nobody listens on."""
-    import socket
-
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield broker.url(reserved.getsockname()[1])
+    with dead_port() as port:
+        yield broker.url(port)
 
 
 def acknowledge_and_drain(mailroom: Mailroom) -> None:
@@ -41,7 +40,7 @@ def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
 def test_the_second_of_a_failover_list_is_used(
     dead_url: str, broker_url: str, queue_name: str, form: str
 ) -> None:
-    urls = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
+    urls: Any = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
     with Connection(urls) as connection:
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
         room = Mailroom(connection, queue_name)

@@ -305,7 +305,7 @@ def test_publishing_from_threads(broker_url: str, mailroom: Mailroom) -> None:
 def test_a_big_body(mailroom: Mailroom, broker: Broker) -> None:
     body = "x" * 3_000_000
     if broker.expected("a body of three megabytes", "taken") == "refused":
-        with pytest.raises(ValueError, match="3000104 bytes"):
+        with pytest.raises(ValueError, match=r"^30001\d\d bytes for"):  # some are the queue's name
             mailroom.publish(body)
         body = body[:1_000_000]
     mailroom.publish(body)

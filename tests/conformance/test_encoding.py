@@ -35,7 +35,8 @@ def test_a_raw_binary_body(mailroom: Mailroom) -> None:
     mailroom.consume(ack=True)
     mailroom.drain(1)
     message = mailroom.received[0]
-    assert message.body == BINARY
+    body: Any = message.body
+    assert body == BINARY
     assert (message.content_type, message.content_encoding) == ("application/data", "binary")
 
 

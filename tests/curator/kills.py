@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,6 +90,9 @@ def run(hosts: str, *, items: int, kills: int, consumers: int, seed: int) -> Ver
                 int(line) for each in Path(folder).glob("*.ledger") for line in each.read_bytes().splitlines()
             )
 
+        def has_begun(before: int) -> bool:
+            return sum(noted().values()) > before or queue.size() == 0
+
         running = [start(hosts, next(ledgers)) for _each in range(consumers)]
         put = 0
         try:
@@ -101,7 +105,7 @@ def run(hosts: str, *, items: int, kills: int, consumers: int, seed: int) -> Ver
                 victim = running.pop(chance.randrange(consumers))
                 # It must have begun, at least.
                 before = sum(noted().values())
-                wait_until(lambda before=before: sum(noted().values()) > before or queue.size() == 0, 60)
+                wait_until(partial(has_begun, before), 60)
                 time.sleep(chance.uniform(0, 0.05))  # anywhere in its work
                 victim.kill()
                 victim.communicate()

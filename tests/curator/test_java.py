@@ -69,13 +69,14 @@ def test_both_write_the_same_names_and_bytes(
     make: Make, peer: CuratorPeer, session: Session, path: str
 ) -> None:
     items = ["hello", "ünïcode €", "", "x" * 300]
-    for kind, build, argument in (
+    kinds: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("plain", DistributedQueue, ()),
         ("id", DistributedIdQueue, ("order 7-ü.%x",)),
         ("priority", DistributedPriorityQueue, (7,)),
         ("priority", DistributedPriorityQueue, (-(2**31),)),
         ("delay", DistributedDelayQueue, (1_700_000_000.123,)),
-    ):
+    )
+    for kind, build, argument in kinds:
         java, python = f"{path}/java{kind}{argument}", f"{path}/python{kind}{argument}"
         given = int(argument[0] * 1000) if kind == "delay" else (*argument, "-")[0]
         peer.put(kind, java, given, *items)

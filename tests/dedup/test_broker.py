@@ -109,9 +109,9 @@ class TestVerdicts:
             match = r"strict: .* covers this call \(strict\(sku=1\)\)"
             with pytest.raises(DuplicateCall, match=match) as caught:
                 strict.apply_async((1,), **options)
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         # Nobody waits for the result of a call that was turned away.
         assert shop.app.backend.result_consumer.subscribed_to == awaited
-        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         with shop.working():
             shop.open(1)
             running(shop, 1)
@@ -227,7 +227,8 @@ class TestCanvas:
 
     def test_chains_of_duplicates_both_go_on(self, shop: Shop) -> None:
         refresh, note = shop.task("refresh"), shop.task("note")
-        chains = [chain(refresh.s(1, version), note.s(version)).apply_async() for version in (1, 2)]
+        both = [chain(refresh.s(1, version), note.s(version)) for version in (1, 2)]
+        chains: list[Any] = [each.apply_async() for each in both]
         with shop.working():
             shop.open(1)
             assert [each.get(timeout=10) for each in chains] == [[1, 1], [1, 1]]

@@ -91,7 +91,7 @@ def test_nobody_waits_when_nobody_is_to_wait(coordinator: Coordinator) -> None:
 def test_an_evicted_run_is_fenced(coordinator: Coordinator) -> None:
     head = coordinator.enqueue(KEY, "a", timeout=0.02)
     coordinator.enqueue(KEY, "b", timeout=60)
-    token = wait_until(lambda: coordinator.start(KEY, "b"))
+    token = wait_until(lambda: coordinator.start(KEY, "b") or 0)
     assert token > head.token
     assert not coordinator.finish(KEY, "a", head.token)
     assert not coordinator.release(KEY, "a", head.token)
@@ -273,7 +273,7 @@ def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
     coordinator.enqueue("cache|k", "c", policy="replace")
     coordinator.enqueue("cache|k", "d")
     coordinator.enqueue("other|k|l", "a")
-    token = wait_until(lambda: coordinator.start("cache|k", "c"))
+    token = wait_until(lambda: coordinator.start("cache|k", "c") or 0)
     assert token > head.token
     assert coordinator.finish("cache|k", "c", token)
     assert coordinator.verdicts("cache") == {"accept": 1, "block": 2, "decline": 1, "replace": 1, "evict": 1}

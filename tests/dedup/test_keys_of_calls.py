@@ -23,10 +23,10 @@ def plain_shop(broker_url: str, backend_url: str) -> Iterator[Shop]:
     for name in [name for name, task in shop.app.tasks.items() if rule_of(task) is not None]:
         shop.app.tasks.pop(name)
 
-    @shop.app.task(shared=False, name="plain", bind=True)
     def plain(task: Any, sku: Any, version: int = 0) -> Any:
         return shop.work(task, sku, version)
 
+    shop.app.task(shared=False, name="plain", bind=True)(plain)
     yield shop
     shop.app.pool.force_close_all()
     shop.app.close()

@@ -58,6 +58,10 @@ def running(shop: Shop, count: int) -> None:
     wait_until(lambda: len(shop.runs) == count, what=lambda: f"ran {shop.runs}")
 
 
+def has(verdicts: list[Verdict], count: int) -> bool:
+    return len(verdicts) == count
+
+
 def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdict]) -> None:
     refresh = shop.task("refresh")
     with shop.working(concurrency=2):
@@ -88,7 +92,7 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
         results = []
         for version in (2, 3):
             results.append(latest.delay(1, version=version))
-            wait_until(lambda count=version: len(verdicts) == count)
+            wait_until(partial(has, verdicts, version))
         shop.open(1, 2)
         assert [each.get(timeout=40) for each in results] == [[1, 3], [1, 3]]
         assert shop.ran() == [1, 3]
@@ -109,7 +113,7 @@ def test_who_follows_one_that_is_replaced_gets_the_result_of_the_later_one(
         results = []
         for version, (rule, verdict) in enumerate(calls, 2):
             results.append(refresh.apply_async((1,), {"version": version}, dedup=rule))
-            wait_until(lambda count=version: len(verdicts) == count)
+            wait_until(partial(has, verdicts, version))
             assert verdicts[-1] is verdict
         shop.open(1, 2)
         assert [each.get(timeout=40) for each in results] == [[1, 4]] * 3
@@ -248,7 +252,7 @@ def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdic
         running(shop, 1)
         for count in (2, 3, 4):
             refresh.apply_async((1,), ignore_result=True)
-            wait_until(lambda count=count: len(verdicts) == count)
+            wait_until(partial(has, verdicts, count))
         assert verdicts[2:] == [Verdict.DECLINE] * 2
         shop.open(1, 2)
         running(shop, 2)

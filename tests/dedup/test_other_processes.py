@@ -153,7 +153,7 @@ def test_what_is_parked_survives_a_lost_connection(
     crew.ran(1)
     tail = crew.send("early", 2)
     company.waits("tail")
-    if crew.conf["broker_url"].startswith("amqp"):
+    if str(crew.conf["broker_url"]).startswith("amqp"):
         request.getfixturevalue("rabbitmq_server").control("close_all_connections", "by the test")
     else:
         server: RedisServer = request.getfixturevalue("redis_server")

@@ -19,7 +19,7 @@ def test_a_silent_owner_loses_its_calls(client: Any) -> None:
     dead, living = redis_coordinator(client, "w1", lease=0.05), redis_coordinator(client, "w2")
     gone = dead.enqueue(KEY, "a")
     assert living.enqueue(KEY, "b").verdict is Verdict.BLOCK
-    token = wait_until(lambda: living.start(KEY, "b"))
+    token = wait_until(lambda: living.start(KEY, "b") or 0)
     assert not dead.finish(KEY, "a", gone.token)
     assert dead.renew([Holding(KEY, "a", gone.token)]) == [False]
     assert living.finish(KEY, "b", token)

@@ -31,4 +31,5 @@ def shop(broker_url: str) -> Iterator[Any]:
         def invoice(merchant: Any) -> None: ...
 
         yield app
-        app.pool.force_close_all()
+        producers: Any = app.pool
+        producers.force_close_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
@@ -14,18 +13,24 @@ from kombu.exceptions import OperationalError
 import celery_dq
 from celery_dq.app.broker import Opened
 from celery_dq.errors import ConfigurationError
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.integration.shop import send
 
 # Connections.
 
 
+def face_of(app: Any) -> Any:
+    return app.dq
+
+
 def test_a_broker_of_another_kind_is_an_error_that_says_so(redis_url: str) -> None:
     with Celery("stock", broker=redis_url, set_as_current=False) as app:
         celery_dq.setup(app)
         with pytest.raises(ConfigurationError, match="set broker_url to dq-redis://"):
-            app.dq.queues["push"].snapshot()
-        app.pool.force_close_all()
+            face_of(app).queues["push"].snapshot()
+        producers: Any = app.pool
+        producers.force_close_all()
 
 
 def test_a_prefix_that_would_reach_only_some_keys_is_refused(broker_url: str) -> None:
@@ -42,21 +47,21 @@ def test_a_unix_socket_and_its_database() -> None:
         with Celery("local", broker=url, set_as_current=False) as app:
             celery_dq.setup(app)
             app.send_task("notify", ("a",), queue="push")
-            assert app.dq.queues["push"].depth == 1
-            app.pool.force_close_all()
+            assert face_of(app).queues["push"].depth == 1
+            producers: Any = app.pool
+            producers.force_close_all()
         with redis.Redis.from_url(server.url(3)) as client:
             assert client.exists("dq:{online/push/0}:messages")
 
 
 def test_a_dead_broker_is_an_error_within_seconds() -> None:
-    with socket.socket() as nobody:
-        # Kept, and not listened to: a server of another test may take a port that is only free.
-        nobody.bind(("127.0.0.1", 0))
-        url = f"dq-redis://127.0.0.1:{nobody.getsockname()[1]}/0"
-        with Celery("dead", broker=url, set_as_current=False) as app:
-            celery_dq.setup(app)
-            with pytest.raises(OperationalError):
-                app.dq.queues["push"].snapshot()
+    with (
+        dead_port() as port,
+        Celery("dead", broker=f"dq-redis://127.0.0.1:{port}/0", set_as_current=False) as app,
+    ):
+        celery_dq.setup(app)
+        with pytest.raises(OperationalError):
+            face_of(app).queues["push"].snapshot()
 
 
 def test_a_wrong_setting_is_an_error_of_the_first_connection(broker_url: str) -> None:
@@ -72,8 +77,9 @@ def test_settings_may_come_after_setup_and_users_options_stay(broker_url: str) -
         celery_dq.setup(app)
         app.conf.update(dq_environment="sandbox", broker_transport_options={"socket_timeout": 7})
         with app.connection_for_write() as connection:
-            assert connection.default_channel.partition("push").keys.environment == "sandbox"
-            assert connection.transport_options["socket_timeout"] == 7
+            channel: Any = connection.default_channel
+            assert channel.partition("push").keys.environment == "sandbox"
+            assert (connection.transport_options or {})["socket_timeout"] == 7
         assert app.conf.broker_transport_options == {"socket_timeout": 7}
 
 

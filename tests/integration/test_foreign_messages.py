@@ -32,7 +32,8 @@ def app(redis_server: Any) -> Iterator[Any]:
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=WAIT):
             yield app
         redis_server.flush(0)
-        app.pool.force_close_all()
+        producers: Any = app.pool
+        producers.force_close_all()
 
 
 @pytest.mark.parametrize(

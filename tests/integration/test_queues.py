@@ -150,7 +150,8 @@ def test_revoke_works_on_a_stock_broker_as_before(redis_url: str) -> None:
     with Celery("stock", broker=redis_url, set_as_current=False) as app:
         celery_dq.setup(app)
         app.control.revoke("some-id")
-        app.pool.force_close_all()
+        producers: Any = app.pool
+        producers.force_close_all()
 
 
 # Moving.

@@ -26,14 +26,16 @@ def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -
             assert echo.delay("hello").get(timeout=10) == "hello"
         abandoned = echo.delay("nobody asks")
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-            wait_until(lambda: app.dq.find(abandoned.id) == [], 10)
+            face: Any = app
+            wait_until(lambda: face.dq.find(abandoned.id) == [], 10)
         with redis.Redis.from_url(redis_url) as client:
             partitions = [key for key in client.scan_iter("dq:{*") if b"/push/" not in key]
             assert partitions == []
             assert client.smembers("dq:online:queues") == {b"push"}
             replies = list(client.scan_iter("dq:online:transient*"))
             assert all(client.pttl(key) > 0 for key in replies)
-        app.pool.force_close_all()
+        producers: Any = app.pool
+        producers.force_close_all()
 
 
 def test_what_was_cancelled_is_not_counted_as_waiting(shop: Any) -> None:

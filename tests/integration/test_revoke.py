@@ -32,7 +32,8 @@ def app(broker_url: str, redis_url: str) -> Iterator[Any]:
             return [self.request.properties.get("tenant"), child.delay().id]
 
         yield app
-        app.pool.force_close_all()
+        producers: Any = app.pool
+        producers.force_close_all()
 
 
 @pytest.fixture

@@ -78,8 +78,7 @@ class TestTerm:
         term = a_term(ManualClock())
         term.inaugurated()
         term.end("spread")
-        assert term.phase is Phase.HANDING_OVER
-        assert term.trusted
+        assert (term.phase, term.trusted) == (Phase.HANDING_OVER, True)
         assert not term.firm
         assert not term.inaugurated()
         term.close()

@@ -6,8 +6,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import redis
-
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.partition import Partition, load_scripts
@@ -55,7 +53,7 @@ def make_quota(
 
 
 class Desk:
-    def __init__(self, client: redis.Redis[bytes] | Any, queue: str = "push") -> None:
+    def __init__(self, client: Any, queue: str = "push") -> None:
         self.client: Any = client
         self.keys = PartitionKeys("online", queue)
         self.partition = Partition(self.keys, load_scripts())
@@ -66,7 +64,7 @@ class Desk:
         self, *ids: str, tenant: str = "", head_start_us: int | None = None, **fields: Any
     ) -> list[Pushed]:
         record = make_record(tenant, **fields)
-        more = {} if head_start_us is None else {"head_start_us": head_start_us}
+        more: dict[str, Any] = {} if head_start_us is None else {"head_start_us": head_start_us}
         return self.partition.push([Outgoing(0, each, record) for each in ids], **more).run(self.client)
 
     def push_one(self, task_id: str, tenant: str = "", **fields: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script
-from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.partition import Call, Partition, load_scripts
 from celery_dq.transport.redis.replies import Outgoing
 
 SCRIPTS = load_scripts()
@@ -62,7 +62,7 @@ class TestContract:
 def test_the_python_layer_sends_what_the_contracts_declare() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
-    calls = [
+    calls: list[tuple[Call[Any], int]] = [
         (partition.push([Outgoing(1, "a", b"")]), 4 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 7 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),

@@ -104,7 +104,7 @@ def test_a_tenant_that_always_comes_back_has_its_weight(desk: Desk) -> None:
     desk.set_quota("b", weight=3)
     fill(desk, "a", 20)
     desk.push("b000", tenant="b")
-    taken = []
+    taken: list[str] = []
     while len(taken) < 40:
         (each,) = desk.take(1)
         if each.startswith("b"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import redis
 
@@ -13,7 +15,7 @@ from tests.lua.desk import make_record
 
 
 @pytest.fixture
-def full_server() -> redis.Redis:
+def full_server() -> Iterator[redis.Redis]:
     with RedisServer(config={"maxmemory": "20mb", "maxmemory-policy": "noeviction"}) as server:
         yield redis.Redis(port=server.port)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import shutil
 import signal
 import threading
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 
 from celery_dq.producer.buffer import Limits
-from celery_dq.producer.errors import BufferFull, NotOnDisk
-from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.errors import BufferFull
 from celery_dq.producer.sender import Addressed
 from celery_dq.testing.waiting import wait_until
 from tests.producer.desk import Desk, arrived, outbox, put
@@ -103,79 +101,6 @@ def test_a_full_disk_degrades_to_memory_and_recovers(desk: Desk) -> None:
     assert producer.flush(10) == 0
     assert not producer.snapshot().degraded
     assert arrived(desk) == list(range(31))
-
-
-def test_what_could_not_be_synced_is_written_anew(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, *range(5))
-    box = outbox(producer)
-    segment = next(iter(box.journal._lanes.values())).open
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, segment.fd)  # fdatasync says EINVAL there
-    os.close(null)
-    put(producer, 5)
-    assert "could not be synced" in caplog.text
-    files = list(desk.folder.glob("*/*.seg"))
-    assert len(files) == 1
-    assert files[0] != segment.path
-    # A later process finds all of them in it.
-    data = files[0].read_bytes()
-    _, start, seed = read_header(data)
-    assert [record.sequence for record in scan(data, start, seed).records] == [1, 2, 3, 4, 5, 6]
-    desk.shelf.down = False
-    assert producer.flush(10) == 0
-    assert arrived(desk) == list(range(6))
-
-
-def test_a_message_that_must_be_on_disk_and_is_not_is_told(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, 0)
-    box = outbox(producer)
-    segment = next(iter(box.journal._lanes.values())).open
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, segment.fd)
-    os.close(null)
-    box.tidy = lambda: None  # or it finds, once a second, that the folder is gone, and begins a new one
-    box.journal.log._folder = Path("/proc/nowhere")
-    with pytest.raises(NotOnDisk, match="may be sent"):
-        put(producer, 1)
-    desk.shelf.down = False
-    assert producer.flush(10) == 0
-    assert arrived(desk) == [0, 1]
-
-
-def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
-    desk.shelf.down = True
-    put(producer, *range(4), size=150_000)
-    box = outbox(producer)
-    segment = next(iter(box.journal._lanes.values())).open
-    own = os.dup(segment.fd)
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, segment.fd)
-    os.close(null)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))  # the third one does not fit
-    try:
-        for number in (4, 5):
-            with pytest.raises(NotOnDisk, match="may be sent"):
-                put(producer, number)
-            assert list(desk.folder.glob("*/*.seg")) == [segment.path]
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    # The kernel tells of a failed sync once, and then says that all is well. It is not.
-    os.dup2(own, segment.fd)
-    os.close(own)
-    put(producer, 6)
-    assert segment.path not in list(desk.folder.glob("*/*.seg"))
-    desk.shelf.down = False
-    assert producer.flush(10) == 0
-    assert arrived(desk) == list(range(7))
-    producer.close(1.0)
-    # Nobody sends again, after the broker has forgotten it, what was delivered long ago.
-    assert list(desk.folder.glob("*/*.seg")) == []
 
 
 def test_one_sync_serves_many_callers(desk: Desk) -> None:

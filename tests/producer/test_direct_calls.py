@@ -18,6 +18,7 @@ from celery_dq.app.calling import BufferedCalls
 from celery_dq.app.direct_calls import DirectCalls
 from celery_dq.producer.circuit_breaker import CircuitBreaker
 from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 
@@ -32,13 +33,15 @@ URLS = ("redis://127.0.0.1:{}/0", "amqp://guest:guest@127.0.0.1:{}//", "dq-redis
 @contextmanager
 def deaf_port(kind: str) -> Iterator[int]:
     """A port where nobody answers: nobody listens, nobody reads, or not even the connection is made."""
+    if kind == "refused":
+        with dead_port() as port:
+            yield port
+        return
     with ExitStack() as stack:
         server = stack.enter_context(closing(socket.socket()))
         server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        if kind == "refused":
-            server.close()
-        elif kind == "mute":
+        port = server.getsockname()[1]
+        if kind == "mute":
             server.listen(50)
         else:
             server.listen(0)

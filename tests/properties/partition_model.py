@@ -43,7 +43,7 @@ class Held:
 
 @dataclass
 class Took:
-    entries: list[tuple[str, str, int]] = field(default_factory=list)
+    entries: list[tuple[str, str, int, bool]] = field(default_factory=list)
     suspect: bool = False
 
 

@@ -10,9 +10,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -21,11 +19,10 @@ from hypothesis.stateful import (
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.replies import Outgoing
 from tests.lua.desk import LEASE_MS, Desk, make_record
-from tests.properties.partition_model import PLACES, Message, Model, Quota
+from tests.properties.partition_invariants import CONSUMERS, TENANTS, WatchedPartition
+from tests.properties.partition_model import Message, Model, Quota
 
-TENANTS = ("", "a", "ab", "b", "\u00ff:~")
 TASKS = ("x", "y", "z", "u", "w", "x~1")
-CONSUMERS = ("c1", "c2")
 MAX_DELIVERIES = 2
 #: µs between two tokens: none comes back while a test runs.
 SLOW = 1e12
@@ -55,9 +52,7 @@ def plain(task: str) -> str:
     return task.replace("~", "~~")
 
 
-class PartitionMachine(RuleBasedStateMachine):
-    client: Any
-
+class PartitionMachine(WatchedPartition):
     @initialize(
         batch=st.lists(messages, min_size=8, max_size=16),
         limits=st.lists(st.tuples(tenants, quotas), min_size=2, max_size=4),
@@ -170,7 +165,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert claimed.more == bool(self.model.start or self.model.discards)
         if claimed.appointment_s is not None:
             assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
-        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
     @rule(consumer=st.sampled_from(CONSUMERS))
@@ -179,7 +174,7 @@ class PartitionMachine(RuleBasedStateMachine):
         claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
-        self.tags += [(consumer, tuple(entry.tag)) for entry in claimed.entries]
+        self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
@@ -296,91 +291,6 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.desk.partition.forget_dead(ids).run(self.client) == len(ids)
         for each in ids:
             del self.model.dead[each]
-
-    # -- what must always hold
-
-    def ids_in(self, key: str) -> list[str]:
-        return [each.decode() for each in self.client.zrange(key, 0, -1)]
-
-    @invariant()
-    def every_message_is_where_it_should_be(self) -> None:
-        keys, model = self.desk.keys, self.model
-        waiting = {tenant: self.desk.waiting(tenant) for tenant in TENANTS}
-        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
-        assert set(self.ids_in(keys.delayed)) == set(model.delayed)
-        assert self.ids_in(keys.discards) == [m.id for m in model.discards]
-        held: list[str] = []
-        for consumer in CONSUMERS:
-            entries = self.client.hgetall(keys.held(consumer))
-            mine = model.held.get(consumer, {})
-            assert {i.decode(): (struct.unpack(">d", e[:8])[0], e[24]) for i, e in entries.items()} == {
-                i: (h.claim, h.message.settled + 2 * bool(h.message.reason)) for i, h in mine.items()
-            }
-            held += mine
-        # In exactly one of them, and nothing accepted was lost.
-        places = [*(i for ids in waiting.values() for i in ids), *model.delayed]
-        places += [*(m.id for m in model.discards), *held]
-        assert len(places) == len(set(places))
-        assert {i.decode() for i in self.client.hkeys(keys.messages)} == set(places) == set(model.messages)
-        assert model.accepted == len(places) + model.ended
-        assert {i.decode() for i in self.client.hkeys(keys.dead)} == set(model.dead)
-        assert set(self.ids_in(keys.dead_index)) == set(model.dead)
-        assert self.desk.state("held") == len(held)
-
-    @invariant()
-    def counts_are_exact(self) -> None:
-        keys, model = self.desk.keys, self.model
-        running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
-        assert running == {t: n for t in TENANTS if (n := model.slots(t))}
-        crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
-        assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
-        reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
-        assert reasons == {i: m.reason for i, m in model.messages.items() if m.reason}
-
-    @invariant()
-    def tenants_stand_where_they_should(self) -> None:
-        found: dict[str, str] = {}
-        for place in PLACES:
-            for tenant in self.ids_in(getattr(self.desk.keys, place)):
-                assert tenant not in found
-                found[tenant] = place
-        assert found == self.model.place
-        turn = self.client.zrange(self.desk.keys.turn, 0, -1, withscores=True)
-        assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
-        assert self.desk.state("v") == pytest.approx(self.model.v)
-
-    @invariant()
-    def somebody_will_wake(self) -> None:
-        assert self.client.llen(self.desk.keys.wake) <= 1
-        if self.token_taken or self.desk.token():
-            return
-        assert not (self.model.start)
-        assert not (self.model.discards)
-        assert not (self.model.due())
-        dues = [
-            score
-            for key in (self.desk.keys.delayed, self.desk.keys.throttled)
-            for _, score in self.client.zrange(key, 0, 0, withscores=True)
-        ]
-        if dues:
-            state = self.client.hgetall(self.desk.keys.state)
-            assert self.client.zscore(self.desk.keys.leases, state[b"appt_owner"]) > self.desk.now_us()
-            assert float(state[b"appt"]) <= min(dues)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        while self.desk.partition.purge().run(self.client).more:
-            pass
-        for consumer in CONSUMERS:
-            for message_id, each in list(self.model.held.get(consumer, {}).items()):
-                assert (
-                    self.desk.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
-                    == 0
-                )
-        # Tokens of slow rates, quotas and what must be remembered; nothing else.
-        allowed = {"leases", "quotas", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
-        assert self.desk.left_over() - allowed - {"producer:p", "wake"} == set()
 
 
 @pytest.fixture

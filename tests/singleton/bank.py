@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,54 +98,55 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
     worker_process_init.connect(lambda **_: books.clear(), weak=False)
 
-    def task(**options: Any) -> Any:
-        return app.task(shared=False, **options)
+    def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        make: Callable[[Callable[..., Any]], Any] = app.task(shared=False, **options)
+        return make
 
-    def start(self: Task, number: int) -> None:
+    def start(self: Task[Any, Any], number: int) -> None:
         token = getattr(self.request, "dq_token", 0)
-        if not book().enter("start", number, token, self.request.hostname):
+        if not book().enter("start", number, token, str(self.request.hostname)):
             raise PermissionError(f"token {token} is stale")
 
-    def finish(self: Task, number: int) -> None:
+    def finish(self: Task[Any, Any], number: int) -> None:
         token = getattr(self.request, "dq_token", 0)
-        if not book().enter("finish", number, token, self.request.hostname):
+        if not book().enter("finish", number, token, str(self.request.hostname)):
             raise PermissionError(f"token {token} is stale")
 
     @task(name="post", bind=True)
-    def post(self: Task, number: int, seconds: float = 0.0) -> int:
+    def post(self: Task[Any, Any], number: int, seconds: float = 0.0) -> int:
         start(self, number)
         time.sleep(seconds)  # the work
         finish(self, number)
         return number
 
     @task(name="post_late", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def post_late(self: Task, number: int, seconds: float = 0.0) -> int:
+    def post_late(self: Task[Any, Any], number: int, seconds: float = 0.0) -> int:
         start(self, number)
         time.sleep(seconds)  # the work
         finish(self, number)
         return number
 
     @task(name="reject_once", bind=True, acks_late=True)
-    def reject_once(self: Task, number: int, seconds: float = 0.0) -> None:
+    def reject_once(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:
         start(self, number)
         if book().numbers("start").count(number) == 1:
             raise Reject("not yet", requeue=True)
         finish(self, number)
 
     @task(name="hold", bind=True)
-    def hold(self: Task, number: int) -> None:
+    def hold(self: Task[Any, Any], number: int) -> None:
         start(self, number)
         book().hold(str(number))
         finish(self, number)
 
     @task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def hold_late(self: Task, number: int) -> None:
+    def hold_late(self: Task[Any, Any], number: int) -> None:
         start(self, number)
         book().hold(str(number))
         finish(self, number)
 
     @task(name="hold_and_retry", bind=True, max_retries=1)
-    def hold_and_retry(self: Task, number: int) -> None:
+    def hold_and_retry(self: Task[Any, Any], number: int) -> None:
         start(self, number)
         book().hold(str(number))
         if not self.request.retries:
@@ -152,7 +154,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         finish(self, number)
 
     @task(name="spin", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def spin(self: Task, number: int, seconds: float) -> None:
+    def spin(self: Task[Any, Any], number: int, seconds: float) -> None:
         # As stubborn as a task can be.
         start(self, number)
         until = time.monotonic() + seconds
@@ -161,7 +163,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         finish(self, number)
 
     @task(name="spin_once", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def spin_once(self: Task, number: int, seconds: float) -> None:
+    def spin_once(self: Task[Any, Any], number: int, seconds: float) -> None:
         start(self, number)
         if book().numbers("start").count(number) == 1:
             _end_early()
@@ -171,7 +173,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         finish(self, number)
 
     @task(name="retry", bind=True, max_retries=3)
-    def retry(self: Task, number: int, countdown: float = 0.0, times: int = 1) -> None:
+    def retry(self: Task[Any, Any], number: int, countdown: float = 0.0, times: int = 1) -> None:
         start(self, number)
         if self.request.retries < times:
             raise self.retry(countdown=countdown)
@@ -198,4 +200,5 @@ if ENVIRONMENT in os.environ:
     add_tasks(app, int(app.conf["book_port"]))
     if app.conf.get("without_rounds"):
         # Celery's pool does not look at its children every five seconds.
-        AsynPool.timers = {}
+        pool: Any = AsynPool
+        pool.timers = {}

@@ -98,7 +98,7 @@ class Bank:
     def depose(self) -> None:
         """The broker, which holds the election, forgets who leads."""
         with self.app.connection_for_write() as connection:
-            channel = connection.default_channel
+            channel: Any = connection.default_channel
             channel.client.delete(channel.partition(QUEUE).keys.leader)
 
     def overlaps(self) -> int:

@@ -136,7 +136,7 @@ def test_celery_inspect_tells_who_leads(till: Bank) -> None:
         leader = till.leader()
         answers = {
             node: rows[0]
-            for answer in till.app.control.broadcast("leaders", reply=True, timeout=2.0)
+            for answer in till.app.control.broadcast("leaders", reply=True, timeout=2.0) or ()
             for node, rows in answer.items()
         }
         assert len(answers) == 2

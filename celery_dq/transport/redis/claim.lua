@@ -348,11 +348,7 @@ for i = 1, #line.gone.names do
 end
 write('HSET', P .. 'running', slots)
 write('ZADD', P .. 'limiter', arrivals)
-write('ZADD', P .. 'turn', into.turn)
-write('ZADD', P .. 'throttled', into.throttled)
-write('ZADD', P .. 'limited', into.limited)
-write('ZADD', P .. 'parked', into.parked)
-write('ZADD', P .. 'finish', into.finish)
+for place, entries in pairs(into) do write('ZADD', P .. place, entries) end
 if #leave == #line.seen + #line.gone.names and #leave > 0 then
   -- Nobody stays of those who were first.
   call('ZREMRANGEBYRANK', P .. 'turn', '0', text(#leave - 1))

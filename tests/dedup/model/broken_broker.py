@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from tests.dedup.model.broken_coordinators import Mutation
 
-DEDUP, HELD, GIVE_BACK, PUSH, ACCEPT = (
+DEDUP, KEYED, HELD, GIVE_BACK, PUSH, ACCEPT = (
     f"transport/redis/{name}.lua"
-    for name in ("include/dedup", "include/held", "include/give_back", "push", "include/accept")
+    for name in (
+        "include/dedup",
+        "include/keyed",
+        "include/held",
+        "include/give_back",
+        "push",
+        "include/accept",
+    )
 )
 CLAIMS, PROMOTE, CANCEL = (f"transport/redis/{name}.lua" for name in ("claim", "include/promote", "cancel"))
 
 
 BROKER = (
     Mutation("broker", "a stale tag is good", HELD, "entry.claim == tonumber(", "tonumber("),
-    Mutation("broker", "a finish keeps the claim", HELD, "dedup().leave(entries[i].id, true)", "local _ = 1"),
+    Mutation("broker", "a finish keeps the claim", HELD, "if #claimants > 0 then", "if false then"),
     Mutation("broker", "a settled message keeps no key", HELD, "+ (entry.keyed and KEYED or 0)", ""),
     Mutation(
         "broker",
@@ -175,7 +182,7 @@ BROKER = (
         "broker",
         "who comes back evicted takes its old place",
         DEDUP,
-        "local verdict = admit(message)\n",
+        "local verdict = admit(message, scope_of(entry.tenant, d.key))\n",
         "local verdict = 'accept'\n",
     ),
     Mutation(
@@ -189,9 +196,37 @@ BROKER = (
         "broker",
         "a claim starts nothing",
         CLAIMS,
-        "if #started > 0 then dedup().start",
-        "if false then dedup().start",
+        "if #started > 0 then keyed().start",
+        "if false then keyed().start",
     ),
+    # Who is alone with a key goes a shorter way.
+    Mutation("broker", "who is alone claims nothing", KEYED, "call('HSET', P .. 'claimants', id, scope)", ""),
+    Mutation("broker", "a mate in the push is taken as removed", KEYED, "    admitted[id] = message\n", ""),
+    Mutation(
+        "broker",
+        "a start forgets who waits",
+        KEYED,
+        "if claims[i] and string.sub(claims[i], 25) == ending then",
+        "if claims[i] then",
+    ),
+    Mutation(
+        "broker",
+        "who starts alone has no timeout",
+        KEYED,
+        "scope_of(messages[i].tenant, section.key), section.timeout",
+        "scope_of(messages[i].tenant, section.key), 0",
+    ),
+    Mutation(
+        "broker",
+        "a finish forgets who waits",
+        KEYED,
+        "if claims[i] and string.sub(claims[i], 25) == alone(ids[i]) then",
+        "if claims[i] then",
+    ),
+    Mutation(
+        "broker", "who ends alone stays a claimant", KEYED, "write('HDEL', P .. 'claimants', claimants)", ""
+    ),
+    Mutation("broker", "who ends alone keeps the claim", KEYED, "write('HDEL', P .. 'claims', ended)", ""),
     Mutation(
         "broker",
         "an expired head keeps its key",

@@ -12,7 +12,7 @@ RENEW, FREE = "dedup/lua/renew.lua", "dedup/lua/free.lua"
 
 
 class Mutation(NamedTuple):
-    """A rule broken: in this file of the package, the first of these lines reads otherwise."""
+    """A rule broken: in this file of the package, the one place with this text reads otherwise."""
 
     kind: str
     what: str

@@ -167,7 +167,7 @@ class BrokerDriver:
 
     def standing(self, key: str) -> Standing:
         number, _, parts = self.claims.get(self.scope_field(key), (0, 0, ["", "", ""]))
-        return Standing(*parts, number)
+        return Standing._make([*parts, number])
 
     def check(self, living: Sequence[Call]) -> None:
         """What waits for a worker, and has a claim, is the head of its key and does not run."""

@@ -154,15 +154,15 @@ class BrokerOracle(World):
         for each in batch:
             self.ledger.asks(each.task, each.key)
         told = self.driver.push(self.sequence, batch)
-        for message, each in zip(batch, told, strict=True):
-            assert (each.id, (each.status, each.replaced)) == (message.id, self.expect(message))
-            assert each.covering in self.calls or (each.status, each.covering) == ("accepted", "")
+        for message, answer in zip(batch, told, strict=True):
+            assert (answer.id, (answer.status, answer.replaced)) == (message.id, self.expect(message))
+            assert answer.covering in self.calls or (answer.status, answer.covering) == ("accepted", "")
         if fate != "heard":
             again = self.driver.push(self.sequence, batch)
-            for message, each in zip(batch, again, strict=True):
+            for message, answer in zip(batch, again, strict=True):
                 # Not kept, whether it was declined or replaced within the batch: the answer says by whom.
                 gone = message.id not in self.messages
-                assert each.status == ("declined" if gone else "seen")
+                assert answer.status == ("declined" if gone else "seen")
         self.sequence += len(batch)
 
     def gave_back(self, message: Message, *, crashed: bool) -> None:

@@ -164,6 +164,13 @@ class BrokerWorld(BrokerOracle):
     def give_back(self, data: st.DataObject, mode: str, fate: str) -> None:
         self.gives_back(data.draw(st.sampled_from(self.any_held())), mode, fate)
 
+    @precondition(lambda self: any(each.crashes for each in self.any_held(working=True)))
+    @rule(data=st.data())
+    def crash_again(self, data: st.DataObject) -> None:
+        """What has crashed its worker before does so once more, and dies of it, whoever waits behind it."""
+        suspects = [each for each in self.any_held(working=True) if each.crashes]
+        self.gives_back(data.draw(st.sampled_from(suspects)), "crashed")
+
     @precondition(lambda self: any(self.followers.get(x.id) for x in self.any_held(working=True)))
     @rule(data=st.data(), wish=wishes)
     def come_back_in_vain(self, data: st.DataObject, wish: dict[str, Any]) -> None:
@@ -234,9 +241,24 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), sure=World.seldom)
     def cancel(self, data: st.DataObject, sure: bool) -> None:
-        if not sure:
-            return
-        message = self.messages[data.draw(st.sampled_from(sorted(self.messages)))]
+        if sure:
+            self.is_cancelled(self.messages[data.draw(st.sampled_from(sorted(self.messages)))])
+
+    def waiting_behind_a_deadline(self) -> list[Message]:
+        found = []
+        for key in KEYS:
+            head, *behind, token = self.stands(key)
+            if token and self.messages[head].timeout:
+                found += [self.messages[each] for each in behind if each]
+        return found
+
+    @precondition(lambda self: self.waiting_behind_a_deadline())
+    @rule(data=st.data())
+    def nobody_waits_any_more(self, data: st.DataObject) -> None:
+        """Who waits behind a run that may be evicted leaves: then it may not."""
+        self.is_cancelled(data.draw(st.sampled_from(self.waiting_behind_a_deadline())))
+
+    def is_cancelled(self, message: Message) -> None:
         told = self.driver.cancel(message)
         if message.token:
             assert told == "claimed"

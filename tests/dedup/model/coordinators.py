@@ -80,7 +80,7 @@ class LocalDriver(CoordinatorDriver):
         places = (machine.head, machine.heir, machine.tail)
         assert set(kept.calls) == {each.id for each in places if each}
         token = machine.head.token if machine.head else 0
-        return Standing(*(each.id if each else "" for each in places), token)
+        return Standing._make([*(each.id if each else "" for each in places), token])
 
     def told(self) -> set[tuple[str, str]] | None:
         return None  # threads wake each other
@@ -131,7 +131,7 @@ class RedisDriver(CoordinatorDriver):
         if found is None:
             return Standing()
         ids = [each.call if each else "" for each in found[1:]]
-        return Standing(*ids, found.head.token if found.head else 0)
+        return Standing._make([*ids, found.head.token if found.head else 0])
 
     def told(self) -> set[tuple[str, str]] | None:
         """Which owners were told to look at which key since this was asked last."""

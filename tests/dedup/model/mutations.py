@@ -1,6 +1,7 @@
 """Does the model bite? Breaks one rule after the other in a copy, and tells which of these the model finds.
 
-``python -m tests.dedup.model.mutations``; exit status 1 when one is not found, or does not apply any more.
+``python -m tests.dedup.model.mutations``; exit status 1 when one is not found. When the text that one is to
+break does not stand exactly once in its file, nothing is tried: it would break nothing, or another place.
 """
 
 from __future__ import annotations
@@ -11,12 +12,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.dedup.model.broken_broker import BROKER
 from tests.dedup.model.broken_coordinators import COORDINATORS, Mutation
 
 ROOT = Path(__file__).resolve().parents[3]
+MUTATIONS = COORDINATORS + BROKER
+
+
+def misfits(mutations: Iterable[Mutation], package: Path = ROOT / "celery_dq") -> list[str]:
+    """Those that would break nothing, or another place than is meant, and why."""
+    found = []
+    for each in mutations:
+        times = (package / each.file).read_text(encoding="utf-8").count(each.old)
+        if times != 1 or each.old == each.new:
+            found.append(f"{each.kind}: {each.what}: {each.file} has {times} times {each.old!r}")
+    return found
 
 
 def main() -> int:
@@ -27,12 +40,15 @@ def main() -> int:
     parser.add_argument("--kind", default="", help="only those of one keeper")
     parser.add_argument("--what", default="", help="only those that say this")
     chosen = parser.parse_args()
+    unfit = misfits(MUTATIONS)
+    if unfit:
+        sys.exit("\n".join(["These mutations do not apply; mend their text:", *unfit]))
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         shutil.copytree(ROOT / "celery_dq", copy / "celery_dq", ignore=shutil.ignore_patterns("__pycache__"))
         (copy / "tests").symlink_to(ROOT / "tests")
-        for each in COORDINATORS + BROKER:
+        for each in MUTATIONS:
             if chosen.kind in each.kind and chosen.what in each.what:
                 verdict = _judge(each, copy, chosen.examples, chosen.seed)
                 missed += not verdict.startswith("caught")
@@ -44,9 +60,7 @@ def main() -> int:
 def _judge(mutation: Mutation, copy: Path, examples: int, seed: int) -> str:
     file = copy / "celery_dq" / mutation.file
     source = file.read_text(encoding="utf-8")
-    if mutation.old not in source:
-        return "DOES NOT APPLY"
-    file.write_text(source.replace(mutation.old, mutation.new, 1), encoding="utf-8")
+    file.write_text(source.replace(mutation.old, mutation.new), encoding="utf-8")
     words = ("--first", "--kind", mutation.kind, "--examples", str(examples), "--seed", str(seed))
     try:
         ran = subprocess.run(

@@ -46,7 +46,7 @@ class Oracle(RuleBasedStateMachine):
     def stands(self, key: str) -> Standing:
         machine = self.machine(key)
         ids = [each.id if each else "" for each in (machine.head, machine.heir, machine.tail)]
-        return Standing(*ids, machine.head.token if machine.head else 0)
+        return Standing._make([*ids, machine.head.token if machine.head else 0])
 
     def sweep(self, key: str, verb: str) -> None:
         """What the driver finds over when it looks at the key for this."""

@@ -37,7 +37,7 @@ def tell(
             "broker": lambda: (BrokerWorld, BrokerDriver(client)),
         }
         base, driver = drivers[kind]()
-        world = type(kind.title(), (base,), {"driver": driver})
+        world: Any = type(kind.title(), (base,), {"driver": driver})
         run_state_machine_as_test(
             world if seed is None else seeded(seed)(world),
             settings=settings(
@@ -45,9 +45,9 @@ def tell(
                 stateful_step_count=steps,
                 deadline=None,
                 phases=[Phase.reuse, Phase.generate, *([Phase.shrink] if shorten else [])],
-                database=settings.default.database if shorten else None,
+                database=settings().database if shorten else None,
                 report_multiple_bugs=False,
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        return world.closed
+        return int(world.closed)
