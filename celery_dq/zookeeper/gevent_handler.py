@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gevent.event import AsyncResult
-from kazoo.handlers.gevent import SequentialGeventHandler
+from kazoo.handlers import gevent as kazoos
 from kazoo.handlers.threading import KazooTimeoutError
 
-__all__ = ["PatientGeventHandler"]
+__all__ = ["SequentialGeventHandler"]
 
 
-class Answer(AsyncResult):  # type: ignore[misc]  # gevent's types are not followed
+class Answer(kazoos.AsyncResult):  # type: ignore[misc]  # kazoo ships no types
     """What is asked of the server, and its answer."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -33,7 +32,7 @@ class Answer(AsyncResult):  # type: ignore[misc]  # gevent's types are not follo
         return super().get(block=False)
 
 
-class PatientGeventHandler(SequentialGeventHandler):  # type: ignore[misc]  # kazoo ships no types
+class SequentialGeventHandler(kazoos.SequentialGeventHandler):  # type: ignore[misc]  # kazoo ships no types
     """Survives servers that do not answer."""
 
     timeout_exception = KazooTimeoutError

@@ -28,9 +28,9 @@ def bounded_handler() -> Any:
 def _handler() -> Any:
     environment = detect_environment()
     if environment == "gevent":
-        from celery_dq.zookeeper.gevent_handler import PatientGeventHandler
+        from celery_dq.zookeeper.gevent_handler import SequentialGeventHandler
 
-        return PatientGeventHandler
+        return SequentialGeventHandler
     if environment == "eventlet":
         from kazoo.handlers.eventlet import SequentialEventletHandler
 
