@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pool", default=defaults.pool, choices=["prefork", "threads", "solo", "gevent"])
     parser.add_argument("--tenants", type=int, default=defaults.tenants)
     parser.add_argument("--work-ms", type=float, default=defaults.work_ms, help="mean length of a task")
+    parser.add_argument(
+        "--ahead", type=int, default=defaults.ahead, help="most messages that are published and not finished"
+    )
     parser.add_argument("--lease", type=float, default=defaults.lease, help="seconds")
     parser.add_argument("--patience", type=float, default=defaults.patience, help="seconds without progress")
     parser.add_argument(
@@ -76,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         pool=options.pool,
         tenants=options.tenants,
         work_ms=options.work_ms,
+        ahead=options.ahead,
         lease=options.lease,
         patience=options.patience,
         modes=modes,

@@ -42,6 +42,9 @@ class Plan:
     tenants: int = 20
     #: Mean length of a task, in milliseconds.
     work_ms: float = 4.0
+    #: Messages that are published and not finished, at most. A message that comes back waits for its tenant's
+    #: turn, so that with many of them a recovery lasts as long as a turn of all tenants.
+    ahead: int = 2000
     #: Lease in seconds, where the broker has one.
     lease: float = 3.0
     #: Seconds without progress after which the run ends with whatever is missing.
@@ -112,6 +115,7 @@ class _Run:
             draw_messages(plan.seed, plan.messages, plan.tenants, plan.work_ms),
             finished=lambda: len(self._done),
             await_broker=self._await_broker,
+            ahead=plan.ahead,
             replicated=self._replicas > 0,
             options=(lambda message: {"tenant": message.tenant}) if broker.has_leases else lambda message: {},
         )

@@ -61,7 +61,7 @@ class LoadGenerator:
         *,
         finished: Callable[[], int],
         await_broker: Callable[[], None],
-        ahead: int = 2000,
+        ahead: int,
         replicated: bool = False,
         options: Callable[[Message], dict[str, Any]] = lambda message: {},
     ) -> None:
