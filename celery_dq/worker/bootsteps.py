@@ -15,6 +15,7 @@ from celery_dq.transport.redis.message import Message
 from celery_dq.worker.gate import Gate
 from celery_dq.worker.lifecycle import Lifecycle
 from celery_dq.worker.pool_deaths import notice_deaths
+from celery_dq.worker.pool_results import hear_results
 from celery_dq.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         if self._lifecycle is not None:
             self._lifecycle.guard_flush(consumer.pool)
             notice_deaths(consumer.pool)
+            hear_results(consumer.pool)
 
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the worker stops."""

@@ -25,6 +25,7 @@ from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
 from celery_dq.worker.gate import stops
 from celery_dq.worker.pool_deaths import notice_deaths
+from celery_dq.worker.pool_results import hear_results
 from celery_dq.worker.sequencer import Sequencer
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class SingletonStep(bootsteps.StartStopStep):
         if self._sequencer is not None:
             # Who is killed for a hand-over is waited for. The pool runs by now, and the loop does not yet.
             notice_deaths(consumer.pool)
+            hear_results(consumer.pool)
             self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:
