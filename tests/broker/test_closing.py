@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery.worker import state
 
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.gate import Gate
+from tests.broker.yard import Yard
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,27 @@ def test_a_worker_closes_with_whatever_celery_leaves(
     monkeypatch.setattr(state, flag, value)
     # It looks at Celery's flags only, and a worker made here would change this whole process.
     assert object.__new__(Gate).closing is closing
+
+
+@pytest.fixture
+def yard(redis_server: RedisServer) -> Iterator[Yard]:
+    for db in (1, 2, 3):
+        redis_server.flush(db)
+    yard = Yard(redis_server)
+    yield yard
+    yard.close()
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_what_runs_while_a_worker_stops_may_wait_on_a_connection_of_its_own(yard: Yard, pool: str) -> None:
+    with yard.worker(pool, 1, warm=True) as worker:
+        yard.send("listen", "a", 1.0)
+        yard.ran(1, 30, "began")
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "Warm shutdown" in worker.log, 30)
+        yard.witness.release("a")
+        worker.process.wait(30)
+    (listened,) = yard.witness.told("listened")
+    # Who asks others, and waits for what they answer, would take them for silent.
+    assert float(listened) > 0.9

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import redis
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from kombu import Consumer, Queue
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
@@ -53,6 +55,16 @@ def add_tasks(app: Celery, port: int) -> Celery:
         Witness(port).hold(key)
         tell("ended", key)
         return key
+
+    @app.task(name="listen")
+    def listen(key: str, seconds: float) -> None:
+        tell("began", key)
+        Witness(port).hold(key)
+        with app.connection_for_read() as connection, Consumer(connection, [Queue("silence")]):
+            began = time.monotonic()
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=seconds)
+            tell("listened", time.monotonic() - began)
 
     @app.task(name="nap", acks_late=True)
     def nap(seconds: float) -> None:

@@ -143,13 +143,8 @@ class DrivenChannel(RedisChannel):
     @property
     def _loop_turns(self) -> bool:
         # A worker that shuts down leaves its loop, and what is on its way then would never be read.
-        return self.poller.driven and not self.is_leaving
-
-    @property
-    def is_leaving(self) -> bool:
-        """The worker that consumes here shuts down, and leaves its loop."""
         gate = self.session.gate
-        return gate is not None and gate.closing
+        return self.poller.driven and not (gate is not None and gate.closing)
 
     def deliver_one(self) -> bool:
         """Deliver one claimed message, if there is one; return whether somebody got it."""

@@ -52,6 +52,7 @@ class Poller:
         self._poller: Any = None
         self._pipe: tuple[int, int] | None = None
         self._rung = False
+        self._interrupted = False
         self._thread: int | None = None
 
     # -- channels --------------------------------------------------------------
@@ -151,7 +152,7 @@ class Poller:
 
         Raises:
             queue.Empty: nothing came in time.
-            TimeoutError: the worker stops, and nothing has come.
+            TimeoutError: :meth:`interrupt` was called, and nothing has come.
         """
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._thread = threading.get_ident()
@@ -166,10 +167,10 @@ class Poller:
                 for channel in tuple(self._channels):
                     channel.tick()
                     self._watch_wires(channel)
-                leaves = any(channel.is_leaving for channel in self._channels)
-                if self._wait(self._clock.monotonic() if leaves else end):
+                interrupted = self._interrupted
+                if self._wait(self._clock.monotonic() if interrupted else end):
                     return
-                if leaves:
+                if interrupted:
                     # Not Empty, after which kombu asks again until the caller's time is over.
                     raise TimeoutError("the worker stops")
                 if end is not None and self._clock.monotonic() >= end and not self._any_inbox():
@@ -278,7 +279,11 @@ class Poller:
         self._ring()
 
     def interrupt(self) -> None:
-        """End a wait that may be going on; for signal handlers, which may have interrupted anything."""
+        """End the wait that may be going on, and begin no other: who waits here is about to leave.
+
+        For signal handlers, which may have interrupted anything.
+        """
+        self._interrupted = True
         self._ring()
 
     def _ring(self) -> None:
