@@ -139,7 +139,7 @@ def _worked(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
         worker = WorkerProcess(
             "benchmarks.keyed", broker=broker, conf=settings, pool="solo", concurrency=1, loglevel="WARNING"
         )
-        with worker, redis.Redis(port=clock.port) as client:
+        with worker, redis.Redis(port=clock.port, socket_timeout=None) as client:
             begin, end = (client.blpop([name], timeout=60) for name in ("begin", "end"))
             cpu = probe.cpu_seconds() - cpu
         if begin is None or end is None:

@@ -71,7 +71,7 @@ def _latency(pool: str, amount: int, broker: str) -> dict[str, float]:
             "benchmarks.shop", broker=BROKERS[broker], conf=conf, pool=pool, concurrency=1, loglevel="WARNING"
         )
         waits: list[float] = []
-        with worker, redis.Redis(port=clock.port) as client:
+        with worker, redis.Redis(port=clock.port, socket_timeout=None) as client:
             for _ in range(amount + 10):
                 app.tasks["stamp"].apply_async((time.monotonic(),))
                 stamped = client.blpop(["stamps"], timeout=30)

@@ -60,7 +60,7 @@ def _round(pool: str, amount: int, kind: str) -> dict[str, float]:
         worker = WorkerProcess(
             "benchmarks.shop", broker=DQ, conf=conf, pool=pool, concurrency=1, loglevel="WARNING"
         )
-        with worker, redis.Redis(port=clock.port) as client:
+        with worker, redis.Redis(port=clock.port, socket_timeout=None) as client:
             begin, end = client.blpop(["begin"], timeout=60), client.blpop(["end"], timeout=120)
         app.close()
     if begin is None or end is None:

@@ -70,7 +70,7 @@ def _round(pool: str, late: bool, amount: int, broker: str) -> dict[str, float]:
             concurrency=POOLS[pool],
             loglevel="WARNING",
         )
-        with worker, redis.Redis(port=clock.port) as client:
+        with worker, redis.Redis(port=clock.port, socket_timeout=None) as client:
             begin, end = client.blpop(["begin"], timeout=60), client.blpop(["end"], timeout=120)
         app.close()
     if begin is None or end is None:

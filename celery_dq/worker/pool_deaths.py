@@ -4,6 +4,7 @@ Celery's loop watches a pipe of each child, whose other end closes when the chil
 what a process had open some moments before it lets the parent wait for it. When the loop is faster, Celery
 looks at the child once, finds it alive, and watches it no more: its next look comes with the round that it
 makes every five seconds. Until then what the child was running is held, and whoever waits for that waits.
+When the connection is lost meanwhile, Celery watches its closed pipe again, and the worker ends.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ def notice_deaths(pool: Any) -> None:
     without such children, and nothing when called again.
 
     Arguments:
-        pool: the worker's pool, which has started; a method of its inner pool is replaced on the instance.
+        pool: the worker's pool, which has started; methods of its inner pool are replaced on the instance.
     """
     children: Any = getattr(pool, "_pool", None)
     # Of the class: it is not replaced twice.
     exited = getattr(type(children), "_event_process_exit", None)
-    if exited is None:
+    track = getattr(type(children), "_track_child_process", None)
+    if exited is None or track is None:
         return
 
     def look(hub: Any, child: Any, pause_s: float) -> None:
@@ -49,4 +51,13 @@ def notice_deaths(pool: Any) -> None:
         exited(children, hub, child)
         look_later(hub, child, SOON_S)
 
+    def track_or_look(child: Any, hub: Any) -> None:
+        # Celery has none yet for a child that it has not watched, and None for one that it watches no more.
+        if getattr(child, "_sentinel_poll", ...) is None:
+            # The lost connection has taken the next look with it.
+            look_later(hub, child, SOON_S)
+        else:
+            track(children, child, hub)
+
     children._event_process_exit = exited_then_look
+    children._track_child_process = track_or_look

@@ -36,7 +36,8 @@ class Ledger:
     """Append from any process, read from the driver."""
 
     def __init__(self, port: int) -> None:
-        self._client = redis.Redis(port=port)
+        # An answer that is late is waited for: a line that is sent again would be written twice.
+        self._client = redis.Redis(port=port, socket_timeout=None)
         self._read = 0
 
     def write(

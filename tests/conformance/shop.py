@@ -5,12 +5,16 @@ Its tasks tell a Redis of the test's own what they do: a test waits for what hap
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import redis
+from billiard.process import current_process
 from celery import Celery, Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from redis.backoff import ConstantBackoff
@@ -33,6 +37,8 @@ class Witness:
             port=port,
             db=WITNESS_DB,
             decode_responses=True,
+            # The wait has a limit of its own. The client's would end it, and look again for as long.
+            socket_timeout=None,
             retry=Retry(ConstantBackoff(0.1), 100),
             retry_on_error=[redis.ConnectionError],
         )
@@ -116,6 +122,17 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own.hold(key)
         return key
 
+    @task(name="seem_dead")
+    def seem_dead() -> int:
+        # By the end of this pipe the parent knows that its child lives: whoever closes it seems to be dead.
+        child: Any = current_process()
+        kept = {1, 2, child.outq._writer.fileno()}
+        watched = set(_pipes(os.getppid()).values())
+        for fd, pipe in _pipes(os.getpid()).items():
+            if pipe in watched and fd not in kept and _is_written(fd):
+                os.close(fd)
+        return os.getpid()
+
     @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
     def die_once(self: Task[Any, Any], key: str) -> str:
         own = witness()
@@ -175,6 +192,21 @@ def add_tasks(app: Celery, port: int) -> Celery:
         }
 
     return app
+
+
+def _pipes(pid: int) -> dict[int, str]:
+    """The pipes that a process has open, by file descriptor."""
+    found = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        # The listing's own is closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            if (pipe := str(fd.readlink())).startswith("pipe:"):
+                found[int(fd.name)] = pipe
+    return found
+
+
+def _is_written(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
 
 
 if ENVIRONMENT in os.environ:

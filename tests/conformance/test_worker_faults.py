@@ -148,3 +148,17 @@ def test_a_child_dies_while_the_connection_is_lost(
         workplace.witness.release(key)
         assert result.get(timeout=WAIT) == key
     assert workplace.waiting() == 0
+
+
+# Only there: with the stock transport the worker ends.
+@pytest.mark.parametrize("broker", ["dq"], indirect=True)
+def test_a_child_that_seems_dead_when_the_connection_is_lost(
+    workplace: Workplace, redis_server: RedisServer
+) -> None:
+    with workplace.worker("prefork", concurrency=1):
+        child = workplace.send("seem_dead").get(timeout=WAIT)
+        kill_connections(redis_server.port, BROKER_DB)
+        assert workplace.send("add", 1, 1).get(timeout=WAIT) == 2
+        assert workplace.ask("stats")["pool"]["processes"] == [child]
+        os.kill(child, signal.SIGKILL)
+        assert workplace.send("add", 2, 1).get(timeout=WAIT) == 3

@@ -11,7 +11,6 @@ import pytest
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.testing.servers import RedisServer
-from celery_dq.testing.waiting import wait_until
 from tests.dedup.captain import Crew, kill
 from tests.workers import WorkerProcess
 
@@ -83,9 +82,7 @@ def test_a_killed_pool_process(crew: Crew) -> None:
 def test_the_timeout_is_a_time_limit_where_the_pool_can_end_a_task(crew: Crew) -> None:
     worker, tail = start_two(crew, "limited")
     try:
-        wait_until(lambda: "TimeLimitExceeded" in worker.log, 15, what=lambda: worker.log[-2000:])
-        crew.left()
-        crew.open(2)
+        worker.wait_for_log("TimeLimitExceeded", 15)
         assert tail.get(timeout=15) == [1, 2]
         assert "evict" not in crew.app.dq.dedup["cache"].verdicts()
     finally:
