@@ -58,6 +58,37 @@ def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> N
     assert counter.depth() == 0
 
 
+def test_what_was_claimed_for_a_loud_tenant_does_not_go_before_a_quiet_one(counter: Counter) -> None:
+    counter.publish(*range(8), tenant="loud")
+    with counter.connect() as connection, counter.consuming(connection, prefetch=4) as got:
+        # Three of the loud tenant lie in the inbox.
+        counter.drain(connection, got, 1)
+        counter.publish("quiet", tenant="quiet")
+        got[0].ack()
+        channel = got[0].channel
+        channel.tick()
+        wait_until(lambda: counter.client.hlen(counter.keys.held(consumer_of(connection))) == 4)
+        wait_until(lambda: channel.intake.fetcher.teller.wire.readable())
+        channel.intake.fetcher.on_readable(channel.intake.fetcher.teller.wire.fd)
+        counter.drain(connection, got, 5)
+        assert "quiet" in bodies(got[1:3])
+        assert [body for body in bodies(got) if body != "quiet"] == [0, 1, 2, 3]
+
+
+def test_a_busy_consumer_claims_before_all_is_worked_off(counter: Counter) -> None:
+    counter.publish(*range(300), tenant="loud")
+    with counter.connect() as connection, counter.consuming(connection, prefetch=100) as got:
+        for count in range(1, 101):
+            counter.drain(connection, got, count)
+            got[-1].ack()
+            if count == 5:
+                counter.publish("quiet", tenant="quiet")
+            if got[-1].payload == "quiet":
+                break
+            time.sleep(0.002)  # the work
+        assert len(got) < 90
+
+
 def test_acks_from_other_threads(counter: Counter) -> None:
     counter.publish(*range(30))
     with counter.connect() as connection, counter.consuming(connection, prefetch=30) as got:

@@ -173,13 +173,16 @@ class Siege:
         return self.ensemble.servers[self.wire_of(crew)]
 
     def wire_of(self, crew: Crew) -> int:
-        """Which of its wires a worker uses."""
+        """Which of its wires a worker uses; it may be about to take another one."""
+        return wait_until(lambda: self._wires_of(crew), 15, what="a connection to ZooKeeper")[0]
+
+    def _wires_of(self, crew: Crew) -> list[int]:
         remote = {
             connection.raddr.port
             for connection in psutil.Process(crew.worker.pid).net_connections("tcp")
             if connection.raddr and connection.status == psutil.CONN_ESTABLISHED
         }
-        return next(number for number, proxy in enumerate(crew.zookeepers) if proxy.port in remote)
+        return [number for number, proxy in enumerate(crew.zookeepers) if proxy.port in remote]
 
     # -- faults: each returns how to heal it
 
@@ -237,7 +240,7 @@ class Siege:
         for proxy in others:
             proxy.black_hole()
             proxy.sever()
-        wait_until(lambda: self._on_wire(crew, number - 1), 15, what="the worker at the follower")
+        wait_until(lambda: self._wires_of(crew)[:1] == [number - 1], 15, what="the worker at the follower")
         self.progress("moving to the follower", 2)
         link = self._links[number, leader]
         link.black_hole()
@@ -249,12 +252,6 @@ class Siege:
                 proxy.restore()
 
         return heal
-
-    def _on_wire(self, crew: Crew, wire: int) -> bool:
-        try:
-            return self.wire_of(crew) == wire
-        except StopIteration:
-            return False
 
     def cut_from_zookeeper(self) -> Callable[[], None]:
         return self._swallow(self.leader().zookeepers)

@@ -148,12 +148,17 @@ class DrivenChannel(RedisChannel):
 
     def deliver_one(self) -> bool:
         """Deliver one claimed message, if there is one; return whether somebody got it."""
-        return bool(len(self.intake)) and self.intake.deliver_one()
+        return self.intake.has_undelivered and self.intake.deliver_one()
 
     @property
     def has_inbox(self) -> bool:
         """Claimed messages wait for ``drain_events``, or delivered ones for their turn, which has come."""
-        return len(self.intake) > 0 or self.intake.has_next
+        return self.intake.has_undelivered or self.intake.has_next
+
+    @property
+    def asks_between(self) -> bool:
+        """Before the next message of the inbox is delivered, look for one whose turn comes before it."""
+        return self.intake.takes_its_time
 
     @property
     def expects_answer(self) -> bool:

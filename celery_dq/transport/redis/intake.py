@@ -8,7 +8,6 @@ loses its inbox to others after half a lease.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dq.errors import CorruptRecord
 from celery_dq.hooks import Terms, WorkerGate
 from celery_dq.transport.redis.fetcher import Fetcher
+from celery_dq.transport.redis.inbox import Inbox
 from celery_dq.transport.redis.lanes import Lanes
 from celery_dq.transport.redis.message import Message
 from celery_dq.transport.redis.process import Process
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Messages that a consumer without a prefetch count gets ahead at most.
 MOST_AHEAD = 64
+#: Seconds that a message takes, from which on a claim between two of them costs next to nothing.
+LONG_SERVICE_S = 0.0005
 #: Messages that one claim takes at most, so that a script stays short.
 LARGEST_BATCH = 200
 
@@ -53,7 +55,7 @@ class Intake:
         self._claim_ahead_s = claim_ahead_s
         self.watchdog = Watchdog(process, watchdog_s)
         self._fetcher: Fetcher | None = None
-        self._inbox: dict[str, deque[Message]] = {}
+        self._inbox = Inbox()
         self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
         self._delivered_at = process.clock.monotonic()
         self._timing = False
@@ -175,7 +177,7 @@ class Intake:
     def _pace(self) -> int:
         """Without a prefetch count: what fits the claim-ahead time, at the pace seen so far."""
         ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
-        return max(min(max(ahead, 1), MOST_AHEAD) - len(self), 0)
+        return max(min(max(ahead, 1), MOST_AHEAD) - len(self._inbox), 0)
 
     def _in_turn(self) -> int:
         """How many messages of a led queue may be delivered at a time."""
@@ -186,7 +188,7 @@ class Intake:
     def _keeps_appointments(self) -> bool | None:
         if self._blocks:
             # Between two messages only: what is asked for now is answered while we work.
-            return None if len(self) else False
+            return None if self._inbox else False
         return True
 
     @property
@@ -243,27 +245,24 @@ class Intake:
 
     def _put(self, message: Message) -> None:
         self._channel.qos.append(message, message.delivery_tag)
-        self._inbox.setdefault(message.queue, deque()).append(message)
+        self._inbox.put(message)
 
-    def __len__(self) -> int:
-        return sum(map(len, tuple(self._inbox.values())))
+    @property
+    def has_undelivered(self) -> bool:
+        """Something lies in the inbox."""
+        return bool(self._inbox)
 
-    def _next_message(self) -> Message | None:
-        """Take the oldest message of the queue whose turn it is."""
-        for name in tuple(self._inbox):
-            box = self._inbox.pop(name)
-            self._inbox[name] = box  # to the end of the line
-            if box:
-                with contextlib.suppress(IndexError):  # the keeper may have given it back
-                    return box.popleft()
-        return None
+    @property
+    def takes_its_time(self) -> bool:
+        """The consumer is busy with each message for longer than a claim, and has others in the inbox."""
+        return self._service_s is not None and self._service_s >= LONG_SERVICE_S and bool(self._inbox)
 
     def deliver_all(self) -> None:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
         if self.has_next and self._gate is not None:
             self._gate.start_next()
-        while len(self):
-            while len(self):
+        while self._inbox:
+            while self._inbox:
                 self.deliver_one()
             if self.lanes is not None:
                 # The next ones of a led queue need not wait for a round of the loop.
@@ -289,7 +288,7 @@ class Intake:
             self._timing = False
             seen = now - self._delivered_at
             self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
-        message = self._next_message()
+        message = self._inbox.take()
         if message is None:
             return False
         self._delivered_at = now
@@ -344,21 +343,15 @@ class Intake:
 
     def _give_back(self, queue_name: str | None = None) -> None:
         """Give back what lies in the inbox, youngest first; of one queue, or all."""
-        for name in tuple(self._inbox) if queue_name is None else (queue_name,):
-            box = self._inbox.get(name)
-            while box:
-                try:
-                    message = box.pop()
-                except IndexError:  # the consuming thread was faster
-                    break
-                self._release(message)
+        for message in self._inbox.take_back(queue_name):
+            self._release(message)
 
     def _check(self, now: float) -> None:
         """Look, in the keeper's thread, whether this consumer still consumes."""
         fetcher = self._fetcher
         since = max(self._delivered_at, fetcher.claimed_at if fetcher is not None else 0.0)
-        if len(self) and now - since > self._process.lease_s / 2:
-            for name in tuple(self._inbox):
+        if self._inbox and now - since > self._process.lease_s / 2:
+            for name in self._inbox.queues():
                 # What comes from a led queue is nobody else's.
                 if self.lanes is None or name not in self.lanes:
                     self._give_back(name)

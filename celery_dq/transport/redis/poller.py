@@ -158,15 +158,17 @@ class Poller:
         self._thread = threading.get_ident()
         try:
             while True:
+                if any(channel.asks_between for channel in self._channels):
+                    if self._wait(self._clock.monotonic()):
+                        return
+                    self._ask()
                 for channel in tuple(self._channels):
                     if channel.deliver_one():
                         if channel in self._channels:  # the callback may have closed it
                             self._channels.remove(channel)
                             self._channels.append(channel)
                         return
-                for channel in tuple(self._channels):
-                    channel.tick()
-                    self._watch_wires(channel)
+                self._ask()
                 interrupted = self._interrupted
                 if self._wait(self._clock.monotonic() if interrupted else end):
                     return
@@ -179,6 +181,11 @@ class Poller:
             self._thread = None
             for channel in tuple(self._channels):
                 channel.tell_at_end_of_batch()
+
+    def _ask(self) -> None:
+        for channel in tuple(self._channels):
+            channel.tick()
+            self._watch_wires(channel)
 
     def _wait(self, end: float | None) -> bool:
         """Wait for sockets, and handle what comes; return whether a broadcast was delivered."""

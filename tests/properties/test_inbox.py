@@ -1,0 +1,80 @@
+"""Any interleaving of claims, deliveries and what the keeper gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from celery_dq.transport import envelope
+from celery_dq.transport.redis.inbox import Inbox
+from celery_dq.transport.redis.message import Message
+from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.replies import ClaimedEntry
+
+QUEUES = st.sampled_from(["mail", "bills"])
+TENANTS = st.sampled_from(["", "a", "b", "c"])
+
+
+def message(number: int, queue: str, tenant: str) -> Message:
+    record = Record(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
+    return Message(record, ClaimedEntry(str(number), "1", 0, "", b""), f"1/{number}", queue, None)
+
+
+class InboxMachine(RuleBasedStateMachine):
+    """Beside it, the numbers of the messages of each tenant in the order of their claims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inbox = Inbox()
+        self.number = 0
+        self.lines: dict[tuple[str, str], list[int]] = {}
+        #: How often somebody else of the queue was served while the tenant had something here.
+        self.passed: dict[tuple[str, str], Counter[str]] = {}
+
+    @rule(queue=QUEUES, tenant=TENANTS, amount=st.integers(1, 4))
+    def claim(self, queue: str, tenant: str, amount: int) -> None:
+        for _ in range(amount):
+            self.number += 1
+            self.inbox.put(message(self.number, queue, tenant))
+            self.lines.setdefault((queue, tenant), []).append(self.number)
+
+    @precondition(lambda self: any(self.lines.values()))
+    @rule()
+    def deliver(self) -> None:
+        taken: Any = self.inbox.take()
+        queue, tenant = taken.queue, taken.record.tenant
+        # Within a tenant in the order of the claims.
+        assert int(taken.message_id) == self.lines[queue, tenant].pop(0)
+        for (name, other), line in self.lines.items():
+            if name == queue and other != tenant and line:
+                passed = self.passed.setdefault((queue, other), Counter())
+                passed[tenant] += 1
+                # Nobody has two turns while somebody waits for one.
+                assert passed[tenant] <= 1, f"{tenant!r} before {other!r} again"
+        self.passed.pop((queue, tenant), None)
+
+    @precondition(lambda self: not any(self.lines.values()))
+    @rule()
+    def deliver_nothing(self) -> None:
+        assert self.inbox.take() is None
+
+    @rule(queue=QUEUES)
+    def give_back(self, queue: str) -> None:
+        given: dict[tuple[str, str], list[int]] = {(queue, tenant): [] for tenant in ("", "a", "b", "c")}
+        for each in self.inbox.take_back(queue):
+            given[queue, each.record.tenant].append(int(each.message_id))
+        for key, numbers in given.items():
+            assert numbers == self.lines.pop(key, [])[::-1]
+            self.passed.pop(key, None)
+
+    @invariant()
+    def knows_how_many(self) -> None:
+        assert len(self.inbox) == sum(map(len, self.lines.values()))
+        assert bool(self.inbox) == any(self.lines.values())
+
+
+TestInbox = InboxMachine.TestCase
+TestInbox.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
