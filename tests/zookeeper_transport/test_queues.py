@@ -16,6 +16,7 @@ from celery_dq.transport.zookeeper import channel as channel_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.zookeeper_transport.kinds import stored, transport_of
 
 NODES = BrokerNodes("online")
 
@@ -61,7 +62,7 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
         room.drain(1)
         room.publish("later", priority=5)
     assert room.bodies == ["delayed"]
-    assert room.received[0].properties["priority"] == 5
+    assert stored(room)[0].properties["priority"] == 5
     assert room.received[0].delivery_info["redelivered"]
     room.received.pop().ack()
     assert room.drain(1) == ["later"]
@@ -121,7 +122,7 @@ def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connectio
     looker.open().ensure_path(f"{NODES.transients}/left")
     for folder in NODES.queue("left").folders:
         looker.open().ensure_path(folder)
-    queues = connection.transport.queues
+    queues = transport_of(connection).queues
     queues.sweep()
     assert looker.open().exists(NODES.queue("left").path), "it may have been made a moment ago"
     queues.sweep()
