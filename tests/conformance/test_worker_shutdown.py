@@ -75,7 +75,7 @@ def test_cold_shutdown_gives_back_what_runs(workplace: Workplace) -> None:
 
 def test_soft_shutdown_waits_for_what_can_finish(workplace: Workplace) -> None:
     quick, slow = uuid4().hex, uuid4().hex
-    conf = {"worker_soft_shutdown_timeout": 2.0}
+    conf = {"worker_soft_shutdown_timeout": 3.0}
     with workplace.worker("prefork", concurrency=2, conf=conf) as worker:
         finishes = workplace.send("hold_late", quick)
         workplace.send("hold_late", slow)
