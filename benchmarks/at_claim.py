@@ -44,11 +44,11 @@ def claim_for(
     end, stop = time.monotonic() + seconds, threading.Event()
     partition = Partition(PartitionKeys("online", queue), load_scripts())
     # Every thread needs the scripts; one loads them.
-    with redis.Redis(port=port) as client:
+    with redis.Redis(port=port, socket_timeout=None) as client:
         partition.claim("loader", lease_ms=1000, want=0).run(client)
 
     def consume(number: int) -> list[Moment]:
-        with redis.Redis(port=port) as client:
+        with redis.Redis(port=port, socket_timeout=None) as client:
             return _consume(client, partition, f"claimant-{number}", want, end, stop)
 
     with ThreadPoolExecutor(consumers) as threads:
@@ -58,7 +58,7 @@ def claim_for(
 def keep_house(port: int, queue: str, heartbeats: int) -> None:
     """Do what the heartbeats of a worker do: tidy up, a chunk at a time."""
     partition = Partition(PartitionKeys("online", queue), load_scripts())
-    with redis.Redis(port=port) as client:
+    with redis.Redis(port=port, socket_timeout=None) as client:
         for _ in range(heartbeats):
             partition.renew("keeper", lease_ms=1000, limit=1000).run(client)
         partition.resign("keeper").run(client)

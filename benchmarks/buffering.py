@@ -17,6 +17,7 @@ from kombu import pools
 
 import celery_dq
 from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from celery_dq.app.face import dq_of
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
 from celery_dq.producer.sender import Addressed
@@ -46,7 +47,7 @@ def shop(way: str, server: RedisServer, **conf: Any) -> Iterator[Any]:
         flush(app)
         yield task
         if way != "stock":
-            app.dq.buffer.close(5)
+            dq_of(app).buffer.close(5)
         app.close()
         pools.reset()
 

@@ -81,7 +81,7 @@ def _counting(port: int) -> Iterator[Count]:
     """Count by MONITOR on the server's side and at the socket on ours."""
     count = Count()
     ended = threading.Event()
-    client = redis.Redis(port=port)
+    client: Any = redis.Redis(port=port, socket_timeout=None)
 
     def listen() -> None:
         with client.monitor() as monitor:

@@ -154,7 +154,7 @@ def _worked(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
 def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
     keyed = kind.endswith("dedup")
     server.flush(1)
-    with redis.Redis.from_url(server.url(1)) as client:
+    with redis.Redis.from_url(server.url(1), socket_timeout=None) as client:
         partition = Partition(PartitionKeys("online", "cache"), load_scripts())
 
         def live(number: int) -> None:

@@ -25,7 +25,7 @@ def add_tasks(app: Celery) -> Celery:
 
     @app.task(name="mark", shared=False)
     def mark(key: str) -> None:
-        with redis.Redis(port=app.conf["clock_port"]) as client:
+        with redis.Redis(port=app.conf["clock_port"], socket_timeout=None) as client:
             client.rpush(key, time.monotonic())
 
     return app

@@ -24,7 +24,7 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     def mark(key: str) -> None:
         now = time.monotonic()
         if clock_port:
-            with redis.Redis(port=clock_port) as client:
+            with redis.Redis(port=clock_port, socket_timeout=None) as client:
                 client.rpush(key, now)
         else:
             MARKS.append(now)
@@ -35,7 +35,7 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     @app.task(name="stamp", shared=False, ignore_result=True)
     def stamp(sent: float) -> None:
         now = time.monotonic()
-        with redis.Redis(port=clock_port) as client:
+        with redis.Redis(port=clock_port, socket_timeout=None) as client:
             client.rpush("stamps", now - sent)
 
     return app

@@ -20,6 +20,7 @@ from kombu import pools
 
 import celery_dq
 from benchmarks.measure import Report, dump, interleave, percentile, ratio
+from celery_dq.app.face import dq_of
 from celery_dq.dedup import dedup
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -88,7 +89,7 @@ def _storm(amount: int, kind: str) -> dict[str, float]:
                 ahead = began + number / RATE - time.monotonic()
                 if ahead > 0:
                     time.sleep(ahead)
-            wait_until(lambda: app.dq.queues["cache"].snapshot().waiting == 0, 120, interval_s=0.05)
+            wait_until(lambda: dq_of(app).queues["cache"].snapshot().waiting == 0, 120, interval_s=0.05)
             wait_until(lambda: all(starts[sku][-1] > at for sku, at in calls), 30)
             done = time.monotonic() - began
         app.close()

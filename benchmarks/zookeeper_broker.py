@@ -73,8 +73,9 @@ def _connect(server: ZooKeeperServer, scheme: str) -> Connection:
 def _round(server: ZooKeeperServer, amount: int, pings: int, scheme: str) -> dict[str, float]:
     queue = f"bench-{random.randrange(10**9)}"
     with _connect(server, scheme) as connection:
-        producer = Producer(connection.channel())
-        Queue(queue)(producer.channel).declare()
+        channel = connection.channel()
+        producer = Producer(channel)
+        Queue(queue)(channel).declare()
         started = time.perf_counter()
         for _ in range(amount):
             producer.publish(_body(), routing_key=queue, serializer="json")
@@ -107,8 +108,9 @@ def _body() -> dict[str, object]:
 def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[float]:
     over = threading.Event()
     with _connect(server, scheme) as consuming, _connect(server, scheme) as publishing:
-        producer = Producer(publishing.channel())
-        Queue(queue)(producer.channel).declare()
+        channel = publishing.channel()
+        producer = Producer(channel)
+        Queue(queue)(channel).declare()
         sink = Sink(consuming, prefetch=1, queue=queue)
 
         def consume() -> None:

@@ -92,7 +92,8 @@ def _send_stock(hosts: str) -> None:
 
 def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
     options: dict[str, Any] = {"lock_path": "/locks" if locks else None, "prefetch": 100}
-    seen, waits = [0], []
+    seen = [0]
+    waits: list[float] = []
 
     def receive(item: dict[str, Any]) -> None:
         seen[0] += 1
@@ -113,10 +114,14 @@ def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
             consume = 2 * amount / (time.perf_counter() - started)
             for _each in range(30):
                 time.sleep(0.1)
-                count = len(waits)
+                waits_before = len(waits)
                 producer.put({**ITEM, "at": time.monotonic()})
-                wait_until(lambda count=count: len(waits) > count, 30, interval_s=0.0005)
+                wait_until(partial(_grown, waits, waits_before), 30, interval_s=0.0005)
     return {"put": put, "batch": batch, "consume": consume, **_waits(waits)}
+
+
+def _grown(waits: list[float], before: int) -> bool:
+    return len(waits) > before
 
 
 def _waits(waits: list[float]) -> dict[str, float]:

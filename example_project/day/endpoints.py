@@ -31,7 +31,8 @@ class Writer:
     """Writes to the ledger, many entries per round trip when many come together."""
 
     def __init__(self, url: str, day: str) -> None:
-        self._client = Redis.from_url(url)
+        # An answer that is late is waited for: an arrival that is sent again would count twice.
+        self._client = Redis.from_url(url, socket_timeout=None)
         self._keys = Keys(day)
         self._waiting: list[tuple[Arrival, bool, asyncio.Future[None]]] = []
         self._some = asyncio.Event()

@@ -52,7 +52,8 @@ class Ledger:
     """
 
     def __init__(self, url: str, day: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True)
+        # An answer that is late is waited for: a row that is sent again would be written twice.
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self.keys = Keys(day)
 
     def publish(self, rows: Iterable[Published]) -> None:

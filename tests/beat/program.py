@@ -65,14 +65,16 @@ class FaultyScheduler(ElectedScheduler):
 
 def _sleep_long() -> None:
     """Let a worker's loop wait until there is something: no timer and no empty answer wakes it."""
-    fire_timers = Hub.fire_timers
+    hubs: Any = Hub
+    fire_timers = hubs.fire_timers
 
     def fire_and_sleep(hub: Hub, *args: Any, **kwargs: Any) -> float:
         fire_timers(hub, *args, **kwargs)
         return 3600.0
 
-    Hub.fire_timers = fire_and_sleep
-    fetcher.BLPOP_SECONDS = transient.BLPOP_SECONDS = 3600
+    hubs.fire_timers = fire_and_sleep
+    for module in (fetcher, transient):
+        vars(module)["BLPOP_SECONDS"] = 3600
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ class Counter:
         self.url = url
         self.broker_url = "dq-" + url
         self.queue = queue
-        self.client: Any = redis.Redis.from_url(url)
+        # A script whose answer is late is waited for: sent again, it would do its work twice.
+        self.client: Any = redis.Redis.from_url(url, socket_timeout=None)
         self.keys = PartitionKeys("online", queue)
         self.partition = Partition(self.keys, load_scripts())
         self._opened: list[Any] = []

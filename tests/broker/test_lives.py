@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import chord
+from celery.exceptions import TimeLimitExceeded
 from celery.result import AsyncResult
 
 from celery_dq.testing.servers import RedisServer
@@ -83,9 +84,11 @@ def test_a_terminated_and_a_timed_out_task_free_their_slots(yard: Yard) -> None:
         result = yard.send("hold", "terminated", tenant="7")
         yard.ran(1, subject="began")
         yard.app.control.terminate(result.id, signal="SIGKILL")
-        yard.send("hold", "timed out", tenant="7", time_limit=1)
-        yard.ran(2, subject="began")
+        timed_out = yard.send("hold", "timed out", tenant="7", time_limit=1)
         yard.send("note", "last", tenant="7")
+        # It may be ended before it has said that it began.
+        wait_until(lambda: timed_out.state == "FAILURE", 20, what=lambda: timed_out.state)
+        assert isinstance(timed_out.result, TimeLimitExceeded)
         yard.ran(1)
         yard.settled()
     assert yard.dead() == {}

@@ -37,15 +37,17 @@ def test_an_idle_worker_says_nothing_but_its_heartbeat() -> None:
             yard.settled()
             said: list[str] = []
             with yard.client.monitor() as monitor:
+                began = time.monotonic()
                 threading.Timer(3.0, yard.client.set, ("the end", 1)).start()
                 for command in monitor.listen():
                     if "the end" in command["command"]:
                         break
                     if command["client_type"] != "lua" and command["db"] == 1:
                         said.append(command["command"][:60])
-            # Four heartbeats per lease, and BLPOP anew every ten seconds.
+            # Four heartbeats per lease, and BLPOP anew every ten seconds. The end may be told late.
+            took_s = time.monotonic() - began
             beats = [each for each in said if each.startswith("EVALSHA")]
-            assert 4 <= len(beats) <= 7, said
+            assert 4 <= len(beats) <= 2 * took_s + 1, said
             # The first one may have to connect and to send its script.
             assert len(said) - len(beats) <= 5, said
             assert {each.split()[0] for each in said} <= {

@@ -130,7 +130,8 @@ class Yard:
         }
         self.app = make_app(NAME, DQ, self.conf)
         self.witness = Witness(server.port)
-        self.client: Any = redis.Redis(port=server.port, db=BROKER_DB)
+        # Also for MONITOR, which may have nothing to say for long.
+        self.client: Any = redis.Redis(port=server.port, db=BROKER_DB, socket_timeout=None)
         self.keys = PartitionKeys("online", self.queue)
         self._names = count()
 

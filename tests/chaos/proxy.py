@@ -20,6 +20,8 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
         self._pairs: set[asyncio.StreamWriter] = set()
+        #: The loop itself keeps tasks weakly.
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-proxy", daemon=True)
         self.port = 0
@@ -53,39 +55,49 @@ class Proxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._open.set()
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, self._host, 0))
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, self._host, 0))
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         self._loop.run_forever()
-        server.close()
-        self._sever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(self._rest())
+        self._loop.run_until_complete(self._close(server))
         self._loop.close()
 
-    async def _rest(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+    async def _close(self, server: asyncio.Server) -> None:
+        # Whoever is being accepted is let in first: asyncio forgets him when the server is closed.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        server.close()
+        # The next turn of the loop closes what was aborted in this one.
+        await asyncio.sleep(0)
 
     def _sever(self) -> None:
         for writer in list(self._pairs):
             writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # asyncio takes it for an error when a task of its own making is cancelled.
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._serving[task] = writer
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        # Here, for one that is cancelled before it has begun.
+        self._serving.pop(task).transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._open.wait()
         try:
             there_reader, there_writer = await asyncio.open_connection(self._host, self._target_port)
         except OSError:
-            writer.transport.abort()
             return
         self._pairs |= {writer, there_writer}
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
         finally:
             self._pairs -= {writer, there_writer}
-            for end in (writer, there_writer):
-                end.transport.abort()
+            there_writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

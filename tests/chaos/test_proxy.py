@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -55,6 +57,21 @@ def test_severing_closes_connections(proxy: Proxy) -> None:
     with pytest.raises(redis.ConnectionError):
         connection.read_response()
     connection.disconnect()
+
+
+def test_to_stop_it_is_no_error(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    standing = Proxy(server.port).start()
+    with closing(socket.create_connection(("127.0.0.1", standing.port), timeout=30)) as served:
+        served.sendall(b"PING\r\n")
+        assert served.recv(100) == b"+PONG\r\n"
+        standing.black_hole()
+        with closing(socket.create_connection(("127.0.0.1", standing.port), timeout=30)) as kept_waiting:
+            standing.stop()
+            # Whoever is connected hears of it, by an end or a reset.
+            for end in (served, kept_waiting):
+                with suppress(ConnectionError):
+                    assert end.recv(100) == b""
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_stopping_twice_is_harmless(server: RedisServer) -> None:

@@ -47,7 +47,7 @@ class Workplace:
         """A worker that is not started yet; a context manager."""
         conf = {**self.conf, **options.pop("conf", {})}
         return WorkerProcess(
-            "tests.conformance.shop",
+            options.pop("module", "tests.conformance.shop"),
             broker=self.broker,
             conf=conf,
             pool=pool,

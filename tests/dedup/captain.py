@@ -29,7 +29,8 @@ class Crew:
             "dq_lease": lease,
         }
         self.app: Any = add_tasks(make_app(NAME, None, self.conf))
-        self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True)
+        # An answer that is late is waited for: a door that is opened again would let two pass.
+        self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True, socket_timeout=None)
 
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
         """One that is started; whoever asks for it discards it."""

@@ -20,7 +20,7 @@ def redis_coordinator(client: Any, owner: str = "w1", lease: float = 30.0) -> Re
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Any]:
-    with redis.Redis.from_url(redis_url) as client:
+    with redis.Redis.from_url(redis_url, socket_timeout=None) as client:
         yield client
 
 

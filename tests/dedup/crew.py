@@ -19,7 +19,8 @@ def add_tasks(app: Celery) -> Celery:
     celery_dq.setup(app)
 
     def work(task: Any, sku: Any, version: int) -> Any:
-        with redis.Redis.from_url(app.conf["witness"], socket_timeout=30) as witness:
+        # An answer that is late is waited for: who says twice that he is inside has met himself.
+        with redis.Redis.from_url(app.conf["witness"], socket_timeout=None) as witness:
             # Whoever finds somebody inside has met him.
             met = witness.incr(f"inside:{sku}") > 1
             witness.rpush("runs", f"{version}:{os.getpid()}:{int(met)}")

@@ -337,8 +337,9 @@ class TestEnds:
         claim_lost.connect(hear)
         with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
             wait_until(lambda: client.pubsub_channels("*evicted*"))
-            head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
+            head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 2})
             running(shop, 1)
+            # Called before the head has had its time.
             tail = refresh.delay(1, version=2)
             assert tail.verdict is Verdict.BLOCK
             running(shop, 2)

@@ -266,9 +266,10 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
 
 
 def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
-    head = coordinator.enqueue("cache|k", "a", timeout=0.02)
+    # Time enough for all who come.
+    head = coordinator.enqueue("cache|k", "a", timeout=1.5)
     # Asked again, it is the same call.
-    coordinator.enqueue("cache|k", "a", timeout=0.02)
+    coordinator.enqueue("cache|k", "a", timeout=1.5)
     coordinator.enqueue("cache|k", "b", policy="replace")
     coordinator.enqueue("cache|k", "c", policy="replace")
     coordinator.enqueue("cache|k", "d")

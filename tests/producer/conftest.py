@@ -14,16 +14,17 @@ import celery_dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.record import Record
+from tests.apps import DQCelery
 from tests.producer.desk import Desk
 
-MakeApp = Callable[..., Celery]
+MakeApp = Callable[..., DQCelery]
 
 
 class Stored:
     """What lies in a queue of the broker."""
 
     def __init__(self, url: str) -> None:
-        self.client = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=5)
+        self.client: Any = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=5)
 
     def ids(self, queue: str) -> list[str]:
         """Message ids of all tenants, in the order in which they are served."""
@@ -70,12 +71,12 @@ def stored(dq_url: str) -> Iterator[Stored]:
 @pytest.fixture
 def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
     """Apps with a buffer in a folder of the test; closed at its end."""
-    made: list[Any] = []
+    made: list[DQCelery] = []
 
-    def make(broker: str = dq_url, **conf: Any) -> Celery:
-        app = Celery("shop", broker=broker, set_as_current=False)
-        app.conf.update({"dq_buffer": True, "dq_buffer_folder": str(tmp_path / "spill"), **conf})
-        celery_dq.setup(app)
+    def make(broker: str = dq_url, **conf: Any) -> DQCelery:
+        plain = Celery("shop", broker=broker, set_as_current=False)
+        plain.conf.update({"dq_buffer": True, "dq_buffer_folder": str(tmp_path / "spill"), **conf})
+        app: DQCelery = celery_dq.setup(plain)
         made.append(app)
         return app
 

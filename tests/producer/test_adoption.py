@@ -34,7 +34,8 @@ def test_of_threads_that_meet_at_an_orphan_one_has_it(tmp_path: Path) -> None:
         writer = log_of(tmp_path, "dead")
         writer.create(PRODUCER, "lane").append(0, 0, b"x")
         writer._drop_lock()
-        start, found = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        found: list[Orphan] = []
 
         def adopt(start: threading.Barrier = start, found: list[Orphan] = found) -> None:
             log = SpillLog(tmp_path)

@@ -58,9 +58,9 @@ def test_lanes_take_turns_and_the_dead_come_first() -> None:
         for sequence in range(6):
             buffer.load(lane, [message(sequence)], 0, 1.0)
     turns = []
-    while (lane := buffer.take(9.0)) is not None:
-        turns.append(lane.key)
-        buffer.done(lane, 9.0)
+    while (taken := buffer.take(9.0)) is not None:
+        turns.append(taken.key)
+        buffer.done(taken, 9.0)
     assert turns == ["c", "c", "a", "b", "a", "b"]
 
 

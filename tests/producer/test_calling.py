@@ -20,13 +20,14 @@ from celery_dq.producer.flusher import Undelivered
 from celery_dq.producer.sender import Addressed
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.apps import DQCelery, task
 from tests.producer.conftest import MakeApp, Stored
 
 DEAD = "dq-redis://127.0.0.1:1/0"
 
 
-def tasks(app: Any) -> Any:
-    @app.task(queue="push", tenant="{merchant}", shared=False)
+def tasks(app: DQCelery) -> Any:
+    @task(app, queue="push", tenant="{merchant}")
     def notify(merchant: Any, order: Any = None) -> None: ...
 
     return notify
@@ -88,7 +89,7 @@ def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
 
 
 @pytest.mark.parametrize(
-    ("setting", "task", "block", "call", "expected"),
+    ("setting", "own", "block", "call", "expected"),
     [
         (False, None, None, None, False),
         (True, None, None, None, True),
@@ -103,14 +104,14 @@ def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
 def test_who_says_whether_a_call_is_buffered(
     make_app: MakeApp,
     setting: bool,
-    task: bool | None,
+    own: bool | None,
     block: bool | None,
     call: bool | None,
     expected: bool,
 ) -> None:
     app = make_app(dq_buffer=setting)
-    options = {} if task is None else {"buffered": task}
-    job: Any = app.task(name="job", shared=False, **options)(nothing)
+    options = {} if own is None else {"buffered": own}
+    job = task(app, name="job", **options)(nothing)
     chosen = {} if call is None else {"buffered": call}
     if block is None:
         job.apply_async(**chosen)
@@ -244,9 +245,10 @@ def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Sto
     result = tasks(app).delay(1)
     with pytest.raises(CeleryTimeout):
         result.get(timeout=0.5)
-    assert stored.count("push") == 1
+    wait_until(lambda: stored.count("push") == 1, 20)
     # While its server is there: a result unsubscribes when it is gone.
-    app.backend.remove_pending_result(result)
+    backend: Any = app.backend
+    backend.remove_pending_result(result)
 
 
 def test_a_refused_message_does_not_hold_up_the_others(make_app: MakeApp, stored: Stored) -> None:
@@ -287,7 +289,7 @@ def test_on_the_stock_transport_messages_are_as_celery_writes_them(make_app: Mak
     with app.connection_for_read() as connection:
         queue = app.amqp.queues["push"](connection)
         for expected in ids:
-            message = queue.get()
+            message: Any = queue.get()
             assert message is not None
             assert message.headers["id"] == expected
             assert message.headers["a"] == 1
@@ -309,7 +311,9 @@ def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, t
         server.restart()
         later = make_app(url)
         # To the log this is the process that just closed; give it another name, as another process has.
-        log = later.dq.buffer.producer._begin().outbox.journal.log
+        journal = later.dq.buffer.producer._begin().outbox.journal
+        assert journal is not None
+        log = journal.log
         log.process = "another"
         wait_until(lambda: Stored(url).count("push") == 4)
         assert Stored(url).ids("push")[1:] == ids
@@ -348,8 +352,8 @@ def test_a_call_with_a_dedup_key_waits_for_its_verdict(make_app: MakeApp, stored
 
     def refresh(sku: str) -> None: ...
 
-    task: Any = app.task(name="refresh", queue="cache", dedup={"key": "{sku}"}, shared=False)(refresh)
-    first, second = task.delay("a"), task.delay("a")
+    made = task(app, name="refresh", queue="cache", dedup={"key": "{sku}"})(refresh)
+    first, second = made.delay("a"), made.delay("a")
     assert second.id == first.id
     assert app.dq.buffer.inspect().counters.get("accepted", 0) == 0
     assert stored.count("cache") == 1

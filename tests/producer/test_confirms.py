@@ -15,6 +15,7 @@ from kombu import Connection, Consumer, Queue
 import celery_dq
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
+from tests.apps import DQCelery
 from tests.broker.proxy import Proxy
 
 
@@ -22,15 +23,15 @@ class Shop:
     """An app whose calls go to a queue of the test."""
 
     def __init__(self, url: str, folder: Path, queue: str) -> None:
-        self.app: Any = Celery("shop", broker=url, set_as_current=False)
-        self.app.conf.update(
+        plain = Celery("shop", broker=url, set_as_current=False)
+        plain.conf.update(
             dq_buffer=True,
             dq_buffer_folder=str(folder),
             dq_buffer_linger="1ms",
             dq_buffer_batch_size=50,
             dq_publish_timeout="6s",
         )
-        celery_dq.setup(self.app)
+        self.app: DQCelery = celery_dq.setup(plain)
         self.queue = queue
         self.called: list[str] = []
         self.delivered: list[str] = []
@@ -53,7 +54,7 @@ def drain(url: str, queue: str) -> list[str]:
     """The ids of the tasks in a queue, in order; the queue goes."""
     ids: list[str] = []
     with Connection(url) as connection:
-        channel = connection.channel()
+        channel: Any = connection.channel()
         _, count, _ = channel.queue_declare(queue, passive=True)
         with Consumer(
             channel, [Queue(queue)], no_ack=True, on_message=lambda message: ids.append(message.headers["id"])
@@ -165,7 +166,7 @@ def test_what_a_full_queue_refuses_waits_in_the_buffer(
     wait_until(lambda: other in shop.delivered, 20)  # its lane does not wait
     found: list[str] = []
     with Connection(rabbitmq_server.url()) as connection:
-        channel = connection.channel()
+        channel: Any = connection.channel()
 
         def all_there() -> bool:
             while (message := channel.basic_get(queue, no_ack=True)) is not None:

@@ -22,6 +22,7 @@ from celery_dq.app.quick_apply import QuickApply
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.stand_in import StandIn
 from celery_dq.producer.template import Ids, plain_args, plain_kwargs
+from tests.apps import task as make_task
 from tests.producer.conftest import MakeApp, Stored
 
 Call = tuple[Any, Any, dict[str, Any]]
@@ -97,7 +98,7 @@ class Bench:
             "limited": {"time_limit": 5, "soft_time_limit": 3, "ignore_result": True, "priority": 2},
         }
         for name in names:
-            app.task(name=name, shared=False, **extra.get(name, {}))(work)
+            make_task(app, name=name, **extra.get(name, {}))(work)
         app.finalize()
         self.app: Any = app
         self.names = names
@@ -216,7 +217,8 @@ def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored)
         signals.before_task_publish.disconnect(receiver)
     assert calls.fast.allowed
     app.conf.task_routes = {"plain": {"queue": "elsewhere"}}
-    app.amqp._handle_conf_update(task_routes=app.conf.task_routes)
+    amqp: Any = app.amqp
+    amqp._handle_conf_update(task_routes=app.conf.task_routes)
     task.delay(1)
     assert app.dq.buffer.flush(10) == 0
     assert (stored.count("celery"), stored.count("elsewhere")) == (3, 1)
@@ -249,12 +251,14 @@ def test_an_app_with_ways_of_its_own_goes_them(
 def test_the_result_of_a_quick_call_is_an_ordinary_one(make_app: MakeApp, redis_url: str) -> None:
     app = make_app(result_backend=redis_url)
     task: Any = app.task(name="plain", shared=False)(work)
-    slow, quick = task.delay(1), task.delay(1)
+    slow: Any = task.delay(1)
+    quick: Any = task.delay(1)
     for result in (slow, quick):
         assert isinstance(result, app.AsyncResult)
         assert (result.state, result.parent, result.ignored) == ("PENDING", None, False)
         assert result == app.AsyncResult(result.id)
-        assert result.as_tuple() == ((result.id, None), None)
+        wire: Any = result.as_tuple()
+        assert wire == ((result.id, None), None)
     seen: list[Any] = []
     quick.then(seen.append)
     app.backend.store_result(quick.id, 5, "SUCCESS")

@@ -129,7 +129,7 @@ def test_replaced(app: Any, quick: list[Any], stored: Stored) -> None:
     assert quick == [second]
     assert (second.verdict, second.covering) == (Verdict.ACCEPT, second.id)
     assert second.id != first.id
-    assert stored.record("celery", second.id).body.startswith('[[1], {"b": 2}, ')
+    assert str(stored.record("celery", second.id).body).startswith('[[1], {"b": 2}, ')
     assert app.dq.dedup["celery"].verdicts() == {"accept": 2, "replace": 1}
 
 

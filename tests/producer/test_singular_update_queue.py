@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Gate:
 def test_every_update_is_applied_once_in_one_thread_and_answered() -> None:
     gate = Gate()
     gate.opened.set()
-    with SingularUpdateQueue(gate, capacity=7) as queue:
+    with SingularUpdateQueue[int, int](gate, capacity=7) as queue:
         answers: dict[int, Future[int]] = {}
 
         def caller(start: int) -> None:
@@ -63,7 +64,7 @@ def test_an_error_goes_to_its_submitter_only() -> None:
             raise SystemExit(3)
         return 1 / request
 
-    with SingularUpdateQueue(divide) as queue:
+    with SingularUpdateQueue[int, float](divide) as queue:
         futures = [queue.submit(request) for request in (1, 0, 7, 2)]
         assert futures[0].result(10) == 1
         with pytest.raises(ZeroDivisionError):
@@ -75,7 +76,7 @@ def test_an_error_goes_to_its_submitter_only() -> None:
 
 def test_a_full_queue_raises_or_waits_as_told() -> None:
     gate = Gate()
-    queue = SingularUpdateQueue(gate, capacity=2, block=False)
+    queue = SingularUpdateQueue[int, int](gate, capacity=2, block=False)
     queue.submit(0)
     wait_until(lambda: len(queue) == 0)
     queue.submit(1)
@@ -94,7 +95,7 @@ def test_a_full_queue_raises_or_waits_as_told() -> None:
 
 def test_close_handles_what_waits_and_refuses_more() -> None:
     gate = Gate()
-    queue = SingularUpdateQueue(gate)
+    queue = SingularUpdateQueue[int, int](gate)
     futures = [queue.submit(request) for request in range(5)]
     assert not queue.close(timeout=0.01)
     with pytest.raises(QueueClosed):
@@ -107,7 +108,7 @@ def test_close_handles_what_waits_and_refuses_more() -> None:
 
 def test_close_wakes_callers_who_wait_for_room() -> None:
     gate = Gate()
-    queue = SingularUpdateQueue(gate, capacity=1)
+    queue = SingularUpdateQueue[int, int](gate, capacity=1)
     queue.submit(0)
     wait_until(lambda: len(queue) == 0)
     queue.submit(1)
@@ -130,7 +131,7 @@ def test_close_wakes_callers_who_wait_for_room() -> None:
 
 def test_a_cancelled_request_is_not_applied() -> None:
     gate = Gate()
-    with SingularUpdateQueue(gate) as queue:
+    with SingularUpdateQueue[int, int](gate) as queue:
         queue.submit(0)
         wait_until(lambda: len(queue) == 0)
         future = queue.submit(1)
@@ -144,8 +145,8 @@ def test_a_cancelled_request_is_not_applied() -> None:
 
 def test_a_chain_gives_the_last_result_and_any_error() -> None:
     with (
-        SingularUpdateQueue(lambda request: 10 / request) as last,
-        SingularUpdateQueue(lambda request: request - 1, then=last) as first,
+        SingularUpdateQueue[int, float](lambda request: 10 / request) as last,
+        SingularUpdateQueue[int, float](lambda request: request - 1, then=last) as first,
     ):
         assert first.submit(3).result(10) == 5
         with pytest.raises(ZeroDivisionError):
@@ -173,7 +174,7 @@ def test_a_grouped_handler_gets_all_that_waits() -> None:
     gate = threading.Event()
     batches: list[list[int]] = []
 
-    def handler(requests: list[int]) -> list[int]:
+    def handler(requests: Sequence[int]) -> list[int]:
         gate.wait(10)
         batches.append(list(requests))
         if 13 in requests:
@@ -194,7 +195,7 @@ def test_a_grouped_handler_gets_all_that_waits() -> None:
 
 def test_a_grouped_handler_that_loses_results_is_told() -> None:
     with (
-        SingularUpdateQueue.grouped(lambda requests: []) as queue,
+        SingularUpdateQueue[int, int].grouped(lambda requests: []) as queue,
         pytest.raises(TypeError, match="0 results"),
     ):
         queue.submit(1).result(10)
@@ -202,7 +203,7 @@ def test_a_grouped_handler_that_loses_results_is_told() -> None:
 
 def test_a_child_has_an_empty_queue_of_its_own() -> None:
     gate = Gate()
-    queue = SingularUpdateQueue(gate)
+    queue = SingularUpdateQueue[int, int](gate)
     queue.submit(0)
     wait_until(lambda: len(queue) == 0)
     queue.submit(1)
@@ -222,7 +223,7 @@ def test_a_child_has_an_empty_queue_of_its_own() -> None:
 
 
 def test_a_destructor_may_submit_while_its_thread_submits() -> None:
-    with SingularUpdateQueue(lambda request: request) as queue:
+    with SingularUpdateQueue[int, int](lambda request: request) as queue:
 
         class Late:
             def __init__(self) -> None:
@@ -246,7 +247,7 @@ def test_an_asyncio_caller_awaits_it() -> None:
     async def call() -> int:
         return await asyncio.wrap_future(queue.submit(21, block=False))
 
-    with SingularUpdateQueue(lambda request: request * 2) as queue:
+    with SingularUpdateQueue[int, int](lambda request: request * 2) as queue:
         assert asyncio.run(call()) == 42
 
 

@@ -20,10 +20,12 @@ from tests.producer.conftest import MakeApp, Stored
 ROOT = Path(__file__).parents[2]
 
 
-def add(a: int, b: int) -> int: ...
+def add(a: int, b: int) -> int:
+    raise AssertionError("the worker has a task of this name")
 
 
-def total(numbers: list[int]) -> int: ...
+def total(numbers: list[int]) -> int:
+    raise AssertionError("the worker has a task of this name")
 
 
 @contextmanager

@@ -295,7 +295,7 @@ class PartitionMachine(WatchedPartition):
 
 @pytest.fixture
 def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
-    with redis.Redis.from_url(redis_url) as client:
+    with redis.Redis.from_url(redis_url, socket_timeout=None) as client:
         yield client
 
 

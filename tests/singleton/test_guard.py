@@ -150,7 +150,7 @@ def test_a_stopped_process_dies_when_it_goes_on() -> None:
     os.kill(pid, signal.SIGCONT)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 2  # the work would end by itself after 10 s
 
 
 def test_two_queues_have_two_ends() -> None:

@@ -17,6 +17,7 @@ from celery.worker.request import Request
 import celery_dq
 from celery_dq.errors import ConfigurationError, InvalidPriority, InvalidTenant
 from celery_dq.wiring import setup
+from tests.apps import task
 
 
 @pytest.fixture
@@ -57,13 +58,13 @@ def test_setup_is_idempotent_and_reads_nothing(app: Any) -> None:
 
 
 def test_a_template_names_the_tenant(app: Any, published: list[dict[str, Any]]) -> None:
-    @app.task(shared=False, name="notify", tenant="{merchant_id}")
+    @task(app, name="notify", tenant="{merchant_id}")
     def notify(merchant_id: int, order: int = 0) -> None: ...
 
-    @app.task(shared=False, name="bound", bind=True, tenant="{merchant_id}")
+    @task(app, name="bound", bind=True, tenant="{merchant_id}")
     def bound(self: Any, merchant_id: int) -> None: ...
 
-    @app.task(shared=False, name="again", autoretry_for=(KeyError,), tenant="{merchant_id}")
+    @task(app, name="again", autoretry_for=(KeyError,), tenant="{merchant_id}")
     def again(merchant_id: int) -> None: ...
 
     notify.delay(42)
@@ -75,17 +76,17 @@ def test_a_template_names_the_tenant(app: Any, published: list[dict[str, Any]]) 
 
 
 def test_a_callable_names_the_tenant(app: Any, published: list[dict[str, Any]]) -> None:
-    @app.task(shared=False, name="f", tenant=lambda args, kwargs: f"m{args[0]}")
+    @task(app, name="f", tenant=lambda args, kwargs: f"m{args[0]}")
     def f(merchant_id: int) -> None: ...
 
-    class Base(app.Task):  # type: ignore[name-defined,misc]
+    class Base(app.Task):  # type: ignore[misc]  # of a type that is known at runtime only
         def tenant(self, args: Any, kwargs: Any) -> str:
             return f"{self.name}/{args[0]}"
 
-    @app.task(shared=False, name="g", base=Base)
+    @task(app, name="g", base=Base)
     def g(merchant_id: int) -> None: ...
 
-    @app.task(shared=False, name="h", tenant=lambda args, kwargs: None)
+    @task(app, name="h", tenant=lambda args, kwargs: None)
     def h() -> None: ...
 
     f.delay(1)
@@ -95,7 +96,7 @@ def test_a_callable_names_the_tenant(app: Any, published: list[dict[str, Any]]) 
 
 
 def test_the_call_wins_over_the_task(app: Any, published: list[dict[str, Any]]) -> None:
-    @app.task(shared=False, name="notify", tenant="{merchant_id}")
+    @task(app, name="notify", tenant="{merchant_id}")
     def notify(merchant_id: int) -> None: ...
 
     notify.apply_async((1,), tenant="vip")
@@ -107,7 +108,7 @@ def test_the_call_wins_over_the_task(app: Any, published: list[dict[str, Any]]) 
 
 
 def test_send_task_by_name_obeys_too(app: Any, published: list[dict[str, Any]]) -> None:
-    @app.task(shared=False, name="notify", tenant="{merchant_id}")
+    @task(app, name="notify", tenant="{merchant_id}")
     def notify(merchant_id: int) -> None: ...
 
     app.send_task("notify", (3,))
@@ -124,13 +125,14 @@ def test_task_routes_may_name_a_tenant(app: Any, published: list[dict[str, Any]]
 
 def test_beat_names_the_tenant(app: Any, published: list[dict[str, Any]]) -> None:
     from celery.beat import ScheduleEntry, Scheduler
+    from celery.schedules import schedule
 
-    @app.task(shared=False, name="notify", tenant="{merchant_id}")
+    @task(app, name="notify", tenant="{merchant_id}")
     def notify(merchant_id: int) -> None: ...
 
     scheduler = Scheduler(app, lazy=True)
-    for task, options in (("notify", {}), ("elsewhere", {"tenant": "vip"})):
-        entry = ScheduleEntry(name="x", task=task, schedule=10, args=(4,), options=options, app=app)
+    for name, options in (("notify", {}), ("elsewhere", {"tenant": "vip"})):
+        entry = ScheduleEntry(name="x", task=name, schedule=schedule(10), args=(4,), options=options, app=app)
         scheduler.apply_async(entry, advance=False)
     assert [message["tenant"] for message in published] == ["4", "vip"]
 
@@ -147,9 +149,10 @@ def test_two_apps_with_one_task_name_keep_their_own_rules(app: Any, published: l
 
 
 def test_a_shared_task_names_its_tenant_in_every_app(app: Any, published: list[dict[str, Any]]) -> None:
-    @shared_task(name="shared.notify", tenant="{merchant_id}")
     def notify(merchant_id: int) -> None: ...
 
+    share: Any = shared_task
+    share(name="shared.notify", tenant="{merchant_id}")(notify)
     app.send_task("shared.notify", (6,))
     assert published[0]["tenant"] == "6"
 
@@ -157,10 +160,10 @@ def test_a_shared_task_names_its_tenant_in_every_app(app: Any, published: list[d
 def test_a_retry_keeps_the_tenant_and_a_subtask_does_not_inherit_it(
     app: Any, published: list[dict[str, Any]]
 ) -> None:
-    @app.task(shared=False, name="child")
+    @task(app, name="child")
     def child() -> None: ...
 
-    @app.task(shared=False, name="parent", bind=True)
+    @task(app, name="parent", bind=True)
     def parent(self: Any, tenant: str | None = None) -> None:
         child.delay()
         raise self.retry(countdown=1, **({"tenant": tenant} if tenant else {}))
@@ -196,7 +199,7 @@ def run_next(app: Any) -> None:
 def test_bad_options_raise_in_the_caller(
     app: Any, published: Any, options: Any, error: Any, lesson: str
 ) -> None:
-    @app.task(shared=False, name="notify")
+    @task(app, name="notify")
     def notify() -> None: ...
 
     with pytest.raises(error, match=lesson):
@@ -207,7 +210,7 @@ def test_bad_options_raise_in_the_caller(
 
 
 def test_a_template_that_names_an_unknown_argument_raises_at_the_first_call(app: Any, published: Any) -> None:
-    @app.task(shared=False, name="notify", tenant="{merchant}")
+    @task(app, name="notify", tenant="{merchant}")
     def notify(merchant_id: int) -> None: ...
 
     with pytest.raises(ConfigurationError, match="notify.*'{merchant}'.*take: merchant_id"):
@@ -218,7 +221,7 @@ def test_a_template_that_names_an_unknown_argument_raises_at_the_first_call(app:
 def test_task_protocol_1_is_served(app: Any) -> None:
     app.conf.task_protocol = 1
 
-    @app.task(shared=False, name="notify", tenant="{merchant_id}")
+    @task(app, name="notify", tenant="{merchant_id}")
     def notify(merchant_id: int) -> None: ...
 
     notify.delay(5)
@@ -231,14 +234,14 @@ def test_task_protocol_1_is_served(app: Any) -> None:
         )
 
 
-class OwnControl(Control):  # type: ignore[misc]  # Celery has no types
+class OwnControl(Control):
     """A user's own class."""
 
     def hello(self) -> str:
         return "hello"
 
 
-class OwnAMQP(AMQP):  # type: ignore[misc]  # Celery has no types
+class OwnAMQP(AMQP):
     """A user's own class."""
 
 

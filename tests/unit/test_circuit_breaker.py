@@ -24,9 +24,9 @@ def test_it_opens_after_failures_in_a_row() -> None:
             breaker.failed(DOWN, hung=False)
         else:
             breaker.succeeded()
-    assert breaker.state == "closed"
+    before = breaker.state
     breaker.failed(DOWN, hung=False)
-    assert breaker.state == "open"
+    assert (before, breaker.state) == ("closed", "open")
     assert breaker.admit(1) == 2.0
     assert breaker.last_error == "refused"
 

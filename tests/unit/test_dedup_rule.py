@@ -9,14 +9,15 @@ from celery import Celery, shared_task
 from celery_dq.dedup import Dedup, dedup
 from celery_dq.dedup.rule import override, rule_of
 from celery_dq.errors import ConfigurationError
+from tests.apps import task
 
 
 @pytest.fixture
-def app() -> Any:
+def app() -> Celery:
     return Celery("shop", set_as_current=False)
 
 
-def test_under_the_task_decorator(app: Any) -> None:
+def test_under_the_task_decorator(app: Celery) -> None:
     @app.task(shared=False, bind=True)
     @dedup(key="{sku}", timeout=60)
     def refresh(self: Any, sku: int) -> None: ...
@@ -24,7 +25,7 @@ def test_under_the_task_decorator(app: Any) -> None:
     assert rule_of(refresh) == Dedup("{sku}", 60)
 
 
-def test_under_shared_task_and_autoretry(app: Any) -> None:
+def test_under_shared_task_and_autoretry(app: Celery) -> None:
     @shared_task(name="tests.dedup.refresh", autoretry_for=(KeyError,))
     @dedup(waiting=0)
     def refresh(sku: int) -> None: ...
@@ -32,8 +33,8 @@ def test_under_shared_task_and_autoretry(app: Any) -> None:
     assert rule_of(app.tasks["tests.dedup.refresh"]) == Dedup(waiting=0)
 
 
-def test_as_an_option_of_the_task(app: Any) -> None:
-    @app.task(shared=False, dedup={"key": "{sku}", "on_duplicate": "replace"})
+def test_as_an_option_of_the_task(app: Celery) -> None:
+    @task(app, dedup={"key": "{sku}", "on_duplicate": "replace"})
     def refresh(sku: int) -> None: ...
 
     @app.task(shared=False)
@@ -43,7 +44,7 @@ def test_as_an_option_of_the_task(app: Any) -> None:
     assert rule_of(other) is None
 
 
-def test_above_the_task_decorator_is_an_error(app: Any) -> None:
+def test_above_the_task_decorator_is_an_error(app: Celery) -> None:
     @app.task(shared=False)
     def refresh(sku: int) -> None: ...
 

@@ -20,11 +20,17 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import WIRES, Wires
 from celery_dq.options import Options
 from celery_dq.wiring import Equipment, equip_every_app, register_transports
+from tests.apps import DQCelery
 
 
 def options() -> Options:
     """What a resolver returns."""
     return Options(environment="sandbox")
+
+
+def wires_of(connection: Connection) -> object:
+    """What the connection hands to its transport."""
+    return (connection.transport_options or {}).get(WIRES)
 
 
 def in_child(look: Any) -> str:
@@ -81,26 +87,26 @@ def test_registering_transports_is_idempotent_and_keeps_what_is_there() -> None:
 
 
 def test_every_connection_of_an_app_finds_its_wires() -> None:
-    with Celery("a", broker="memory://", set_as_current=False) as one:
-        other = celery_dq.setup(Celery("b", broker="memory://", set_as_current=False))
-        celery_dq.setup(one)
+    with Celery("a", broker="memory://", set_as_current=False) as plain:
+        other: DQCelery = celery_dq.setup(Celery("b", broker="memory://", set_as_current=False))
+        one: DQCelery = celery_dq.setup(plain)
         for connection in (
             one.connection_for_read(),
             one.connection_for_write(),
             one.connection(),
             one.amqp.Connection(),
         ):
-            assert connection.transport_options[WIRES] is one.dq.wires
-            assert connection.clone().transport_options[WIRES] is one.dq.wires
-        assert other.connection_for_write().transport_options[WIRES] is other.dq.wires
+            assert wires_of(connection) is one.dq.wires
+            assert wires_of(connection.clone()) is one.dq.wires
+        assert wires_of(other.connection_for_write()) is other.dq.wires
         # Else kombu's pools would hand one app the connections of the other.
         assert hash(one.connection_for_write()) != hash(other.connection_for_write())
         other.close()
 
 
 def test_settings_are_read_whenever_they_come() -> None:
-    with Celery("late", broker="memory://", set_as_current=False) as app:
-        celery_dq.setup(app)
+    with Celery("late", broker="memory://", set_as_current=False) as plain:
+        app: DQCelery = celery_dq.setup(plain)
         app.config_from_object({"dq_lease": 30})
         app.conf.dq_environment = "sandbox"
         assert not app.dq.wires._options
@@ -134,7 +140,7 @@ def test_the_celery_command_equips_apps_that_nobody_set_up() -> None:
         with Celery(uuid4().hex, broker="dq-redis://localhost", set_as_current=False) as ours:
             assert "dq" not in vars(ours)
             assert ours.conf.broker_url
-            assert ours.connection_for_write().transport_options[WIRES] is ours.dq.wires
+            assert wires_of(ours.connection_for_write()) is vars(ours)["dq"].wires
         with Celery(uuid4().hex, broker="memory://", set_as_current=False) as stock:
             assert stock.conf.broker_url
             assert "dq" not in vars(stock)

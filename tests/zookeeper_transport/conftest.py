@@ -18,11 +18,11 @@ def schemes() -> None:
 
 @pytest.fixture
 def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
-    """Opens a connection; they are closed after the test. Sessions last 1.5 seconds unless said otherwise."""
+    """Opens a connection; they are closed after the test. Sessions last 4 seconds unless said otherwise."""
     opened: list[Connection] = []
 
     def make(url: str = f"dq-zookeeper://{hosts}", **options: object) -> Connection:
-        connection = Connection(url, transport_options={"session_timeout": 1.5, **options})
+        connection = Connection(url, transport_options={"session_timeout": 4, **options})
         opened.append(connection)
         return connection
 

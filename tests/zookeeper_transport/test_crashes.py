@@ -23,6 +23,7 @@ from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
 from tests.zookeeper_transport.expiry import expire
+from tests.zookeeper_transport.kinds import transport_of
 
 NODES = BrokerNodes("online")
 
@@ -56,7 +57,7 @@ def test_a_connection_that_broke_keeps_what_it_holds(connect: Callable[..., Conn
     room.drain(2)
     other.consume(ack=True)
     assert other.drain(2) == [2, 3]
-    room.connection.transport.session.drop()
+    transport_of(room.connection).session.drop()
     for message in room.received:
         message.ack()
     room.publish(4, 5)
@@ -82,7 +83,7 @@ def test_a_server_that_restarts_loses_nothing(own_zookeeper: ZooKeeperServer) ->
         with pytest.raises(connection.connection_errors):
             drain_until(connection, lambda: False, deadline=10)
         with pytest.raises(connection.connection_errors):
-            connection.transport.session.open(0.2)
+            transport_of(connection).session.open(0.2)
         own_zookeeper.restart()
     with Connection(url, transport_options=options) as connection:
         room = Mailroom(connection, "q")
@@ -135,8 +136,9 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
     url, amount, rng = f"dq-zookeeper://{hosts}", 300, random.Random(7)
     context = multiprocessing.get_context("spawn")
     connection = connect()
-    producer = Producer(connection.channel())
-    Queue("q")(producer.channel).declare()
+    channel = connection.channel()
+    producer = Producer(channel)
+    Queue("q")(channel).declare()
     seen: set[int] = set()
     crew: list[tuple[Any, Any]] = []
     published = 0
@@ -148,19 +150,24 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
         tells.close()
         crew.append((process, hears))
 
-    def listen() -> None:
+    def heard() -> int:
+        """How many have been told of."""
         for _, hears in crew:
             try:
                 while hears.poll():
                     seen.add(hears.recv())
             except (EOFError, OSError):
                 continue
+        return len(seen)
+
+    def wait_for(goal: int, deadline: float) -> None:
+        wait_until(lambda: heard() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
 
     def kill(position: int) -> None:
         process, hears = crew[position]
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        listen()
+        heard()
         hears.close()
         del crew[position]
 
@@ -174,10 +181,10 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
                 published += 1
             # One that has begun is killed in the middle of it, some messages later.
             goal = min(len(seen) + rng.randrange(5, 25), published)
-            wait_until(lambda goal=goal: listen() or len(seen) >= goal, 30)  # type: ignore[misc]  # of a default
+            wait_for(goal, 30)
             kill(rng.randrange(len(crew)))
             hire()
-        wait_until(lambda: listen() or len(seen) == amount, 40, what=lambda: f"{len(seen)} of {amount}")
+        wait_for(amount, 40)
         nodes = NODES.queue("q")
         wait_until(lambda: not looker.open().get_children(nodes.ready), 20)
     finally:

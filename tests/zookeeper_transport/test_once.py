@@ -24,7 +24,7 @@ NODES = BrokerNodes("online")
 def bodies(connection: Connection, queue: str = "q") -> list[Any]:
     """What is in the queue, taken out of it."""
     with connection.SimpleQueue(queue) as simple:
-        found = []
+        found: list[Any] = []
         while True:
             try:
                 message = simple.get(timeout=0.3)
@@ -40,8 +40,9 @@ def test_a_lost_answer_to_a_create(
     with Proxy(zookeeper.port) as proxy:
         folder = hosts.partition("/")[2]
         through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{folder}", session_timeout=4)
-        producer = Producer(through.channel())
-        Queue("q")(producer.channel).declare()
+        channel = through.channel()
+        producer = Producer(channel)
+        Queue("q")(channel).declare()
         producer.publish("before", routing_key="q", serializer="json")
         proxy.drop_answers_to, proxy.drops_left = b"precious", 1
         producer.publish("precious", routing_key="q", serializer="json")
@@ -98,9 +99,11 @@ def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: 
 
 def test_a_queue_that_was_deleted_meanwhile_is_made_again(connect: Callable[..., Connection]) -> None:
     publishing, deleting = connect(), connect()
-    producer = Producer(publishing.channel())
-    Queue("q")(producer.channel).declare()
+    channel = publishing.channel()
+    other: Any = deleting.channel()
+    producer = Producer(channel)
+    Queue("q")(channel).declare()
     producer.publish(1, routing_key="q", serializer="json")
-    deleting.channel().queue_delete("q")
+    other.queue_delete("q")
     producer.publish(2, routing_key="q", serializer="json")
     assert bodies(connect()) == [2]

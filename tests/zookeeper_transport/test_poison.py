@@ -18,8 +18,10 @@ from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
+from tests.apps import DQCelery
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
 from tests.zookeeper_transport.expiry import expire
+from tests.zookeeper_transport.kinds import stored
 
 NODES = BrokerNodes("online").queue("q")
 
@@ -43,10 +45,10 @@ def taken(connect: Connect, amount: int = 1, **options: Any) -> Mailroom:
 
 
 @pytest.fixture
-def app(hosts: str) -> Iterator[Celery]:
-    app = Celery("t", broker=f"dq-zookeeper://{hosts}", set_as_current=False)
-    app.conf.broker_transport_options = {"session_timeout": 4}
-    celery_dq.setup(app)
+def app(hosts: str) -> Iterator[DQCelery]:
+    plain = Celery("t", broker=f"dq-zookeeper://{hosts}", set_as_current=False)
+    plain.conf.broker_transport_options = {"session_timeout": 4}
+    app: DQCelery = celery_dq.setup(plain)
     yield app
     app.close()
     pools.reset()
@@ -56,7 +58,7 @@ def kill(connect: Connect, times: int) -> None:
     """Let the first message of the queue lose its consumer so many times."""
     for number in range(times):
         room = taken(connect)
-        (message,) = room.received
+        (message,) = stored(room)
         assert message.deliveries == number
         lose(room)
 
@@ -64,7 +66,7 @@ def kill(connect: Connect, times: int) -> None:
 def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> None:
     Mailroom(connect(), "q").publish("poison")
     room = taken(connect)
-    (message,) = room.received
+    (message,) = stored(room)
     assert "redelivered" not in message.delivery_info
     assert (message.deliveries, message.headers.get("dq_deliveries")) == (0, None)
     # It is rejected, its connection is closed, its consumer is cancelled: nobody was lost.
@@ -72,9 +74,9 @@ def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> 
     room.drain(2)
     room.connection.close()
     room = taken(connect)
-    assert room.received[0].deliveries == 0
+    assert stored(room)[0].deliveries == 0
     lose(room)
-    (message,) = taken(connect).received
+    (message,) = stored(taken(connect))
     assert message.delivery_info["redelivered"] is message.headers["redelivered"] is True
     assert message.deliveries == message.delivery_info["deliveries"] == message.headers["dq_deliveries"] == 1
 
@@ -86,7 +88,7 @@ def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
     drain_until(room.connection, lambda: bool(room.received), deadline=30)
     room.connection.close()
     room = taken(connect, 2)
-    assert [message.deliveries for message in room.received] == [0, 0]
+    assert [message.deliveries for message in stored(room)] == [0, 0]
 
 
 def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect, looker: Session) -> None:
@@ -98,7 +100,7 @@ def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect,
     # With room for all of them, it is in nobody's company, and what was lost before is known by its node.
     room.drain(4, deadline=30)
     assert sorted(room.bodies) == ["a", "b", "c", "poison"]
-    assert [message.deliveries for message in room.received if message.payload != "poison"] == [0, 0, 0]
+    assert [message.deliveries for message in stored(room) if message.payload != "poison"] == [0, 0, 0]
     for message in room.received:
         message.ack()
     client = looker.open()
@@ -114,7 +116,7 @@ def test_one_suspect_at_a_time(connect: Connect) -> None:
     room.consume()
     room.drain(2, deadline=30)
     drain_idle(room.connection)
-    suspects = [message for message in room.received if message.deliveries]
+    suspects = [message for message in stored(room) if message.deliveries]
     assert len(suspects) == 1
     assert "fine" in room.bodies
     suspects[0].ack()
@@ -122,7 +124,7 @@ def test_one_suspect_at_a_time(connect: Connect) -> None:
     assert sorted(room.bodies) == ["fine", "one", "two"]
 
 
-def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: Celery, looker: Session) -> None:
+def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: DQCelery, looker: Session) -> None:
     # Given a task that has lost five consumers
     task_id = app.send_task("poison", ("x",), {"y": 1}, queue="q", priority=4).id
     kill(connect, 5)
@@ -148,12 +150,12 @@ def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: Celery, looke
     # Sent again, it starts anew, and keeps its priority.
     assert letters.replay("unknown") == 0
     assert (letters.replay(), len(letters)) == (1, 0)
-    (message,) = taken(connect).received
+    (message,) = stored(taken(connect))
     assert (message.deliveries, message.properties["priority"]) == (0, 4)
     assert message.headers["id"] == task_id
 
 
-def test_dead_letters_are_edited_and_deleted(connect: Connect, app: Celery) -> None:
+def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) -> None:
     app.conf.dq_queues = {"q": {"max_deliveries": 1}}
     task_id = app.send_task("poison", ("x",), queue="q").id
     letters = app.dq.dead_letters["q"]
@@ -171,7 +173,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: Celery) -> N
     assert letters.edit(task_id, args=("other",), priority=7) == task_id
     room = taken(connect)
     assert room.received[0].payload[0] == ["other"]
-    assert room.received[0].properties["priority"] == 7
+    assert stored(room)[0].properties["priority"] == 7
     room.connection.close()
     bury()
 
@@ -183,7 +185,8 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: Celery) -> N
 
     # A queue that is deleted keeps what was given up on in it.
     with app.connection_for_write() as connection:
-        connection.default_channel.queue_delete("q")
+        channel: Any = connection.default_channel
+        channel.queue_delete("q")
     assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
     assert run("dead", "purge", "q", task_id) == "Deleted 1.\n"
     assert len(letters) == 0
@@ -192,7 +195,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: Celery) -> N
         app.dq.queues["q"].snapshot()
 
 
-def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: Celery) -> None:
+def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: DQCelery) -> None:
     app.conf.dq_queues = {"q": {"max_deliveries": 1}}
     for number in range(2):
         app.send_task("poison", (number,), queue="q", task_id="same")

@@ -16,6 +16,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl, make_digest_acl
 from kombu import Connection, Exchange, Producer, Queue
 
+from celery_dq.app.face import dq_of
 from celery_dq.errors import AccessDenied, ConfigurationError, DeliveriesExhausted
 from celery_dq.testing.certificates import make_certificate
 from celery_dq.testing.servers import RedisServer
@@ -27,6 +28,7 @@ from celery_dq.zookeeper.session import Session
 from tests.brokers import BROKERS
 from tests.conformance.mailroom import Mailroom
 from tests.conformance.workplace import Workplace
+from tests.zookeeper_transport.kinds import transport_of
 
 WAIT = 40
 NODES = BrokerNodes("online")
@@ -98,7 +100,7 @@ def test_a_worker_behind_tls_and_sasl(workplace: Workplace, looker: Session) -> 
         with pytest.raises(DeliveriesExhausted, match="given up on after 1 deliveries"):
             died.get(timeout=WAIT)
         assert len(workplace.witness.told(f"attempt:{key}")) == 1
-        (letter,) = wait_until(workplace.app.dq.dead_letters[workplace.queue].list, WAIT)
+        (letter,) = wait_until(dq_of(workplace.app).dead_letters[workplace.queue].list, WAIT)
         assert (letter.id, letter.reason, letter.deliveries) == (died.id, "max_deliveries", 1)
         # A warm shutdown gives back what has not begun, and that is counted to nobody's debit.
         held = workplace.send("hold_late", key)
@@ -133,7 +135,7 @@ def test_what_is_wrong_is_said_in_the_users_words_and_loses_nothing(fortress: Fo
     url = f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}"
     by_name = url.replace("127.0.0.1", "localhost")
     tls = {"ca_certs": fortress.authority}
-    for changes, match in [
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({"broker_use_ssl": {"ca_certs": fortress.stranger}}, r"check broker_use_ssl\['ca'\]"),
         ({"broker_use_ssl": {"ca_certs": "/nowhere"}}, r"broker_use_ssl\['ca'\] = '/nowhere' cannot be read"),
         ({"broker_use_ssl": True}, r"does not hold .self-signed.*check broker_use_ssl\['ca'\]"),
@@ -141,7 +143,8 @@ def test_what_is_wrong_is_said_in_the_users_words_and_loses_nothing(fortress: Fo
         ({"broker_url": url.replace("secret", "wrong")}, "credentials.*check .*broker_login_method"),
         ({"broker_login_method": None}, "serves nobody without any: check broker_login_method"),
         ({"broker_url": url.replace("shop:secret@", "")}, "needs a username and a password"),
-    ]:
+    ]
+    for changes, match in refusals:
         with (
             open_to(fortress, folder, **changes) as wrong,
             pytest.raises(ConfigurationError, match=match) as refusal,
@@ -187,7 +190,7 @@ def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, fo
             assert NODES.queue("q").item("").rstrip("/") in found
             assert any(path.startswith(NODES.queue("q").locks + "/") for path in found)
             # Others are not shown whose a digest is.
-            own = connection.transport.session.open()
+            own = transport_of(connection).session.open()
             for path in found:
                 assert sorted(own.get_acls(path)[0]) == sorted([owner, everybody]), path
             with pytest.raises(NoAuthError):

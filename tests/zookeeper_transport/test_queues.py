@@ -16,6 +16,7 @@ from celery_dq.transport.zookeeper import channel as channel_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.zookeeper_transport.kinds import stored, transport_of
 
 NODES = BrokerNodes("online")
 
@@ -30,8 +31,8 @@ def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callab
     for room in rooms:
         room.consume(ack=True)
     began = time.time()
-    rooms[0].publish("late", **due(0.6))
-    rooms[0].publish("soon", **due(0.3))
+    rooms[0].publish("late", **due(2))
+    rooms[0].publish("soon", **due(1.7))
     rooms[0].publish("now")
     assert rooms[0].count() <= 1
 
@@ -41,7 +42,7 @@ def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callab
         return [body for room in rooms for body in room.bodies]
 
     wait_until(lambda: len(all_heard()) >= 3)
-    assert time.time() - began >= 0.6
+    assert time.time() - began >= 2
     assert sorted(all_heard()) == ["late", "now", "soon"]
     # Its time has come: a worker must not hold it back again.
     assert all(message.headers.get("eta") is None for room in rooms for message in room.received)
@@ -61,7 +62,7 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
         room.drain(1)
         room.publish("later", priority=5)
     assert room.bodies == ["delayed"]
-    assert room.received[0].properties["priority"] == 5
+    assert stored(room)[0].properties["priority"] == 5
     assert room.received[0].delivery_info["redelivered"]
     room.received.pop().ack()
     assert room.drain(1) == ["later"]
@@ -73,7 +74,7 @@ def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connecti
     for folder in (nodes.delayed, nodes.locks, nodes.unreadable):
         looker.open().delete(folder)
     room.consume(ack=True)
-    room.publish("late", **due(0.2))
+    room.publish("late", **due(1.7))
     room.publish("now")
     assert room.drain(2) == ["now", "late"]
 
@@ -121,7 +122,7 @@ def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connectio
     looker.open().ensure_path(f"{NODES.transients}/left")
     for folder in NODES.queue("left").folders:
         looker.open().ensure_path(folder)
-    queues = connection.transport.queues
+    queues = transport_of(connection).queues
     queues.sweep()
     assert looker.open().exists(NODES.queue("left").path), "it may have been made a moment ago"
     queues.sweep()

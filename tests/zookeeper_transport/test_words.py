@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -74,7 +75,7 @@ def test_a_login_method_names_a_mechanism_of_sasl() -> None:
 
 
 def test_certificates_are_checked_unless_it_is_said_otherwise() -> None:
-    def tls(ssl_options: object) -> object:
+    def tls(ssl_options: bool | dict[str, Any]) -> object:
         return session_options(Connection("dq-zookeeper://h1/x", ssl=ssl_options))["tls"]
 
     assert tls(True) == {}

@@ -30,7 +30,7 @@ def tell(
         seed: repeats a run; None leaves it to hypothesis.
         shorten: look for the shortest story that goes wrong; else the first one will do.
     """
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, socket_timeout=None) as client:
         drivers: dict[str, Callable[[], tuple[type[World], Any]]] = {
             "local": lambda: (World, LocalDriver()),
             "redis": lambda: (World, RedisDriver(client)),
