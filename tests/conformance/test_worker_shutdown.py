@@ -6,10 +6,14 @@ import signal
 from uuid import uuid4
 
 import pytest
+import redis
 
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.awake import HEARS, SLEEPS, WAITS
 from tests.conformance.mailroom import on_redis
+from tests.conformance.shop import BROKER_DB
 from tests.conformance.workplace import Workplace
 
 WAIT = 15
@@ -61,6 +65,29 @@ def test_a_warm_shutdown_hears_the_last_results_and_does_not_sleep(workplace: Wo
         assert worker.process.wait(WAIT) == 0
     assert [result.get(timeout=WAIT) for result in results] == keys
     assert workplace.witness.told(SLEEPS) == []
+
+
+# In the threads pool Celery keeps all acknowledgements until the last task has ended.
+@pytest.mark.parametrize("broker", ["dq"], indirect=True)
+def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
+    workplace: Workplace, redis_server: RedisServer
+) -> None:
+    quick, slow = uuid4().hex, uuid4().hex
+    # So long a lease that no heartbeat tells of it meanwhile
+    with workplace.worker("prefork", concurrency=2, conf={"dq_lease": 300}) as worker:
+        results = [workplace.send("hold_late", key) for key in (quick, slow)]
+        for key in (quick, slow):
+            workplace.witness.wait(f"started:{key}")
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        workplace.witness.release(quick)
+        with redis.Redis(port=redis_server.port, db=BROKER_DB) as client:
+            messages = PartitionKeys("online", workplace.queue).messages
+            wait_until(lambda: client.hlen(messages) == 1, WAIT, what="the end of one")
+        workplace.witness.release(slow)
+        assert worker.process.wait(WAIT) == 0
+    assert [result.get(timeout=WAIT) for result in results] == [quick, slow]
 
 
 def test_cold_shutdown_gives_back_what_runs(workplace: Workplace) -> None:

@@ -346,8 +346,9 @@ class Channel(DrivenChannel):
         Raises:
             redis.RedisError: the broker did not answer; the ledger keeps what was not told.
         """
-        if self.closed or self.connection is None:
-            self.process.keeper.ring()
+        if self.closed or self.connection is None or (self.poller.driven and not self._loop_turns):
+            # Others may run on, and a broker that does not answer must not keep them waiting.
+            self.process.keeper.tell_soon()
         elif not self.poller.driven:
             self._tell()
 

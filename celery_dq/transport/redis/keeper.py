@@ -140,6 +140,11 @@ class Keeper:
         with contextlib.suppress(RuntimeError):  # it rings already
             self._bell.release()
 
+    def tell_soon(self) -> None:
+        """Tell what there is to tell in the keeper's thread: whoever would do it comes no more."""
+        self._late.update(tuple(self._queues))
+        self.ring()
+
     # -- the thread ------------------------------------------------------------
 
     def _run(self) -> None:
@@ -225,9 +230,13 @@ class Keeper:
         if process.doubts.exists(name):
             self._clear_doubts(queue, client)
         # A loop that is blocked by a task cannot tell anything for a whole heartbeat.
-        if not ledger.has_listener or name in self._late:
+        late = name in self._late
+        # Before it is told: another thread may say meanwhile that there is more.
+        self._late.discard(name)
+        if late or not ledger.has_listener:
             self.tell(queue, client)
-        (self._late.add if ledger.outbox(name) else self._late.discard)(name)
+        if ledger.outbox(name):
+            self._late.add(name)
         if not self._users.get(name) and not self.owes(name):
             self._resign(queue, client)
         return next_end_s
