@@ -19,8 +19,8 @@ from celery_dq.transport.redis.partition import Partition, load_scripts
 
 #: How long one waits at most before it asks again, in seconds; nobody wakes it.
 PATIENCE = 0.02
-#: Of what is held: claim number, score, claimed at, flags; then the tenant.
-_HELD = struct.Struct(">dddB")
+#: Of what is held: claim number, score, claimed at, flags, charge; then the tenant.
+_HELD = struct.Struct(">dddBd")
 
 
 class Moment(NamedTuple):
@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 def read_held(entry: bytes) -> tuple[float, Moment]:
     """(score, when and whose) of an entry of the hash ``held:<consumer>``."""
-    _, score, at_us, _ = _HELD.unpack(entry[: _HELD.size])
+    _, score, at_us, _, _ = _HELD.unpack(entry[: _HELD.size])
     return score, Moment(int(at_us), entry[_HELD.size :].decode())
 
 

@@ -128,18 +128,22 @@ class TestSuspects:
         assert desk.reap() > 0
 
     def test_are_claimed_alone(self, desk: Desk) -> None:
-        fill(desk, "", 4)
+        fill(desk, "b", 4)
         desk.take(2)
         self.crash(desk)
-        fill(desk, "b", 1)
-        # Two of the first tenant were served, so it is the other one's turn; the suspect ends that batch.
+        fill(desk, "a", 1)
         first = desk.claim(10)
-        assert ([entry.id for entry in first.entries], first.suspect, first.more) == (["b0000"], False, True)
+        assert [(entry.id, entry.deliveries) for entry in first.entries] == [("b0000", 1)]
+        assert (first.suspect, first.more) == (True, True)
+        # It is the other tenant's turn; the second suspect ends that batch.
         second = desk.claim(10)
-        assert [(entry.id, entry.deliveries) for entry in second.entries] == [("0000", 1)]
-        assert (second.suspect, second.more) == (True, True)
-        assert desk.take(10) == ["0001"]
-        assert desk.take(10) == ["0002", "0003"]
+        assert ([entry.id for entry in second.entries], second.suspect, second.more) == (
+            ["a0000"],
+            False,
+            True,
+        )
+        assert desk.take(10) == ["b0001"]
+        assert desk.take(10) == ["b0002", "b0003"]
 
     def test_are_dead_after_so_many_deliveries(self, desk: Desk) -> None:
         desk.push("a", tenant="t")

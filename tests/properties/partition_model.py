@@ -39,6 +39,7 @@ class Message:
 class Held:
     claim: int
     message: Message
+    charge: float = 0.0
 
 
 @dataclass
@@ -134,6 +135,16 @@ class Model:
             self.v = max(self.v, self.floor, *self.finished.values())
             self.finished.clear()
 
+    def refund(self, charges: dict[str, float]) -> None:
+        """Back goes the turn: as many messages more as were paid for, and first among equals."""
+        near = max(1.0, self.v) * 2**-50
+        for tenant, charge in charges.items():
+            if tenant in self.start:
+                tag = self.start[tenant] - charge
+                self.start[tenant] = min(tag, self.v - near) if tag < self.v + near else tag
+            elif tenant in self.finished:
+                self.finished[tenant] -= charge
+
     def wait(self, message: Message) -> None:
         line = self.waiting.setdefault(message.tenant, [])
         line.append(message)
@@ -187,7 +198,8 @@ class Model:
         number = self.claims + 1
 
         def hold(message: Message) -> None:
-            self.held.setdefault(consumer, {})[message.id] = Held(number, message)
+            charge = 0.0 if message.reason else 1 / self.quota(message.tenant).weight
+            self.held.setdefault(consumer, {})[message.id] = Held(number, message, charge)
             took.entries.append((message.id, message.reason, message.crashes, message.returned))
 
         while self.discards and len(took.entries) < want:
@@ -255,12 +267,13 @@ class Model:
 
     def release(self, consumer: str, tags: list[tuple[str, str]], mode: str, max_deliveries: int) -> int:
         stale = 0
+        charges: dict[str, float] = {}
         for tag in tags:
             message = self.find(consumer, *tag)
             if message is None:
                 stale += 1
                 continue
-            del self.held[consumer][message.id]
+            charge = self.held[consumer].pop(message.id).charge
             if message.settled:
                 self.drop(message)
                 continue
@@ -283,7 +296,10 @@ class Model:
                 self.discard(message, "cancelled")
             else:
                 self.wait(message)
+                if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
+                    charges[message.tenant] = charges.get(message.tenant, 0.0) + charge
         self.put_in_place()
+        self.refund(charges)
         return stale
 
     def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:

@@ -46,8 +46,8 @@ def test_rates_add_up() -> None:
 
 
 def test_what_is_held_tells_when_it_was_claimed() -> None:
-    entry = bytes.fromhex("3ff00000000000004000000000000000400800000000000000") + "größe".encode()
-    assert read_held(entry) == (2.0, (3, "größe"))
+    entry = bytes.fromhex("3ff000000000000040000000000000004008000000000000003ff0000000000000")
+    assert read_held(entry + "größe".encode()) == (2.0, (3, "größe"))
 
 
 def test_a_series_of_one_has_no_range() -> None:

@@ -55,8 +55,8 @@
 --   that was never delivered before, '0' for one that came back without a crash. The reason is '' but for a
 --   discard, which is delivered for its bookkeeping only and took neither token nor slot.
 -- COST
---   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and
---   tidies at most 128 of each kind, passes over at most 64 messages that were removed
+--   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies
+--   at most 128 of each kind, passes over at most 64 removed messages and 1000 suspects, these at three each
 -- GUARANTEE
 --   The result is what claims of one message each would have given. What is taken is written under the
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
@@ -70,7 +70,7 @@
 --@include fair
 --@include shallow
 --@include wake
-local PROMOTE, SKIPS, ROUNDS = 128, 64, 16
+local PROMOTE, SKIPS, ROUNDS, PASSES = 128, 64, 16, 1000
 
 local consumer, want, free = ARGV[1], math.min(tonumber(ARGV[3]), 1000), tonumber(ARGV[4])
 local max_deliveries, suspects = tonumber(ARGV[6]), ARGV[7] == '1'
@@ -96,7 +96,7 @@ end
 if state.epoch > 0 then state.leader = consumer end
 local got, held, reasons, unreadable, started, leaving = 0, {}, {}, {}, {}, {}
 
-local function deliver(id, score, flags, tenant, deliveries, reason, record)
+local function deliver(id, score, flags, charge, tenant, deliveries, reason, record)
   got = got + 1
   if is_keyed(record) then
     flags = flags + KEYED
@@ -105,7 +105,7 @@ local function deliver(id, score, flags, tenant, deliveries, reason, record)
   end
   local at = #held
   held[at + 1] = id
-  held[at + 2] = pack_held(claim, score, now, flags, tenant)
+  held[at + 2] = pack_held(claim, score, now, flags, charge, tenant)
   at = #reply
   reply[at + 1] = id
   if not deliveries and reason == '' then
@@ -129,7 +129,7 @@ if want > 0 then
     for i = 1, #ids do
       local priority, _, _, length = header(records[i])
       if priority then
-        deliver(ids[i], tonumber(found[2 * i]), DISCARD, tenant_name(records[i], length),
+        deliver(ids[i], tonumber(found[2 * i]), DISCARD, 0, tenant_name(records[i], length),
           crashes[i], why[i] or 'cancelled', records[i])
       else
         lost[#lost + 1] = ids[i]
@@ -149,7 +149,7 @@ end
 
 local crashed_before = want > got and call('EXISTS', P .. 'deliveries') == 1
 local chunk = math.max(want - got, 1)
-local skips, suspect, stop = 0, false, false
+local reach, passes, skips, suspect, stop = ROUNDS * chunk, 0, 0, false, false
 
 -- How many messages this tenant may be given before it is another one's turn.
 local function run_length(tenant, follower)
@@ -210,16 +210,18 @@ local function take(tenant, id, score, record, crashes)
   elseif expires > 0 and expires <= now then
     reasons[#reasons + 1] = id
     reasons[#reasons + 1] = 'expired'
-    deliver(id, score, DISCARD, tenant.name, crashes, 'expired', record)
+    deliver(id, score, DISCARD, 0, tenant.name, crashes, 'expired', record)
   elseif max_deliveries > 0 and deliveries >= max_deliveries then
     bury(id, record, 'max_deliveries', '', deliveries, tenant.name)
     reasons[#reasons + 1] = id
     reasons[#reasons + 1] = 'dead:max_deliveries'
-    deliver(id, score, DISCARD, tenant.name, crashes, 'dead:max_deliveries', record)
+    deliver(id, score, DISCARD, 0, tenant.name, crashes, 'dead:max_deliveries', record)
   else
     if deliveries > 0 and not suspects then
-      -- Two that may take their worker with them do not go to the same one.
-      tenant.passed = true
+      -- Two that may take their worker with them do not go to the same one. All that a dead one held is next, so
+      -- others are looked for behind as many.
+      tenant.passed, passes = true, math.min(passes + 1, PASSES)
+      chunk = math.max(chunk, math.min(passes, PROMOTE))
       return
     end
     if deliveries > 0 then
@@ -228,7 +230,7 @@ local function take(tenant, id, score, record, crashes)
       if got > 0 then return end
       suspect = true
     end
-    deliver(id, score, 0, tenant.name, crashes, '', record)
+    deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record)
     local quota = tenant.quota
     if tenant.tag > state.v then state.v = tenant.tag end
     tenant.tag = tenant.tag + tenant.cost
@@ -278,7 +280,7 @@ local function has_more(tenant)
   return not tenant.ended and call('ZCARD', tenant.key) > tenant.taken
 end
 
-while got < want and not stop and line.offset < ROUNDS * chunk do
+while got < want and not stop and #line.seen < reach + passes do
   if not crashed_before then serve_soles(chunk, want - got, deliver) end
   local tenant = got < want and step_forward(chunk)
   if not tenant then break end

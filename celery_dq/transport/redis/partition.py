@@ -159,8 +159,8 @@ class Partition:
     ) -> Call[int]:
         """Gives messages back to their old place; settled ones are dropped. Returns the stale tags.
 
-        :param mode: ``unstarted`` gives the rate token back, ``requeue`` does not, ``crashed`` counts the
-            delivery and may make the message a dead letter.
+        :param mode: ``unstarted`` gives the rate token and the turn back, ``requeue`` neither, ``crashed``
+            counts the delivery, gives the turn back when it is the first, and may make it a dead letter.
         :param worker: who gives up on it, for the dead letter.
         """
         _check_chunk(tags)

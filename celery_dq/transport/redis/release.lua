@@ -35,7 +35,7 @@
 --   evicted CHANNEL
 -- ARGV
 --   consumer: who holds them
---   mode: 'unstarted' gives the rate token back, 'requeue' does not, 'crashed' counts the delivery
+--   mode: 'unstarted' gives token and turn back, 'requeue' neither, 'crashed' counts; the first gives the turn back
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   worker: who gives up on it, for the dead letter
 --   n: number of tags, at most 1000

@@ -48,7 +48,7 @@
 --   some 20 commands, and those of a release per lost consumer
 -- GUARANTEE
 --   An expired lease whose messages nobody has taken back yet goes on as if it had not expired. Settled messages of a
---   lost consumer are dropped, the others come back with one delivery counted.
+--   lost consumer are dropped, the others come back with one delivery counted; with the first one also the turn.
 --@include state
 --@include full
 --@include promote

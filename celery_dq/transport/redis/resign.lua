@@ -41,7 +41,7 @@
 -- COST
 --   those of a release
 -- GUARANTEE
---   No delivery is counted and the rate tokens are given back. Settled messages are dropped.
+--   No delivery is counted; rate tokens and turns are given back. Settled messages are dropped.
 --@include state
 --@include full
 --@include give_back

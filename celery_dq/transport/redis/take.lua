@@ -76,7 +76,7 @@ for i = 1, #ids do
       flags = flags + KEYED
       started[#started + 1] = {id = id, record = record, tenant = tenant}
     end
-    held[#held + 1] = pack_held(claim, tonumber(score), now, flags, tenant)
+    held[#held + 1] = pack_held(claim, tonumber(score), now, flags, 0, tenant)
     if not more[tenant] then
       more[tenant] = {}
       names[#names + 1] = tenant

@@ -2,8 +2,10 @@
 --@include ids
 --@include bury
 --@include held
+--@include refund
 -- Takes messages back from a consumer to their old places, frees their slots and places their tenants anew.
--- `mode` is unstarted (the token is given back), requeue, or crashed (the delivery counts).
+-- `mode` is unstarted (the token is given back), requeue, or crashed (the delivery counts). What was not started gives
+-- its turn back, and so does the first crash of a message: that was perhaps not its fault, a further one likely is.
 local function give_back(consumer, entries, mode, max_deliveries, worker)
   if #entries == 0 then return end
   local ids, bases = {}, {}
@@ -15,7 +17,7 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   local stones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
   local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
   local waiting, delayed, discards, reasons, counts = {}, {}, {}, {}, {}
-  local gone, left, returned, leaving = {}, {}, {}, {}
+  local gone, left, returned, leaving, charges = {}, {}, {}, {}, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
@@ -75,6 +77,9 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
         end
         list[#list + 1] = entry.score
         list[#list + 1] = entry.id
+        if mode == 'unstarted' or (mode == 'crashed' and deliveries == 1) then
+          charges[entry.tenant] = (charges[entry.tenant] or 0) + entry.charge
+        end
       end
       if mode == 'unstarted' then returned[entry.tenant] = (returned[entry.tenant] or 0) + 1 end
     end
@@ -112,4 +117,5 @@ local function give_back(consumer, entries, mode, max_deliveries, worker)
   erase(consumer, gone)
   for i = 1, #leaving do dedup().leave(leaving[i], false) end
   replace(tenants)
+  refund(charges)
 end

@@ -2,20 +2,21 @@
 --@include place
 --@include epoch
 --@include dedup
--- What consumers hold: message id -> claim number, score, claimed at, flags, tenant. The flag `SETTLED` means
+-- What consumers hold: message id -> claim number, score, claimed at, flags, what its tenant's turn was charged for
+-- it (virtual time; 0 when it took no turn), tenant. The flag `SETTLED` means
 -- never to be delivered again, `DISCARD` that it was delivered to be discarded and took neither token nor slot,
 -- `EARLY` that it was taken by name before it was due, and `KEYED` that its record has a dedup key.
 local SETTLED, DISCARD, EARLY = 1, 2, 4
 
-local function pack_held(claim, score, since, flags, tenant)
-  return struct.pack('>dddBc0', claim, score, since, flags, tenant)
+local function pack_held(claim, score, since, flags, charge, tenant)
+  return struct.pack('>dddBdc0', claim, score, since, flags, charge, tenant)
 end
 
 local function read_held(id, entry)
-  local claim, score, since, flags = struct.unpack('>dddB', entry)
-  return {id = id, claim = claim, score = score, since = since, settled = flags % 2 == 1,
+  local claim, score, since, flags, charge = struct.unpack('>dddBd', entry)
+  return {id = id, claim = claim, score = score, since = since, charge = charge, settled = flags % 2 == 1,
     discard = flags % EARLY >= DISCARD, early = flags % KEYED >= EARLY, keyed = flags >= KEYED,
-    tenant = string.sub(entry, 26)}
+    tenant = string.sub(entry, 34)}
 end
 
 -- Up to `limit` entries of a consumer, whichever, in the order of their scores.
@@ -87,7 +88,7 @@ local function settle(consumer, entries)
       marks[#marks + 1] = '\0' .. consumer
       held[#held + 1] = entry.id
       held[#held + 1] = pack_held(entry.claim, entry.score, entry.since,
-        SETTLED + (entry.discard and DISCARD or 0) + (entry.keyed and KEYED or 0), entry.tenant)
+        SETTLED + (entry.discard and DISCARD or 0) + (entry.keyed and KEYED or 0), entry.charge, entry.tenant)
     end
   end
   write('HSET', P .. 'held:' .. consumer, held)

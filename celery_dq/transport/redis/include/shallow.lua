@@ -26,10 +26,10 @@ local function serve_soles(size, most, deliver)
     local priority, _, expires = header(records[i])
     if not priority or (expires > 0 and expires <= now) then return end
     at = line.next_fresh
-    deliver(ids[i], scores[i], 0, line.names[at], nil, '', records[i])
-    local place, tag = #gone.names + 1, line.tags[at]
+    local place, tag, cost = #gone.names + 1, line.tags[at], 1 / line.quotas[at].weight
+    deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i])
     gone.names[place], gone.slots[place] = line.names[at], tonumber(line.slots[at] or 0) + 1
-    gone.tags[place] = tag + 1 / line.quotas[at].weight
+    gone.tags[place] = tag + cost
     if tag > state.v then state.v = tag end
     line.next_fresh = at + 1
   end
