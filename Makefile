@@ -65,7 +65,7 @@ figures: $(VENV)/stamp-develop ## what `make bench` has left in benchmarks/out, 
 
 chaos: $(VENV)/stamp-develop ## 200 SIGKILLs and 60 other faults over 200,000 messages; CHAOS_ARGS="--seed 8"
 	$(PY) tests/provision.py
-	$(PY) -m tests.chaos --broker dq --broker stock --seed 7 --messages 200000 --kills 200 --others 60 --lease 15 --tenants 1000 --work-ms 8 --ahead 200 $(CHAOS_ARGS)
+	$(PY) -m tests.chaos --broker dq --broker stock --seed 7 --messages 200000 --kills 200 --others 60 --lease 15 --tenants 1000 --work-ms 8 $(CHAOS_ARGS)
 
 docs: $(VENV)/stamp-docs ## the documentation, into docs/_build/html
 	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -156,11 +156,6 @@ class DrivenChannel(RedisChannel):
         return self.intake.has_undelivered or self.intake.has_next
 
     @property
-    def asks_between(self) -> bool:
-        """Before the next message of the inbox is delivered, look for one whose turn comes before it."""
-        return self.intake.takes_its_time
-
-    @property
     def expects_answer(self) -> bool:
         """A script is on its way."""
         fetcher = self.intake.live_fetcher

@@ -33,7 +33,8 @@ class Inbox:
         return sum(len(line) for lines in tuple(self._lines.values()) for line in tuple(lines.values()))
 
     def __bool__(self) -> bool:
-        return any(any(tuple(lines.values())) for lines in tuple(self._lines.values()))
+        # Asked several times for each message. What the keeper has emptied counts until the next is taken.
+        return any(self._lines.values())
 
     def queues(self) -> tuple[str, ...]:
         """The queues from which something was claimed."""
@@ -53,9 +54,10 @@ class Inbox:
     def take(self) -> Message | None:
         """Take the oldest message of the tenant whose turn it is, of the queue whose turn it is."""
         for queue in tuple(self._lines):
-            lines = self._lines.pop(queue)
-            self._lines[queue] = lines  # to the end
-            served = self._served.pop(queue, None)
+            lines = self._lines[queue]
+            if len(self._lines) > 1:
+                self._lines[queue] = self._lines.pop(queue)  # to the end
+            served = self._served.pop(queue, None) if len(lines) > 1 else None
             if served is not None:
                 lines[served] = lines.pop(served)
             while lines:
@@ -63,11 +65,13 @@ class Inbox:
                 try:
                     message = line.popleft()
                 except IndexError:  # the keeper has given it back
+                    self._served.pop(queue, None)
                     del lines[tenant]
                     continue
                 if line:
                     self._served[queue] = tenant
                 else:
+                    self._served.pop(queue, None)
                     del lines[tenant]
                 return message
         return None

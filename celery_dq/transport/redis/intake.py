@@ -252,10 +252,14 @@ class Intake:
         """Something lies in the inbox."""
         return bool(self._inbox)
 
-    @property
-    def takes_its_time(self) -> bool:
-        """The consumer is busy with each message for longer than a claim, and has others in the inbox."""
-        return self._service_s is not None and self._service_s >= LONG_SERVICE_S and bool(self._inbox)
+    def was_busy(self, since: float) -> bool:
+        """The consumer was busy with a message for longer than a claim, and has others in the inbox.
+
+        Arguments:
+            since: monotonic time before which it was us who kept it waiting.
+        """
+        busy_s = self._process.clock.monotonic() - max(self._delivered_at, since)
+        return busy_s >= LONG_SERVICE_S and bool(self._inbox)
 
     def deliver_all(self) -> None:
         """Deliver what lies in the inbox. An exception leaves the rest there."""

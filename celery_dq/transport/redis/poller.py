@@ -48,6 +48,7 @@ class Poller:
         self._loop: Any = None
         self._timer: Any = None
         self._timer_at = 0.0
+        self._asked_at = 0.0
         self._on_tick: Callable[[], None] | None = None
         self._poller: Any = None
         self._pipe: tuple[int, int] | None = None
@@ -158,10 +159,13 @@ class Poller:
         self._thread = threading.get_ident()
         try:
             while True:
-                if any(channel.asks_between for channel in self._channels):
-                    if self._wait(self._clock.monotonic()):
-                        return
-                    self._ask()
+                for channel in self._channels:
+                    if channel.intake.was_busy(self._asked_at):
+                        # Between two messages: what is in the inbox may not be what is next by now.
+                        if self._wait(self._clock.monotonic()):
+                            return
+                        self._ask()
+                        break
                 for channel in tuple(self._channels):
                     if channel.deliver_one():
                         if channel in self._channels:  # the callback may have closed it
@@ -183,6 +187,7 @@ class Poller:
                 channel.tell_at_end_of_batch()
 
     def _ask(self) -> None:
+        self._asked_at = self._clock.monotonic()
         for channel in tuple(self._channels):
             channel.tick()
             self._watch_wires(channel)
