@@ -7,6 +7,7 @@ import pytest
 from celery_dq.testing.servers import RedisServer
 from tests.broker.counter import Counter
 from tests.broker.proxy import Proxy
+from tests.broker.yard import Yard
 
 
 @pytest.fixture
@@ -14,6 +15,15 @@ def counter(redis_url: str) -> Iterator[Counter]:
     counter = Counter(redis_url)
     yield counter
     counter.close()
+
+
+@pytest.fixture
+def yard(redis_server: RedisServer) -> Iterator[Yard]:
+    for db in (1, 2, 3):
+        redis_server.flush(db)
+    yard = Yard(redis_server)
+    yield yard
+    yard.close()
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery.worker import state
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.gate import Gate
 from tests.broker.yard import Yard
@@ -32,15 +30,6 @@ def test_a_worker_closes_with_whatever_celery_leaves(
     monkeypatch.setattr(state, flag, value)
     # It looks at Celery's flags only, and a worker made here would change this whole process.
     assert object.__new__(Gate).closing is closing
-
-
-@pytest.fixture
-def yard(redis_server: RedisServer) -> Iterator[Yard]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    yard = Yard(redis_server)
-    yield yard
-    yard.close()
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.yard import Yard
-
-
-@pytest.fixture
-def yard(redis_server: RedisServer) -> Iterator[Yard]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    yard = Yard(redis_server)
-    yield yard
-    yard.close()
 
 
 # Celery's soft shutdown sleeps in the signal handler, which the loop of a green pool may refuse.

@@ -5,22 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.yard import Yard
-
-
-@pytest.fixture
-def yard(redis_server: RedisServer) -> Iterator[Yard]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    yard = Yard(redis_server)
-    yield yard
-    yard.close()
 
 
 @pytest.mark.parametrize(("pool", "task"), [("solo", "nap"), ("solo", "spin"), ("gevent", "spin")])

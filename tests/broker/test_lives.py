@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,15 +16,6 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from tests.broker.yard import Yard
 from tests.workers import WorkerProcess
-
-
-@pytest.fixture
-def yard(redis_server: RedisServer) -> Iterator[Yard]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    yard = Yard(redis_server)
-    yield yard
-    yard.close()
 
 
 def limit(yard: Yard, tenant: str, **quota: Any) -> None:

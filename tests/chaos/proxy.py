@@ -69,8 +69,7 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
         server.close()
-        # The next turn of the loop closes what was aborted in this one.
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the next turn of the loop closes what was aborted in this one
 
     def _sever(self) -> None:
         for writer in list(self._pairs):

@@ -24,7 +24,7 @@ def tell(port: int) -> None:
 
     def told_sleep(seconds: float) -> None:
         witness.tell(SLEEPS, seconds)
-        sleep(seconds)
+        sleep(seconds)  # Celery's own, which is to be told of
 
     def told_wait(self: Any) -> None:
         take = self.on_state_change

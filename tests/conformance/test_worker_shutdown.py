@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,6 +18,14 @@ from tests.conformance.shop import BROKER_DB
 from tests.conformance.workplace import Workplace
 
 WAIT = 15
+
+
+def held(workplace: Workplace, *keys: str) -> list[Any]:
+    """The results of tasks that run and wait for their release, acknowledged late."""
+    results = [workplace.send("hold_late", key) for key in keys]
+    for key in keys:
+        workplace.witness.wait(f"started:{key}")
+    return results
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork", "gevent"])
@@ -52,9 +61,7 @@ def test_a_warm_shutdown_hears_the_last_results_and_does_not_sleep(workplace: Wo
     keys = [uuid4().hex for _ in range(3)]
     # Given a worker with an idle process, and tasks that still run when it waits for their results only
     with workplace.worker("prefork", concurrency=4, module="tests.conformance.awake") as worker:
-        results = [workplace.send("hold_late", key) for key in keys]
-        for key in keys:
-            workplace.witness.wait(f"started:{key}")
+        results = held(workplace, *keys)
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
         workplace.witness.wait(WAITS)
@@ -75,9 +82,7 @@ def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
     quick, slow = uuid4().hex, uuid4().hex
     # So long a lease that no heartbeat tells of it meanwhile
     with workplace.worker("prefork", concurrency=2, conf={"dq_lease": 300}) as worker:
-        results = [workplace.send("hold_late", key) for key in (quick, slow)]
-        for key in (quick, slow):
-            workplace.witness.wait(f"started:{key}")
+        results = held(workplace, quick, slow)
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
         worker.wait_for_log("Warm shutdown")
@@ -104,10 +109,7 @@ def test_soft_shutdown_waits_for_what_can_finish(workplace: Workplace) -> None:
     quick, slow = uuid4().hex, uuid4().hex
     conf = {"worker_soft_shutdown_timeout": 3.0}
     with workplace.worker("prefork", concurrency=2, conf=conf) as worker:
-        finishes = workplace.send("hold_late", quick)
-        workplace.send("hold_late", slow)
-        for key in (quick, slow):
-            workplace.witness.wait(f"started:{key}")
+        finishes, _ = held(workplace, quick, slow)
         assert worker.process is not None
         worker.process.send_signal(signal.SIGQUIT)
         worker.wait_for_log("Initiating Soft Shutdown")
@@ -153,9 +155,7 @@ def test_disable_prefetch_fetches_only_what_runs(workplace: Workplace) -> None:
     keys = [uuid4().hex for _ in range(2)]
     conf = {"worker_prefetch_multiplier": 10, "worker_disable_prefetch": True}
     with workplace.worker("prefork", concurrency=2, conf=conf):
-        results = [workplace.send("hold_late", key) for key in keys]
-        for key in keys:
-            workplace.witness.wait(f"started:{key}")
+        results = held(workplace, *keys)
         results += [workplace.send("add", number, 1) for number in range(4)]
         assert workplace.ask("reserved") == []
         assert workplace.waiting() == 4

@@ -330,6 +330,7 @@ class Keeper:
         self._queues.pop(name, None)
         self._users.pop(name, None)
         self._judges_from.pop(name, None)
+        self._late.discard(name)
         self._process.ledger.forget(name)
         self._process.doubts.forget(name)
 
