@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -29,6 +30,9 @@ ENVIRONMENT = "DQ_TEST_APP"
 #: What a worker of ours prints, at any log level, once it consumes.
 READY = "<the worker consumes>"
 
+#: How the stack of a process begins that `faulthandler` writes.
+TRACE = "(most recent call first)"
+
 
 def make_app(name: str, broker: Broker | None, conf: Mapping[str, Any]) -> Celery:
     """A Celery app on `broker` (None: as `conf` says); the caller and the worker build the same one."""
@@ -52,6 +56,8 @@ def app_from_environment(name: str) -> Celery:
     described = json.loads(os.environ[ENVIRONMENT])
     broker = BROKERS[described["broker"]] if described["broker"] else None
     worker_ready.connect(_say_ready, weak=False)
+    # Unlike what Celery does at SIGUSR1 it needs no turn of the interpreter, and pool children have it too.
+    faulthandler.register(signal.SIGUSR2)
     return make_app(name, broker, described["conf"])
 
 
@@ -142,7 +148,20 @@ class WorkerProcess:
         assert self.process is not None
         if self.alive:
             self.process.send_signal(how)
-        return self.process.wait(deadline)
+        return self.wait(deadline)
+
+    def wait(self, deadline: float = 20.0) -> int:
+        """Wait for the end; returns the exit code. If the worker does not end, its log tells where it is."""
+        assert self.process is not None
+        try:
+            return self.process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            for process in [psutil.Process(self.pid), *self.children()]:
+                traces = self.log.count(TRACE)
+                process.send_signal(signal.SIGUSR2)
+                with contextlib.suppress(TimeoutError):
+                    self.wait_for_log(TRACE, 2, traces + 1)
+            raise
 
     def discard(self) -> None:
         """Kill what is left of the session, and drop the log."""
@@ -197,7 +216,7 @@ class WorkerProcess:
                 self.stop()
         finally:
             if error is not None:
-                error.add_note(f"log of {self.name}:\n{self.log[-6000:]}") if hasattr(
+                error.add_note(f"log of {self.name}:\n{self.log[-16000:]}") if hasattr(
                     error, "add_note"
-                ) else print(self.log[-6000:])
+                ) else print(self.log[-16000:])
             self.discard()

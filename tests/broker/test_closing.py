@@ -41,7 +41,7 @@ def test_what_runs_while_a_worker_stops_may_wait_on_a_connection_of_its_own(yard
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Warm shutdown" in worker.log, 30)
         yard.witness.release("a")
-        worker.process.wait(30)
+        worker.wait(30)
     (listened,) = yard.witness.told("listened")
     # Who asks others, and waits for what they answer, would take them for silent.
     assert float(listened) > 0.9

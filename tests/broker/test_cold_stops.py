@@ -22,7 +22,7 @@ def test_what_a_cold_stop_cancels_comes_back(yard: Yard, pool: str, soft_s: floa
         # When it is stopped in the midst of a task that is acknowledged late
         assert worker.process is not None
         worker.process.send_signal(signal.SIGQUIT)
-        worker.process.wait(30)
+        worker.wait(30)
     # Then the task has neither ended nor failed, and the next worker runs it again.
     assert yard.witness.told("ended") == []
     assert not result.ready()

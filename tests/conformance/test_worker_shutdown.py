@@ -43,7 +43,7 @@ def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(workplace: Workpl
         workplace.witness.release(key)
         if not workplace.broker.expected(f"a warm shutdown starts nothing ({pool})", True):
             workplace.witness.release(later, len(waiting))
-        assert worker.process.wait(WAIT) == 0
+        assert worker.wait(WAIT) == 0
     # Then what ran has finished, and each of the others is back in the queue, or was finished too.
     assert running.get(timeout=WAIT) == key
     finished = len(workplace.witness.told(f"finished:{later}"))
@@ -69,7 +69,7 @@ def test_a_warm_shutdown_hears_the_last_results_and_does_not_sleep(workplace: Wo
         for key in keys:
             workplace.witness.release(key)
             workplace.witness.wait(HEARS)
-        assert worker.process.wait(WAIT) == 0
+        assert worker.wait(WAIT) == 0
     assert [result.get(timeout=WAIT) for result in results] == keys
     assert workplace.witness.told(SLEEPS) == []
 
@@ -91,7 +91,7 @@ def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
             messages = PartitionKeys("online", workplace.queue).messages
             wait_until(lambda: client.hlen(messages) == 1, WAIT, what="the end of one")
         workplace.witness.release(slow)
-        assert worker.process.wait(WAIT) == 0
+        assert worker.wait(WAIT) == 0
     assert [result.get(timeout=WAIT) for result in results] == [quick, slow]
 
 
@@ -114,7 +114,7 @@ def test_soft_shutdown_waits_for_what_can_finish(workplace: Workplace) -> None:
         worker.process.send_signal(signal.SIGQUIT)
         worker.wait_for_log("Initiating Soft Shutdown")
         workplace.witness.release(quick)
-        worker.process.wait(WAIT)
+        worker.wait(WAIT)
     assert finishes.get(timeout=WAIT) == quick
     assert workplace.witness.told(f"finished:{slow}") == []
     assert workplace.waiting() == 1
@@ -137,7 +137,7 @@ def test_shutdown_by_remote_control(workplace: Workplace) -> None:
         workplace.ask("ping")
         workplace.app.control.shutdown(destination=[worker.name])
         assert worker.process is not None
-        assert worker.process.wait(WAIT) == 0
+        assert worker.wait(WAIT) == 0
 
 
 def test_delayed_tasks_survive_a_shutdown(workplace: Workplace) -> None:

@@ -189,7 +189,7 @@ class Siege:
     def kill_leader(self) -> Callable[[], None]:
         crew = self.leader()
         crew.worker.process.kill()  # type: ignore[union-attr]
-        crew.worker.process.wait(10)  # type: ignore[union-attr]
+        crew.worker.wait(10)
 
         def heal() -> None:
             self.crews.remove(crew)

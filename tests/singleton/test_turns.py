@@ -150,7 +150,7 @@ def test_a_worker_that_stops_gives_back_what_is_behind(till: Bank, pool: str) ->
             first.wait_for_log("Warm shutdown", DEADLINE_S)
             till.book.release(str(BEFORE))
             assert till.finished(len(ALL), DEADLINE_S) == ALL
-            assert first.process.wait(DEADLINE_S) == 0
+            assert first.wait(DEADLINE_S) == 0
             log = first.log
     assert till.book.numbers("start") == ALL
     assert till.book.entries("finish")[-1].token == 2

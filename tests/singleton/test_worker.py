@@ -47,7 +47,7 @@ def test_who_stands_by_takes_over_when_the_leader_stops(bank: Bank) -> None:
             first.wait_for_log("Warm shutdown")
             bank.book.release("3")
             assert bank.finished(10) == list(range(10))
-            assert first.process.wait(20) == 0
+            assert first.wait(20) == 0
             handed_over = bank.book.entries("finish")[3].monotonic
             taken_over = bank.book.entries("start")[4].monotonic
     assert {entry.token for entry in bank.book.entries("finish")[:4]} == {1}
@@ -71,7 +71,7 @@ def test_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(bank: Bank
             children = first.children()
             assert first.process is not None
             first.process.kill()
-            first.process.wait(10)
+            first.wait(10)
             if task == "post":
                 # Acknowledged when it began: it is not run again.
                 assert bank.finished(7, 30) == [0, 1, 3, 4, 5, 6, 7]
