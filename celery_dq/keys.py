@@ -245,9 +245,9 @@ def every_evicted(environment: str, key_prefix: str = "") -> str:
     return f"{start}dq:{{{environment}/*}}:evicted"
 
 
-def beat_state(environment: str, key_prefix: str = "") -> str:
-    """HASH: what elected beats share: the token of the leader, and per entry of the schedule its ticks."""
-    return f"{key_prefix}dq:{environment}:beat"
+def beat_state(environment: str, name: str, key_prefix: str = "") -> str:
+    """HASH: what elected beats of one name share: their leader's token, and the ticks of each entry."""
+    return f"{key_prefix}dq:{environment}:beat:{name}"
 
 
 def queue_registry(environment: str, key_prefix: str = "") -> str:

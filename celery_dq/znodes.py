@@ -71,9 +71,9 @@ class LeadershipNodes:
         return f"{self.candidates}/{node}"
 
 
-def beat_entry(environment: str, entry: str) -> str:
-    """What elected beats share about one entry of their schedule; percent-encoded in the path."""
-    return f"{ROOT}/{environment}/beat/{quote(entry, safe='').replace('.', '%2E')}"
+def beat_entry(environment: str, name: str, entry: str) -> str:
+    """What elected beats of one name share about one entry of their schedule; percent-encoded in the path."""
+    return f"{ROOT}/{environment}/beat/{_quoted(name)}/{_quoted(entry)}"
 
 
 def sequence_of(node: str) -> int:

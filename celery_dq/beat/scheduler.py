@@ -1,6 +1,7 @@
 """The elected scheduler.
 
-Run as many ``celery beat`` as you like: one is elected, the others stand by. What is scheduled is told by the
+Run as many ``celery beat`` as you like: one is elected, the others stand by. (One for each schedule: beats of
+another app, or with another ``dq_beat_name``, have a leader of their own.) What is scheduled is told by the
 scheduler that ``dq_beat_scheduler`` names, which this one wraps: Celery's own, its persistent one, the one of
 django-celery-beat. When each entry ran last is kept where the broker is (in ZooKeeper, if that holds the
 election and the broker is no Redis), so that a new leader goes on where the old one ended.
@@ -35,6 +36,7 @@ from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
 from celery_dq.leadership.office import Office
 from celery_dq.singleton.elections import Elections
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.broker import broker_client
 from celery_dq.znodes import beat_entry
 
@@ -42,8 +44,6 @@ __all__ = ["ElectedScheduler"]
 
 logger = logging.getLogger(__name__)
 
-#: What beats elect a leader for; no queue has such a name.
-LEADERSHIP = "celery beat"
 #: Seconds between two looks of a beat that stands by.
 STAND_BY_S = 0.25
 #: Seconds until the next attempt after the broker did not answer.
@@ -56,6 +56,11 @@ NAMESPACE = uuid.UUID("5f0f3a60-7b1c-4b1e-9d0e-2f6a3f1f8f11")
 MARKER_TTL_MS = 400 * 24 * 3_600_000
 #: What says that the broker, or where the book is, did not answer.
 SILENCE = (redis.RedisError, OperationalError, OSError)
+
+
+def leadership(name: str) -> str:
+    """What the beats of the schedule called `name` elect a leader for; no queue has such a name."""
+    return f"celery beat of {name}"
 
 
 class Stamps(dict[str, Any]):
@@ -82,7 +87,9 @@ class ElectedScheduler(Scheduler):
         if not isinstance(wires, Wires):
             raise TypeError("celery_dq.setup(app) was not called: ElectedScheduler needs the dq_* settings")
         self._options = wires.options
-        self._on_dq = str(connection.transport_cls).startswith("dq-")
+        #: Two projects on one broker have two schedules, and their entries may have the same names.
+        self._name = self._options.beat_name or app.main or "celery"
+        self._on_dq = connection.transport_cls in TENANT_SCHEMES
         aliases: Any = load_extension_class_names("celery.beat_schedulers")
         self._inner: Any = symbol_by_name(self._options.beat_scheduler, aliases=dict(aliases))(
             app, *args, **kwargs
@@ -101,7 +108,8 @@ class ElectedScheduler(Scheduler):
         self._clock = SystemClock()
         session_s = self._options.election_session_us / 1e6
         self._make_client = (lambda: broker_client(app, session_s / 6)) if self._on_dq else None
-        self._elections = Elections(self._options, f"beat@{socket.gethostname()}", self._make_client)
+        who, what = f"beat@{socket.gethostname()}", "celery_dq.beat:ElectedScheduler"
+        self._elections = Elections(self._options, who, self._make_client, what)
         signals.beat_embedded_init.connect(self._embedded)
         self._book: Book | None = None
         self._office: Office | None = None
@@ -110,7 +118,7 @@ class ElectedScheduler(Scheduler):
     def office(self) -> Office:
         """The candidate; made at first need. Raises OSError and the like when the broker is away."""
         if self._office is None:
-            election = self._elections.candidate(LEADERSHIP)
+            election = self._elections.candidate(leadership(self._name))
             self._book = self._make_book()
             self._office = Office(election, Beat(self), clock=self._clock, may_lead=lambda: not self.stuck)
         return self._office
@@ -167,10 +175,11 @@ class ElectedScheduler(Scheduler):
         if number is None:
             return None
         ran = self._ran(entry.name)
-        task_id = str(uuid.uuid5(NAMESPACE, f"{self._options.environment}/{entry.name}/{number}"))
+        lane = f"beat:{self._name}:{entry.name}"
+        task_id = str(uuid.uuid5(NAMESPACE, f"{self._options.environment}/{lane}/{number}"))
         options = {**(entry.options or {}), "task_id": task_id}
         if self._on_dq:
-            options["dq_stamps"] = Stamps(f"beat:{entry.name}", number, task_id)
+            options["dq_stamps"] = Stamps(lane, number, task_id)
         # copy() would call the entry's class, and those of other schedulers are made in other ways.
         sent = object.__new__(type(entry))
         sent.__dict__.update(entry.__dict__, options=options)
@@ -278,15 +287,16 @@ class ElectedScheduler(Scheduler):
 
     def _make_book(self) -> Book:
         options, session = self._options, self._elections.session
+        state = beat_state(options.environment, self._name, options.key_prefix)
         if self._make_client is not None:
-            return RedisBook(self._make_client(), beat_state(options.environment, options.key_prefix))
+            return RedisBook(self._make_client(), state)
         if session is not None:
-            return ZooKeeperBook(session, lambda name: beat_entry(options.environment, name))
+            return ZooKeeperBook(session, lambda entry: beat_entry(options.environment, self._name, entry))
         patience_s = options.election_session_us / 6e6
         client = redis.Redis.from_url(
             options.election, socket_timeout=patience_s, socket_connect_timeout=patience_s
         )
-        return RedisBook(client, beat_state(options.environment, options.key_prefix))
+        return RedisBook(client, state)
 
     def _take_over(self, token: int) -> None:
         """Go on where the last leader ended."""
@@ -319,8 +329,8 @@ class Beat:
         self._scheduler = scheduler
 
     def floor(self) -> int:
-        """The token that the book knows: the election may have moved, or forgotten its own."""
-        return self._scheduler.book.token()
+        """The highest token that book or beat knows: the election may have moved, or forgotten its own."""
+        return max(self._scheduler.book.token(), self._scheduler._token)
 
     def serve(self, term: Term) -> None:
         """Lead until the end of the term."""

@@ -64,6 +64,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         singletons=singletons,
         election=values["dq_election"],
         beat_scheduler=values["dq_beat_scheduler"],
+        beat_name=values["dq_beat_name"],
         election_session_us=values["dq_election_session"],
         election_options=read_election(values["dq_election"], values["dq_election_options"]),
     )

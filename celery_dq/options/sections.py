@@ -178,6 +178,7 @@ class Options:
     :param election: ``dq_election``, who holds the elections; "" (default) is the broker.
     :param election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
     :param beat_scheduler: ``dq_beat_scheduler``, what the elected beat wraps.
+    :param beat_name: ``dq_beat_name``, whose schedule it is; "" (default) is the app's name.
     :param election_options: ``dq_election_options``, how to talk to ZooKeeper.
     """
 
@@ -200,6 +201,7 @@ class Options:
     election: str = ""
     election_session_us: int = 10 * SECOND_US
     beat_scheduler: str = "celery.beat:Scheduler"
+    beat_name: str = ""
     election_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
 
     def singleton(self, name: str) -> SingletonOptions:

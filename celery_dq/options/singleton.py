@@ -46,6 +46,12 @@ ELECTION_SETTINGS = (
         "celery.beat:Scheduler",
         "The scheduler that celery_dq.beat:ElectedScheduler wraps, as 'module:name'.",
     ),
+    Setting(
+        "dq_beat_name",
+        Kind.TEXT,
+        "",
+        "Whose schedule it is: elected beats of one name have one leader; '' is the app's name.",
+    ),
 )
 
 _HAND_OVER = Setting(
@@ -111,8 +117,8 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
     scheme = urlsplit(url).scheme if url else ""
     if url and scheme not in _SCHEMES:
         raise ConfigurationError(
-            f"dq_election = {url!r} names no election: give zookeeper://host:2181, redis://host/db, or '' "
-            "for the broker"
+            f"dq_election = {url!r} names no election: give zookeeper://host:2181, redis://host/db, "
+            "rediss://host/db, or '' for the broker"
         )
     refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")
     if options and scheme != "zookeeper":

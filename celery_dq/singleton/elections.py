@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Callable
@@ -22,9 +23,15 @@ class Elections:
 
     :param name: the worker, for people to read.
     :param redis_client: makes a client of the broker's Redis; None when the broker is another one.
+    :param what: what is to have a leader, for errors.
+
+    Raises:
+        ConfigurationError: There is nobody to hold elections, or no client library for it.
     """
 
-    def __init__(self, options: Options, name: str, redis_client: Callable[[], Any] | None) -> None:
+    def __init__(
+        self, options: Options, name: str, redis_client: Callable[[], Any] | None, what: str
+    ) -> None:
         self._options = options
         self._who = f"{name}:{socket.gethostname()}:{os.getpid()}"
         self._session_s = options.election_session_us / 1e6
@@ -33,25 +40,36 @@ class Elections:
         self._session: Any = None
         if not options.election and redis_client is None:
             raise ConfigurationError(
-                "dq_singleton_queues needs somebody to hold elections, and the broker cannot: set "
-                "dq_election to zookeeper://host:2181 or redis://host/db"
+                f"{what} needs somebody to hold elections, and the broker cannot: set dq_election to "
+                "zookeeper://host:2181, redis://host/db or rediss://host/db"
+            )
+        if self._by_zookeeper and importlib.util.find_spec("kazoo") is None:
+            raise ConfigurationError(
+                f"dq_election = {options.election!r} needs kazoo, which is not installed: pip install "
+                "'celery-dq[zookeeper]'"
             )
 
     def candidate(self, queue: str) -> Election:
         """A candidate for the leadership of `queue`."""
         options = self._options
-        if options.election.startswith("zookeeper://"):
+        if self._by_zookeeper:
             # Only who names a ZooKeeper needs its client library.
             from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+            from celery_dq.zookeeper.credentials import Spelling
             from celery_dq.zookeeper.session import Session
 
             if self._session is None:
                 hosts = options.election.removeprefix("zookeeper://")
                 extra: dict[str, Any] = dict(options.election_options)
-                self._session = Session(hosts, timeout_s=self._session_s, **extra)
+                spelling = Spelling(*(f"dq_election_options[{key!r}]" for key in Spelling._fields))
+                self._session = Session(hosts, timeout_s=self._session_s, spelling=spelling, **extra)
             return ZooKeeperElection(self._session, LeadershipNodes(options.environment, queue), self._who)
         keys = PartitionKeys(options.environment, queue, 0, options.key_prefix)
         return RedisElection(self._make_client(), keys, self._who, self._session_s)
+
+    @property
+    def _by_zookeeper(self) -> bool:
+        return self._options.election.startswith("zookeeper://")
 
     @property
     def session(self) -> Any:

@@ -244,13 +244,21 @@ class QueueDuties:
         self._fence = fence
         self._guard = guard
         self._kills = kills
+        #: The highest token that this worker has had.
+        self._highest = 0
 
     def floor(self) -> int:
-        """The token that the broker knows."""
-        return 0 if self._fence is None else self._fence.epoch(self._options.name)
+        """The highest token that the broker or this worker knows.
+
+        The guard kills what runs under a token whose term is over: a server that has forgotten everything
+        must not hand out such a token anew.
+        """
+        epoch = 0 if self._fence is None else self._fence.epoch(self._options.name)
+        return max(epoch, self._highest)
 
     def trust(self, term: Term, until: float) -> None:
         """The process that runs a message lives until then."""
+        self._highest = max(self._highest, term.token)
         self._guard.trust(term.name, term.token, until)
 
     def abort(self, term: Term) -> None:

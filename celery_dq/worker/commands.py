@@ -20,8 +20,11 @@ def leaders(state: Any) -> list[dict[str, Any]]:
 def resign(state: Any, queue: str) -> Any:
     """Hand a led queue over to the next candidate when the running message has ended."""
     terms = _terms(state)
-    if terms is None or not terms.governs(queue):
-        return {"error": f"this worker volunteers for no queue {queue!r}"}
+    leads = {row.queue: bool(row.token) for row in terms.report()} if terms is not None else {}
+    if queue not in leads:
+        return {"error": f"this worker does not volunteer for a queue {queue!r}"}
+    if not leads[queue]:
+        return {"ok": f"stands by for {queue!r}, and has nothing to hand over"}
     terms.resign(queue, "asked to")
     return {"ok": f"hands over {queue!r}"}
 

@@ -20,6 +20,7 @@ from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import Leaderships
+from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
 from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
@@ -58,9 +59,12 @@ class SingletonStep(bootsteps.StartStopStep):
         if not isinstance(wires, Wires):
             return
         sections = singleton_queues(consumer.app, wires.options)
+        fenced = consumer.conninfo.transport_cls in TENANT_SCHEMES
+        if not (fenced or wires.options.election) and consumer.conninfo.transport.driver_type == "amqp":
+            # RabbitMQ keeps its own argument: one consumer at a time, without elections and tokens.
+            sections = {section.name: section for section in wires.options.singletons}
         if not sections:
             return
-        fenced = str(consumer.conninfo.transport_cls).startswith("dq-")
         kills = isinstance(consumer.pool, PreforkPool)
         for section in sections.values():
             if section.hand_over == "abort" and not kills:
@@ -75,6 +79,7 @@ class SingletonStep(bootsteps.StartStopStep):
             wires.options,
             consumer.hostname,
             (lambda: broker_client(consumer.app, session_s / 6)) if fenced else None,
+            f"the queue {min(sections)!r} (dq_singleton_queues, or declared with {ARGUMENT})",
         )
         self._leaderships = Leaderships(
             sections,

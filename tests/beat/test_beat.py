@@ -32,6 +32,18 @@ def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
     assert once(app)
 
 
+def test_each_schedule_has_a_leader(redis_url: str, app: Any, beats: list[ElectedScheduler]) -> None:
+    entry = {"task": "tick", "schedule": EVERY_S, "options": {"queue": "audits"}}
+    another = make_app(settings(redis_url, dq_beat_name="audit", beat_schedule={"tick": entry}))
+    beats += [ElectedScheduler(app), ElectedScheduler(another)]
+    for beat in beats:
+        lead(beat)
+    tick_until(beats[0], app, 1)
+    wait_until(lambda: (beats[1].tick(), len(another.dq.queues["audits"].peek()) >= 1)[1], 15)
+    assert ticks(app)[0] != another.dq.queues["audits"].peek()[0].id
+    another.close()
+
+
 def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: list[ElectedScheduler]) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])

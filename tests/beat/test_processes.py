@@ -21,7 +21,7 @@ import psutil
 import pytest
 import redis
 
-from celery_dq.beat.scheduler import LEADERSHIP
+from celery_dq.beat.scheduler import leadership
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.waiting import wait_until
@@ -149,7 +149,7 @@ def leading_pid(app: Any) -> int:
     """The process that leads the beats; 0 for none."""
     client = redis.Redis.from_url(app.conf.broker_url.removeprefix("dq-"))
     try:
-        leader = RedisElection(client, PartitionKeys("online", LEADERSHIP), "nobody").leader()
+        leader = RedisElection(client, PartitionKeys("online", leadership("beating")), "nobody").leader()
         return int(leader.who.split(":")[-2]) if leader is not None else 0
     finally:
         client.close()

@@ -101,6 +101,12 @@ class Bank:
             channel: Any = connection.default_channel
             channel.client.delete(channel.partition(QUEUE).keys.leader)
 
+    def forget_everything(self) -> None:
+        """The broker, which holds the election, is empty."""
+        with self.app.connection_for_write() as connection:
+            channel: Any = connection.default_channel
+            channel.client.flushdb()
+
     def overlaps(self) -> int:
         """How often a message started while another one was running."""
         found, running = 0, None

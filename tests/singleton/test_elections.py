@@ -1,0 +1,104 @@
+"""Who holds the elections: a server that forgets, the broker in ZooKeeper, nobody."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Queue
+
+import celery_dq
+from celery_dq.errors import ConfigurationError
+from celery_dq.options.resolve import resolve
+from celery_dq.singleton.elections import Elections
+from celery_dq.testing.rabbitmq import RabbitMQServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.singleton.bank import QUEUE
+from tests.singleton.office import Bank
+
+
+def test_a_server_that_forgets_everything_hands_out_no_token_anew(till: Bank) -> None:
+    with till.worker("prefork", 1) as worker:
+        till.post(range(3))
+        till.finished(3)
+        # The same worker is elected by a server that knows nothing of its terms, nor of the queue
+        till.forget_everything()
+        worker.wait_for_log("Elected to lead", 30, occurrences=2)
+        till.post(range(3, 6))
+        assert till.finished(6, 30) == list(range(6))
+    assert [entry.token for entry in till.book.entries("start")] == [1, 1, 1, 2, 2, 2]
+
+
+def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
+    open_bank: Callable[..., Bank], zookeeper: ZooKeeperServer
+) -> None:
+    place = f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:8]}"
+    bank = open_bank(
+        broker="zookeeper", broker_url=f"dq-zookeeper://{place}", election=f"zookeeper://{place}"
+    )
+    with bank.worker("threads", 2), bank.worker("threads", 2):
+        posted = bank.post(range(6), seconds=0.1)
+        assert bank.finished(6, 40) == posted
+    assert bank.overlaps() == 0
+    assert {entry.token for entry in bank.book.entries()} == {1}
+
+
+def test_who_stands_by_has_nothing_to_hand_over(till: Bank) -> None:
+    with till.worker("threads", 1), till.worker("threads", 1), till.worker("threads", 1, queues=["mail"]):
+        leader = till.leader()
+        told: dict[str, Any] = {}
+        for each in (
+            till.app.control.broadcast("resign", {"queue": QUEUE}, reply=True, timeout=4.0, limit=3) or []
+        ):
+            told.update(each)
+        assert told["w3@proof"] == {"error": f"this worker does not volunteer for a queue {QUEUE!r}"}
+        assert sorted(str(answer) for node, answer in told.items() if node != "w3@proof") == [
+            str({"ok": f"hands over {QUEUE!r}"}),
+            str({"ok": f"stands by for {QUEUE!r}, and has nothing to hand over"}),
+        ]
+        wait_until(lambda: till.leader() != leader, 20)
+
+
+def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
+    rabbitmq_server: RabbitMQServer,
+) -> None:
+    app = Celery("shop", broker=rabbitmq_server.url(), set_as_current=False)
+    queue = Queue(f"one-{uuid.uuid4().hex[:8]}", queue_arguments={"x-single-active-consumer": True})
+    app.conf.update(task_queues=[queue], task_default_queue=queue.name, broker_heartbeat=1)
+    celery_dq.setup(app)
+    seen: list[int] = []
+
+    @app.task(shared=False)
+    def note(number: int) -> None:
+        seen.append(number)
+
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+        note.delay(1)
+        wait_until(lambda: seen == [1], 20)
+    with app.connection_for_write() as connection:
+        channel: Any = connection.default_channel
+        channel.queue_delete(queue.name)
+    app.close()
+
+
+def test_nobody_to_hold_elections_is_an_error_that_says_for_what() -> None:
+    with pytest.raises(ConfigurationError, match=r"'ledger' .* dq_election to zookeeper://"):
+        Elections(resolve({}), "w1", None, "the queue 'ledger'")
+
+
+def test_a_zookeeper_without_its_client_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'celery-dq\[zookeeper\]'"):
+        Elections(resolve({"dq_election": "zookeeper://zoo1:2181"}), "w1", None, "the queue 'ledger'")
+
+
+def test_what_is_wrong_with_the_credentials_is_said_by_the_users_name_for_them() -> None:
+    options = resolve({"dq_election": "zookeeper://zoo1", "dq_election_options": {"auth": [("digest", "a")]}})
+    with pytest.raises(ConfigurationError, match=r"dq_election_options\['auth'\]"):
+        Elections(options, "w1", None, "the queue 'ledger'").candidate("ledger")
