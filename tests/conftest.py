@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
+
+
+def pytest_configure() -> None:
+    """No example has to be quick: a machine that stands still for a moment says nothing of what is tested."""
+    checks = (*settings.default.suppress_health_check, HealthCheck.too_slow)
+    settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=checks)
+    settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
