@@ -16,8 +16,9 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 
 def pytest_configure() -> None:
     """No example has to be quick: a machine that stands still for a moment says nothing of what is tested."""
-    checks = (*settings.default.suppress_health_check, HealthCheck.too_slow)
-    settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=checks)
+    now = settings()
+    checks = (*now.suppress_health_check, HealthCheck.too_slow)
+    settings.register_profile("patient", now, deadline=None, suppress_health_check=checks)
     settings.load_profile("patient")
 
 

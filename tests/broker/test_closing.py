@@ -37,6 +37,8 @@ def test_a_message_that_a_child_has_in_part_is_written_whole_before_the_end(yard
     with yard.worker("prefork", 1, warm=True) as worker:
         yard.send("note", "first")
         yard.ran(1)
+        # The child has said so, or its worker would take it for busy.
+        yard.settled()
         (child,) = worker.children()
         child.suspend()
         result = yard.send("note", "x" * 300_000)

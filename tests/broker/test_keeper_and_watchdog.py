@@ -55,6 +55,7 @@ def test_who_was_away_takes_nobody_for_dead_at_once(counter: Counter) -> None:
     counter.partition.claim("other", lease_ms=60_000, want=1).run(counter.client)
     with counter.connect(lease="40s") as connection, counter.consuming(connection):
         process = connection.transport.session.process
+        process.keeper.ring()
         wait_until(lambda: process.ledger._renewed, 30)
         # As if the machine had stood still: the other one may go on in a moment, as we do.
         for name in process.ledger._renewed:
