@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
+
+
+def pytest_configure() -> None:
+    """No example has to be quick: a machine that stands still for a moment says nothing of what is tested."""
+    now = settings()
+    checks = (*now.suppress_health_check, HealthCheck.too_slow)
+    settings.register_profile("patient", now, deadline=None, suppress_health_check=checks)
+    settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from celery_dq.testing.wire import Address, Reply, ServerSaid, ask
 
 __all__ = ["RedisServer", "SentinelPair", "wait_until"]
 
-START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 30.0
 
 
 class RedisServer(LocalServer):
@@ -78,7 +78,7 @@ class RedisServer(LocalServer):
             return f"unix://{self.socket_path}?db={db}"
         return f"{scheme}://127.0.0.1:{self.port}/{db}"
 
-    def ask(self, *command: str | float, timeout_s: float = 2.0) -> Reply:
+    def ask(self, *command: str | float, timeout_s: float = 5.0) -> Reply:
         """Send one command on a connection of its own, e.g. ``server.ask("DBSIZE")``."""
         return ask(self.address, *command, timeout_s=timeout_s)
 
@@ -169,11 +169,11 @@ class SentinelPair(Startable):
     """A master, its replica, and one sentinel that promotes the replica when the master is gone.
 
     :param name: what the sentinel calls the master; default ``mymaster``.
-    :param down_after_ms: silence in milliseconds after which the master counts as down; default 1,000. Less, and a
-        busy machine loses a master that is well.
+    :param down_after_ms: silence in milliseconds after which the master counts as down; default 5,000. Much
+        less, and a busy machine loses a master that is well. :meth:`fail_over` does not wait for it.
     """
 
-    def __init__(self, *, name: str = "mymaster", down_after_ms: int = 1000) -> None:
+    def __init__(self, *, name: str = "mymaster", down_after_ms: int = 5000) -> None:
         self.name = name
         # The two as they started; after a fail-over the roles are swapped.
         self.master = RedisServer(config={"repl-diskless-sync-delay": 0})
@@ -206,12 +206,23 @@ class SentinelPair(Startable):
             raise RuntimeError(f"the sentinel knows no master {self.name!r}: {reply!r}")
         return int(str(reply[1]))
 
-    def fail_over(self, timeout_s: float = 30.0) -> None:
+    def fail_over(self, timeout_s: float = 60.0) -> None:
         """Kill the master and wait until the replica has taken its place."""
         self.master.kill()
+        # Told to, the sentinel begins at once, and however soon after another one.
+        wait_until(self._begins, timeout_s, what="the sentinel to begin", interval_s=0.1)
         self.await_promotion(timeout_s)
 
-    def rejoin(self, timeout_s: float = 30.0) -> None:
+    def _begins(self) -> bool:
+        """Whether the sentinel replaces the master, or has done so; for a while it knows no fit replica."""
+        if self.replica is not None and self.master_port() == self.replica.port:
+            return True
+        try:
+            return self._sentinel.ask("failover") == "OK"
+        except ServerSaid as said:
+            return str(said).startswith("INPROG")
+
+    def rejoin(self, timeout_s: float = 60.0) -> None:
         """After a fail-over: start the killed one again as a replica, and wait until it is in step.
 
         :attr:`master` and :attr:`replica` have changed their places then, and there may be another fail-over.
@@ -223,7 +234,7 @@ class SentinelPair(Startable):
         self.master, self.replica = promoted, former
         self._await_step(timeout_s)
 
-    def await_promotion(self, timeout_s: float = 30.0) -> None:
+    def await_promotion(self, timeout_s: float = 60.0) -> None:
         """Wait until the former replica is a master and the sentinel says so."""
         replica = self.replica
         if replica is None:

@@ -34,7 +34,8 @@ class ClaimsStep(bootsteps.StartStopStep):
         ConfigurationError: A task takes part, and there is no Redis to keep claims in: set ``dq_dedup_url``.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    # The last one to guard the flush of the pool is the one who hears of it.
+    requires = ("celery.worker.consumer.tasks:Tasks", "celery_dq.worker.zookeeper_step:ZooKeeperStep")
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)

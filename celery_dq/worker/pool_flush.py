@@ -1,13 +1,21 @@
-"""Lets what a prefork pool has begun survive a lost connection."""
+"""Lets what a prefork pool has begun survive a lost connection, and a worker that stops hear its end.
+
+Celery flushes the pool in both cases. A worker that stops and has forgotten a job does not read what the
+child says of it, while the child waits half a minute to be heard (billiard's ``_ensure_messages_consumed``),
+and the worker for the child; and a child that was given a part of a message waits for the rest for ever.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from billiard.pool import CLOSE
+from celery.worker import state
+
 
 def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
-    """Keep what the children have when Celery flushes the pool, as it does after a lost connection.
+    """Keep what the children have when Celery flushes the pool: after a lost connection, and at the end.
 
     The buffer is emptied, and the callbacks of what the children have not confirmed are forgotten, or of
     everything (Celery 5.5), by release. The children run what they were given all the same. So what a living
@@ -44,6 +52,9 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
             job.discard = _stay
         children._put_back = forget
         try:
+            if children._state == CLOSE and state.should_terminate in (None, False):
+                # Of a pool that goes on Celery does so itself, and a cold stop waits for nobody.
+                _write_the_rest(children, list(begun.values()))
             flush()
         finally:
             children._put_back = put_back
@@ -64,6 +75,18 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
 def _is_begun(job: Any) -> bool:
     """Whether a child has the job, or a part of it; or had it, when it was put back into the buffer."""
     return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
+
+
+def _write_the_rest(children: Any, jobs: list[Any]) -> None:
+    """Finish what was written in part: nobody does so later, and what follows would be read as the rest."""
+    for job in jobs:
+        writer = getattr(job, "_writer", _nothing)()
+        if writer in children._active_writers:
+            children._flush_writer(job._write_to, writer)
+
+
+def _nothing() -> None:
+    """Instead of the reference to a writer."""
 
 
 def _stay() -> None:

@@ -34,7 +34,8 @@ def hear_results(pool: Any) -> None:
         child = children.get(fd)
         # What Celery makes of a pipe that is closed, it makes below.
         with contextlib.suppress(OSError, EOFError, ValueError):
-            if child is not None and not child.outq._reader.poll(TURN_S) and child._is_alive():
+            # Also of one that has died: Celery looks for the dead after each turn.
+            if child is not None and not child.outq._reader.poll(TURN_S):
                 return None
         return flush(handler, fd, remove, children, on_result)
 

@@ -10,6 +10,7 @@ from celery import bootsteps
 from celery_dq.hooks import WIRES, Wires
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 from celery_dq.worker.burial import fail, is_crash
+from celery_dq.worker.pool_flush import guard_flush
 
 
 class ZooKeeperStep(bootsteps.StartStopStep):
@@ -20,9 +21,15 @@ class ZooKeeperStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         wires = consumer.conninfo.transport_options.get(WIRES)
-        if isinstance(wires, Wires) and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME:
+        self._is_its_broker = isinstance(wires, Wires) and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME
+        if isinstance(wires, Wires) and self._is_its_broker:
             wires.undertaker = Bookkeeper(consumer)
             consumer.pool.apply_async = noting_crashes(consumer.pool.apply_async)
+
+    def start(self, consumer: Any) -> None:
+        """The pool runs by now. Where claims are kept they hear of a flush, and guard the pool after this."""
+        if self._is_its_broker:
+            guard_flush(consumer.pool, _tell_nobody)
 
 
 class Bookkeeper:
@@ -42,6 +49,10 @@ class Bookkeeper:
             return False
         fail(self._consumer, message, name, reason.partition(":")[2])
         return True
+
+
+def _tell_nobody(kept: frozenset[int]) -> None:
+    """What was not begun comes anew from the broker."""
 
 
 def noting_crashes(apply_async: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,7 +82,7 @@ class Counter:
         with consumer:
             yield got
 
-    def drain(self, connection: Any, got: list[Any], count: int, timeout_s: float = 5.0) -> list[Any]:
+    def drain(self, connection: Any, got: list[Any], count: int, timeout_s: float = 30.0) -> list[Any]:
         """Turn the loop until `count` messages have come."""
 
         def turned() -> bool:
@@ -94,7 +94,7 @@ class Counter:
         wait_until(turned, timeout_s, what=lambda: f"{count} messages; there are {len(got)}", interval_s=0.0)
         return got
 
-    def drain_until(self, connection: Any, condition: Any, timeout_s: float = 5.0) -> None:
+    def drain_until(self, connection: Any, condition: Any, timeout_s: float = 30.0) -> None:
         """Turn the loop until `condition()`."""
 
         def turned() -> Any:

@@ -32,6 +32,30 @@ def test_a_worker_closes_with_whatever_celery_leaves(
     assert object.__new__(Gate).closing is closing
 
 
+def test_a_message_that_a_child_has_in_part_is_written_whole_before_the_end(yard: Yard) -> None:
+    # Given a child that does not read, and a message that is more than its pipe holds
+    with yard.worker("prefork", 1, warm=True) as worker:
+        yard.send("note", "first")
+        yard.ran(1)
+        # The child has said so, or its worker would take it for busy.
+        yard.settled()
+        (child,) = worker.children()
+        child.suspend()
+        result = yard.send("note", "x" * 300_000)
+        worker.wait_for_log(result.id)
+        # Who answers has turned its loop since, and has written what the pipe holds.
+        yard.is_heard()
+        # When the worker is told to stop
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        child.resume()
+        assert worker.wait(60) == 0
+    # Then it has run, and is over.
+    assert len(yard.ran(2)[1]) == 300_000
+    yard.settled()
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_what_runs_while_a_worker_stops_may_wait_on_a_connection_of_its_own(yard: Yard, pool: str) -> None:
     with yard.worker(pool, 1, warm=True) as worker:

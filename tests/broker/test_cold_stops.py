@@ -39,6 +39,7 @@ def test_a_terminated_task_of_a_green_pool_does_not_come_back(yard: Yard, pool: 
     with yard.worker(pool, 2):
         result = yard.send("hold_late", "a")
         yard.ran(1, 30, "began")
+        yard.is_heard()
         yard.app.control.terminate(result.id)
         wait_until(result.ready, 30)
         yard.settled()

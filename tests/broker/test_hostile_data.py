@@ -300,11 +300,11 @@ class TestServers:
 
     def test_a_replica_is_recoverable(self) -> None:
         with (
-            RedisServer() as master,
+            RedisServer(config={"repl-diskless-sync-delay": 0}) as master,
             RedisServer(config={"replicaof": f"127.0.0.1 {master.port}"}) as replica,
         ):
             counter = Counter(replica.url())
-            wait_until(lambda: "master_link_status:up" in str(replica.ask("INFO", "replication")))
+            wait_until(lambda: "master_link_status:up" in str(replica.ask("INFO", "replication")), 30)
             with counter.connect() as connection:
                 connection.ensure_connection(max_retries=1)
                 with pytest.raises(connection.connection_errors) as caught:

@@ -50,9 +50,28 @@ def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(counter: Cou
             wait_until(lambda: counter.client.zscore(sick.leases, me), 30, what="a renewal of the sick one")
 
 
+def test_who_was_away_takes_nobody_for_dead_at_once(counter: Counter) -> None:
+    counter.publish(1)
+    counter.partition.claim("other", lease_ms=60_000, want=1).run(counter.client)
+    with counter.connect(lease="40s") as connection, counter.consuming(connection):
+        process = connection.transport.session.process
+        process.keeper.ring()
+        wait_until(lambda: process.ledger._renewed, 30)
+        # As if the machine had stood still: the other one may go on in a moment, as we do.
+        for name in process.ledger._renewed:
+            process.ledger._renewed[name] -= 100
+        counter.client.zadd(counter.keys.leases, {"other": 1})
+        rounds: list[float] = []
+        process.keeper.watch(rounds.append)
+        process.keeper.ring()
+        wait_until(lambda: rounds, 30)
+        process.keeper.unwatch(rounds.append)
+        assert counter.client.zscore(counter.keys.leases, "other") == 1
+
+
 def test_a_callback_that_takes_long_is_no_dead_connection(counter: Counter) -> None:
     with counter.connect(**QUICK) as connection:
-        intake = watched(connection, 0.3)
+        intake = watched(connection, 0.8)
         counter.publish(*range(20), connection=connection)
         served: list[Any] = []
 

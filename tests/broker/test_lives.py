@@ -45,7 +45,7 @@ def test_an_early_ack_keeps_the_slot_until_the_body_ends(yard: Yard, pool: str) 
     with yard.worker(pool, 3):
         yard.ran(1)
         yard.ran(1, subject="began")
-        wait_until(lambda: running(yard) == {b"7": b"1"}, 2)
+        wait_until(lambda: running(yard) == {b"7": b"1"}, 30)
         assert yard.witness.told("began") == ["a"]
         yard.witness.release("a")
         yard.ran(2, subject="began")
@@ -56,12 +56,12 @@ def test_an_early_ack_keeps_the_slot_until_the_body_ends(yard: Yard, pool: str) 
             yard.send("outcome", how, tenant="7")
         wait_until(
             lambda: yard.witness.told("began")[2:].count("fine") == 1,
-            10,
+            30,
             what=lambda: str(yard.witness.told("began")),
         )
         wait_until(
             lambda: yard.witness.told("began").count("retry") == 3,
-            10,
+            30,
             what=lambda: str(yard.witness.told("began")),
         )
         yard.settled()
@@ -73,11 +73,12 @@ def test_a_terminated_and_a_timed_out_task_free_their_slots(yard: Yard) -> None:
     with yard.worker("prefork", 2):
         result = yard.send("hold", "terminated", tenant="7")
         yard.ran(1, subject="began")
+        yard.is_heard()
         yard.app.control.terminate(result.id, signal="SIGKILL")
         timed_out = yard.send("hold", "timed out", tenant="7", time_limit=1)
         yard.send("note", "last", tenant="7")
         # It may be ended before it has said that it began.
-        wait_until(lambda: timed_out.state == "FAILURE", 20, what=lambda: timed_out.state)
+        wait_until(lambda: timed_out.state == "FAILURE", 30, what=lambda: timed_out.state)
         assert isinstance(timed_out.result, TimeLimitExceeded)
         yard.ran(1)
         yard.settled()
@@ -99,9 +100,9 @@ def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
         yard.ran(6)
         # billiard looks for lost children every five seconds
         # The chord hears of it.
-        yard.ran(1, subject="errback", timeout_s=20)
-        wait_until(lambda: result.state == "FAILURE", 5, what=lambda: result.state)
-        wait_until(lambda: len(yard.dead()) == 1)
+        yard.ran(1, subject="errback")
+        wait_until(lambda: result.state == "FAILURE", 30, what=lambda: result.state)
+        wait_until(lambda: len(yard.dead()) == 1, 30)
         yard.settled()
         assert yard.witness.told("began") == ["poison"]
         assert b"max_deliveries" in next(iter(yard.dead().values()))
@@ -119,11 +120,11 @@ def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> N
     while len(yard.witness.told("began")) < 4:
         with yard.worker("solo", 1) as worker:
             workers += 1
-            wait_until(partial(has_gone, worker), 10)
+            wait_until(partial(has_gone, worker), 30)
         assert workers < 6
     with yard.worker("solo", 1):
-        wait_until(lambda: len(yard.dead()) == 2, 10, what=lambda: str(yard.dead()))
-        wait_until(lambda: results.state == "FAILURE", 5)
+        wait_until(lambda: len(yard.dead()) == 2, 30, what=lambda: str(yard.dead()))
+        wait_until(lambda: results.state == "FAILURE", 30)
         yard.ran(1)
         yard.settled()
     assert yard.witness.told("began") == ["poison"] * 4
@@ -148,7 +149,7 @@ def test_what_cannot_run_becomes_a_dead_letter(yard: Yard) -> None:
     with yard.worker("threads", 1):
         yard.send("note", "fine")
         yard.ran(1)
-        wait_until(lambda: len(yard.dead()) == 4, 5, what=lambda: str(yard.dead()))
+        wait_until(lambda: len(yard.dead()) == 4, 30, what=lambda: str(yard.dead()))
         yard.settled()
 
 
@@ -166,6 +167,6 @@ def test_cancel_waiting_delayed_and_running(yard: Yard) -> None:
         yard.send("note", "fine")
         assert yard.ran(1) == ["fine"]
         for result in (waiting, delayed, expired, yard.app.AsyncResult(unborn)):
-            wait_until(partial(is_revoked, result), 5, what=partial(getattr, result, "state"))
+            wait_until(partial(is_revoked, result), 30, what=partial(getattr, result, "state"))
         yard.settled()
     assert yard.witness.told("ran") == ["fine"]

@@ -18,12 +18,15 @@ from celery_dq.transport.redis.partition import Partition, load_scripts
 from tests.broker.counter import Counter
 from tests.broker.yard import Yard
 
+#: Seconds in which somebody is told, however slow the machine is, rather than by the next heartbeat.
+SOON_S = 30
+
 
 @pytest.fixture
 def yard(redis_server: RedisServer) -> Iterator[Yard]:
     for db in (1, 2, 3):
         redis_server.flush(db)
-    yard = Yard(redis_server, dq_lease=60.0)  # a heartbeat every 15 s is no help in these tests
+    yard = Yard(redis_server, dq_lease=240.0)  # a heartbeat every 60 s is no help in these tests
     yield yard
     yard.close()
 
@@ -36,20 +39,24 @@ def test_an_idle_worker_says_nothing_but_its_heartbeat() -> None:
             yard.ran(1)
             yard.settled()
             said: list[str] = []
+            beats: list[float] = []
             with yard.client.monitor() as monitor:
-                began = time.monotonic()
-                threading.Timer(3.0, yard.client.set, ("the end", 1)).start()
+                over = threading.Timer(60, yard.client.set, ("the end", 1))
+                over.start()
                 for command in monitor.listen():
-                    if "the end" in command["command"]:
-                        break
+                    assert "the end" not in command["command"], said
                     if command["client_type"] != "lua" and command["db"] == 1:
                         said.append(command["command"][:60])
-            # Four heartbeats per lease, and BLPOP anew every ten seconds. The end may be told late.
-            took_s = time.monotonic() - began
-            beats = [each for each in said if each.startswith("EVALSHA")]
-            assert 4 <= len(beats) <= 2 * took_s + 1, said
-            # The first one may have to connect and to send its script.
-            assert len(said) - len(beats) <= 5, said
+                        if said[-1].startswith("EVALSHA"):
+                            beats.append(command["time"])
+                            if len(beats) == 6:
+                                break
+                over.cancel()
+            # Four heartbeats per lease, by the server's clock: the first one may have come late.
+            took_s = beats[-1] - beats[0]
+            assert len(beats) <= 2 * (took_s + 1) + 1, said
+            # BLPOP anew every ten seconds; the first beat may have to connect and to send its script.
+            assert len(said) - len(beats) <= 5 + took_s / 10, said
             assert {each.split()[0] for each in said} <= {
                 "EVALSHA",
                 "BLPOP",
@@ -89,11 +96,11 @@ def test_one_message_for_many_idle_consumers_makes_no_herd() -> None:
             claim = counter.partition.claim("x", lease_ms=1, want=1).script.sha1
             with counter.connect() as connection:
                 counter.publish("warm", connection=connection)
-                wait_until(partial(has, 1))
+                wait_until(partial(has, 1), 30)
                 with counter.client.monitor() as monitor:
                     for n in range(10):
                         counter.publish(n, connection=connection)
-                        wait_until(partial(has, n + 2))
+                        wait_until(partial(has, n + 2), 30)
                     counter.client.set("over", 1)
                     claims = 0
                     for command in monitor.listen():
@@ -114,8 +121,9 @@ def test_one_message_for_many_idle_consumers_makes_no_herd() -> None:
 @pytest.mark.parametrize("pool", ["threads", "prefork", "solo", "gevent"])
 def test_delayed_tasks_start_when_they_are_due(yard: Yard, pool: str) -> None:
     with yard.worker(pool, 2):
-        start = time.time() + 0.5
-        dues = [start + n * 0.02 for n in range(50)]
+        # So late that all are published before.
+        start = time.time() + 1.5
+        dues = [start + n * 0.01 for n in range(50)]
         # Published in any order; not one of them lies in the worker's memory meanwhile.
         for n in sorted(range(50), key=lambda n: (n * 7) % 50):
             yard.send("timed", dues[n], countdown=dues[n] - time.time())
@@ -124,7 +132,7 @@ def test_delayed_tasks_start_when_they_are_due(yard: Yard, pool: str) -> None:
         assert late[0] > -0.005
         yard.settled()
         print(f"{pool}: median {late[25] * 1000:.1f} ms, p99 {late[49] * 1000:.1f} ms")
-        assert late[25] < 8  # by a heartbeat it would be more; figures are for the benchmarks
+        assert late[25] < SOON_S  # by a heartbeat it would be more; figures are for the benchmarks
 
 
 def test_the_next_one_keeps_the_appointment_of_who_died(yard: Yard) -> None:
@@ -133,11 +141,11 @@ def test_the_next_one_keeps_the_appointment_of_who_died(yard: Yard) -> None:
         yard.ran(1)
         due = time.time() + 2.0
         yard.send("timed", due, countdown=2.0)
-        wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"))
+        wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"), 30)
         with yard.worker("threads", 1):
             os.kill(keeper.pid, signal.SIGTERM)
-            late = float(yard.ran(1, subject="late", timeout_s=10)[0])
-            assert late < 8
+            late = float(yard.ran(1, subject="late", timeout_s=60)[0])
+            assert late < SOON_S
             yard.settled()
 
 
@@ -148,13 +156,13 @@ def test_a_busy_solo_worker_hands_its_appointments_on(yard: Yard) -> None:
         yard.ran(1)
         due = time.time() + 1.5
         yard.send("timed", due, countdown=1.5)
-        wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"))
+        wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"), 30)
         yard.send("hold", "long")
         yard.ran(1, subject="began")
         with yard.worker("threads", 1):
-            late = float(yard.ran(1, subject="late", timeout_s=10)[0])
+            late = float(yard.ran(1, subject="late", timeout_s=60)[0])
             yard.witness.release("long")
-            assert late < 8
+            assert late < SOON_S
             yard.settled()
 
 
@@ -166,14 +174,14 @@ def test_a_solo_worker_that_is_busy_with_another_queue_hands_its_appointments_on
         with yard.worker("solo", 1, queues=[yard.queue, other]):
             due = time.time() + 2.0
             yard.send("timed", due, countdown=2.0)
-            wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"))
+            wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"), 30)
             owner = yard.client.hget(yard.keys.state, "appt_owner")
             yard.send("hold", "solo", queue=other)
             yard.ran(2, subject="began")
             yard.witness.release("second")
-            late = float(yard.ran(1, subject="late", timeout_s=15)[0])
+            late = float(yard.ran(1, subject="late", timeout_s=60)[0])
             yard.witness.release("solo")
-            assert late < 8, (owner, second.pid, late)
+            assert late < SOON_S, (owner, second.pid, late)
             yard.settled()
 
 
@@ -186,12 +194,12 @@ def test_a_suspect_does_not_eat_the_tokens_of_others(yard: Yard) -> None:
         assert partition.renew("thief", lease_ms=1).run(yard.client).reaped == 1
         with yard.worker("threads", 4):
             # It is reaped as if its worker had died, and somebody has it as a suspect.
-            wait_until(lambda: len(yard.witness.told("began")) == 2, 20)
+            wait_until(lambda: len(yard.witness.told("began")) == 2, 30)
             late: list[str] = []
             for _ in range(20):
                 yard.send("timed", time.time())
                 late = yard.ran(len(late) + 1, subject="late")
-            assert max(float(each) for each in late) < 8, late
+            assert max(float(each) for each in late) < SOON_S, late
             yard.witness.release("suspect", 2)
             yard.ran(2, subject="ended")
             yard.settled()

@@ -106,7 +106,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
 
 class _ShortLived(WorkerProcess):
-    def stop(self, how: signal.Signals = signal.SIGKILL, deadline: float = 20.0) -> int:
+    def stop(self, how: signal.Signals = signal.SIGKILL, deadline: float = 25.0) -> int:
         return super().stop(how, deadline)
 
 
@@ -153,7 +153,11 @@ class Yard:
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.send_task(task, args, **options)
 
-    def ran(self, count_: int, timeout_s: float = 10.0, subject: str = "ran") -> list[str]:
+    def is_heard(self) -> None:
+        """Wait until the worker answers: it consumes before its mailbox is open, and hears no broadcast."""
+        wait_until(lambda: self.app.control.ping(timeout=5, limit=1), 60, what="an answer")
+
+    def ran(self, count_: int, timeout_s: float = 30.0, subject: str = "ran") -> list[str]:
         """Wait until so many tasks have told; return what they told."""
         wait_until(
             lambda: len(self.witness.told(subject)) >= count_,
@@ -162,7 +166,7 @@ class Yard:
         )
         return self.witness.told(subject)
 
-    def settled(self, timeout_s: float = 5.0) -> None:
+    def settled(self, timeout_s: float = 30.0) -> None:
         """Wait until nothing of the queue is waiting, held or running."""
 
         def left() -> dict[str, Any]:

@@ -62,7 +62,7 @@ def run_tasks(place: Workplace, pool: str, amount: int = 20) -> None:
     with place.worker(pool) as worker:
         sums = [place.send("add", number, 1) for number in range(amount)]
         delayed = place.send("add", 1, 1, countdown=0.3)
-        assert [result.get(timeout=20) for result in sums] == list(range(1, amount + 1))
-        assert delayed.get(timeout=20) == 2
+        assert [result.get(timeout=30) for result in sums] == list(range(1, amount + 1))
+        assert delayed.get(timeout=30) == 2
         assert place.ask("ping", destinations=[worker.name]) == {"ok": "pong"}
     assert place.waiting() == 0

@@ -109,7 +109,7 @@ def test_the_password_stays_out_of_the_log(guarded: RedisServer, open_workplace:
     url = f"dq-redis://shop:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/1"
     place = open_workplace(url)
     with place.worker("solo", loglevel="DEBUG") as worker:
-        assert place.send("add", 1, 1).get(timeout=20) == 2
+        assert place.send("add", 1, 1).get(timeout=30) == 2
         assert PASSWORD not in worker.log
         assert quote(PASSWORD, safe="") not in worker.log
 
@@ -119,15 +119,15 @@ def test_a_worker_goes_to_the_next_of_a_list_and_stays(
 ) -> None:
     with RedisServer() as first, RedisServer() as second:
         urls = ";".join(f"dq-redis://127.0.0.1:{server.port}/0" for server in (first, second))
-        place = open_workplace(urls, dq_lease=2)
+        place = open_workplace(urls, dq_lease=1)
         with place.worker("prefork") as worker:
-            assert place.send("add", 1, 1).get(timeout=20) == 2
+            assert place.send("add", 1, 1).get(timeout=30) == 2
             first.kill()
-            worker.wait_for_log(f"Connected to dq-redis://:**@127.0.0.1:{second.port}/0", 30)
+            worker.wait_for_log(f"Connected to dq-redis://:**@127.0.0.1:{second.port}/0", 60)
             # The caller's own list, beginning with the dead one, leads to the second as well.
             assert place.send("add", 2, 2).get(timeout=30) == 4
             # What was held on the first one is nobody's after a lease, and no thread asks for it for ever.
-            worker.wait_for_log("gives up", 30)
+            worker.wait_for_log("gives up", 60)
             assert worker.log.count("could not be renewed") < 3
 
 

@@ -20,9 +20,9 @@ def test_a_worker_goes_on_after_a_restart_and_without_its_scripts(
     with RedisServer(binary=server_binary, appendonly=True) as server:
         place = open_workplace(server.url(scheme="dq-redis"), dq_lease=5)
         with place.worker("prefork") as worker:
-            assert place.send("add", 1, 1).get(timeout=20) == 2
+            assert place.send("add", 1, 1).get(timeout=30) == 2
             server.ask("SCRIPT", "FLUSH")
-            assert place.send("add", 2, 2).get(timeout=20) == 4
+            assert place.send("add", 2, 2).get(timeout=30) == 4
             server.restart()
             assert place.send("add", 3, 3).get(timeout=30) == 6
             assert worker.alive
@@ -32,10 +32,10 @@ def test_a_full_server_refuses_and_recovers(open_workplace: OpenWorkplace, serve
     with RedisServer(binary=server_binary) as server:
         place = open_workplace(server.url(scheme="dq-redis"))
         with place.worker("threads") as worker:
-            assert place.send("add", 1, 1).get(timeout=20) == 2
+            assert place.send("add", 1, 1).get(timeout=30) == 2
             server.ask("CONFIG", "SET", "maxmemory", "1mb")
             with pytest.raises(Exception, match="(?i)OOM|memory"):
                 place.send("add", 1, 1, retry=False)
             server.ask("CONFIG", "SET", "maxmemory", "0")
-            assert wait_until(lambda: place.send("add", 2, 2).get(timeout=20)) == 4
+            assert wait_until(lambda: place.send("add", 2, 2).get(timeout=30), 30) == 4
             assert worker.alive

@@ -138,7 +138,7 @@ def test_a_worker_connects_again_over_tls(
     url = f"dq-rediss://localhost:{encrypted.port}/4?ssl_cert_reqs=required"
     place = open_workplace(f"{url}&ssl_ca_certs={authority.certificate}")
     with place.worker("prefork") as worker:
-        assert place.send("add", 1, 1).get(timeout=20) == 2
+        assert place.send("add", 1, 1).get(timeout=30) == 2
         encrypted.server.ask("CLIENT", "KILL", "TYPE", "normal")
         worker.wait_for_log("Connected to dq-rediss", occurrences=2)
-        wait_until(lambda: place.send("add", 2, 2).get(timeout=20) == 4)
+        wait_until(lambda: place.send("add", 2, 2).get(timeout=30) == 4)

@@ -21,7 +21,7 @@ KOMBU_DB = 0
 on_redis = pytest.mark.parametrize("broker", ACTIVE, indirect=True)
 
 
-def drain_until(connection: Connection, condition: Callable[[], object], deadline: float = 8.0) -> None:
+def drain_until(connection: Connection, condition: Callable[[], object], deadline: float = 30.0) -> None:
     """Turn `connection` until `condition` holds; TimeoutError after `deadline` seconds."""
     end = time.monotonic() + deadline
     while not condition():
@@ -88,7 +88,7 @@ class Mailroom:
         consumer.consume()
         return consumer
 
-    def drain(self, amount: int, deadline: float = 8.0) -> list[Any]:
+    def drain(self, amount: int, deadline: float = 30.0) -> list[Any]:
         """Turn the connection until `amount` messages came; returns all bodies so far."""
         drain_until(self.connection, lambda: len(self.received) >= amount, deadline)
         return self.bodies

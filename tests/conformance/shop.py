@@ -49,7 +49,7 @@ class Witness:
     def told(self, subject: str) -> list[str]:
         return [str(each) for each in self._client.lrange(f"told:{subject}", 0, -1)]
 
-    def wait(self, subject: str, deadline: float = 15.0) -> str:
+    def wait(self, subject: str, deadline: float = 30.0) -> str:
         """The next telling on `subject`, waited for and taken away."""
         heard = self._client.blpop([f"told:{subject}"], timeout=deadline)
         if heard is None:
@@ -60,7 +60,7 @@ class Witness:
         """Let `amount` held tasks go."""
         self._client.rpush(f"release:{key}", *["go"] * amount)
 
-    def hold(self, key: str, limit: float = 30.0) -> None:
+    def hold(self, key: str, limit: float = 60.0) -> None:
         """Block until released; used by tasks."""
         self._client.blpop([f"release:{key}"], timeout=limit)
 
@@ -167,7 +167,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
             raise Reject("no", requeue=requeue)
         return "second time"
 
-    @task(name="patient", bind=True, soft_time_limit=1)
+    @task(name="patient", bind=True, soft_time_limit=2)
     def patient(self: Task[Any, Any], key: str) -> str:
         try:
             witness().hold(key)

@@ -28,7 +28,7 @@ def dead_url(broker: Broker) -> Iterator[str]:
 def acknowledge_and_drain(mailroom: Mailroom) -> None:
     """Acknowledge one message and go on consuming: on a dead connection one of the two must raise."""
     mailroom.received[0].ack()
-    drain_until(mailroom.connection, lambda: False, deadline=5)
+    drain_until(mailroom.connection, lambda: False, deadline=15)
 
 
 def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
@@ -130,8 +130,10 @@ def test_an_acknowledgement_by_the_old_holder_does_not_touch_the_new(
     with Connection(broker_url) as third:
         room = Mailroom(third, mailroom.queue)
         room.consume(ack=True)
+        expected = broker.expected("a stale acknowledgement", ["x"])
+        room.drain(len(expected))
         drain_idle(third)
-        assert room.bodies == broker.expected("a stale acknowledgement", ["x"])
+        assert room.bodies == expected
 
 
 def _publish_in_child(url: str, queue: str, inherited: Connection) -> None:
@@ -148,7 +150,7 @@ def test_a_forked_child_publishes_and_the_parent_goes_on(mailroom: Mailroom, bro
     mailroom.drain(1)
     child = Process(target=_publish_in_child, args=(broker_url, mailroom.queue.name, mailroom.connection))
     child.start()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0
     mailroom.publish("parent after")
     assert sorted(mailroom.drain(4)) == ["inherited pool", "own connection", "parent after", "parent before"]
@@ -164,7 +166,7 @@ def test_a_forked_child_that_exits_gives_nothing_back(
     # When a child that inherited the connection ends
     child = Process(target=int)
     child.start()
-    child.join(10)
+    child.join(60)
     # Then the parent still holds it alone.
     assert Mailroom(other_connection, mailroom.queue).count() == 0
     mailroom.received[0].ack()

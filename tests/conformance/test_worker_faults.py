@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
@@ -15,8 +16,24 @@ from tests.brokers import Broker
 from tests.conformance.mailroom import kill_connections, on_redis
 from tests.conformance.shop import BROKER_DB
 from tests.conformance.workplace import Workplace
+from tests.workers import WorkerProcess
 
-WAIT = 15
+WAIT = 30
+
+
+def newcomer(workplace: Workplace) -> WorkerProcess:
+    """A second worker that has met the first one: Celery waits one second for answers, whoever is busy."""
+    for number in range(5):
+        second = workplace.worker("threads", name=f"second{number}", arguments=())
+        try:
+            second.start().wait_ready()
+            if "mingle: all alone" not in second.log:
+                return second
+        except BaseException:
+            second.discard()
+            raise
+        second.discard()
+    raise TimeoutError("nobody has answered the newcomers")
 
 
 @on_redis
@@ -27,7 +44,9 @@ def test_two_workers_mingle_and_gossip(workplace: Workplace) -> None:
         workplace.ask("ping")
         workplace.app.control.revoke(revoked)
         wait_until(lambda: revoked in workplace.ask("revoked"), WAIT)
-        with workplace.worker("threads", name="second", arguments=()) as second:
+        with ExitStack() as stack:
+            second = newcomer(workplace)
+            stack.push(second)
             # mingle: the newcomer learns what was revoked before it came
             second.wait_for_log("mingle: sync with 1 nodes")
             second.wait_for_log("mingle: sync complete")

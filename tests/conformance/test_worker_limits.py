@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostErr
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.workplace import Workplace
 
-WAIT = 15
+WAIT = 30
 
 
 @pytest.fixture(scope="module", params=["prefork"])

@@ -13,7 +13,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.workplace import Workplace
 
-WAIT = 15
+WAIT = 30
 
 
 def test_delay_and_get(staffed: Workplace) -> None:
@@ -182,4 +182,4 @@ def test_an_urgent_task_overtakes(staffed: Workplace, pool: str) -> None:
 def test_nothing_is_left_in_hand(staffed: Workplace) -> None:
     assert staffed.send("add", 1, 1).get(timeout=WAIT) == 2
     wait_until(lambda: staffed.ask("active") == [], WAIT)
-    assert staffed.waiting() == 0
+    wait_until(lambda: staffed.waiting() == 0, WAIT)

@@ -82,10 +82,17 @@ class Workplace:
         inspect = self.app.control.inspect(timeout=2, limit=1, destination=list(destinations) or None)
         # A green worker says "ready" before its mailbox is open: ask again.
         answer = wait_until(
-            lambda: getattr(inspect, method)(*args, **options), 20, what=f"an answer to {method}"
+            lambda: getattr(inspect, method)(*args, **options), 40, what=f"an answer to {method}"
         )
         (only,) = answer.values()
         return only
+
+    def order(self, method: str, *args: Any) -> Any:
+        """A `control` command that may be given twice; the answer of the only worker."""
+        control = getattr(self.app.control, method)
+        return wait_until(
+            lambda: control(*args, reply=True, timeout=5, limit=1), 40, what=f"an answer to {method}"
+        )
 
     def let_pass(self, task_id: str, deadline: float) -> None:
         """Wait until the only worker is through with a task that was sent before now, whatever became of it.
@@ -105,7 +112,7 @@ class Workplace:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
         )
         return done.stdout + done.stderr
 

@@ -74,7 +74,11 @@ def shop(make_app: MakeApp, redis_url: str) -> Any:
 
 
 @given(canvases, st.sampled_from([{}, {"priority": 3}, {"headers": {"x-shop": "a"}}]))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_canvas_is_celerys(
     shop: Any, stored: Stored, canvas: tuple[str, list[Any]], options: dict[str, Any]
 ) -> None:

@@ -14,7 +14,7 @@ def test_a_server_of_ones_own_leaves_nothing_behind() -> None:
     with RabbitMQServer() as server:
         with Connection(server.url()) as connection:
             connection.SimpleQueue("mine").put({"kept": 1})
-            assert connection.SimpleQueue("mine").get(timeout=10).payload == {"kept": 1}
+            assert connection.SimpleQueue("mine").get(timeout=30).payload == {"kept": 1}
         port, pid, folder = server.port, server.pid, server.folder
         server.kill()
         assert not running(pid)

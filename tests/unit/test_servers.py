@@ -138,8 +138,8 @@ def test_the_server_dies_with_its_parent() -> None:
         pid = int(first)
         assert running(pid)
         parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: not running(pid), 10, what="the end of the orphaned server")
-    wait_until(lambda: not Path(folder).exists(), 10, what="its data to be removed")
+    wait_until(lambda: not running(pid), 30, what="the end of the orphaned server")
+    wait_until(lambda: not Path(folder).exists(), 30, what="its data to be removed")
 
 
 def test_without_a_server_on_the_path_the_wheel_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,10 @@ def test_a_lost_master_rejoins_as_a_replica_and_may_be_promoted_again() -> None:
         wait_until(
             lambda: pair.replica is not None and pair.replica.ask("GET", "kept") == "1",
             30,
-            what=lambda: f"the copy; master: {pair.master.ask('INFO', 'replication')}, "
-            f"replica: {pair.replica and pair.replica.ask('INFO', 'replication')}",
+            what=lambda: (
+                f"the copy; master: {pair.master.ask('INFO', 'replication')}, "
+                f"replica: {pair.replica and pair.replica.ask('INFO', 'replication')}"
+            ),
         )
         pair.fail_over()
         assert (pair.master_port(), pair.replica.ask("GET", "kept")) == (first, "1")

@@ -208,16 +208,16 @@ class Keeper:
     def _beat(self, queue: Queue, client: redis.Redis) -> float:
         process, ledger, name = self._process, self._process.ledger, queue.key
         sent_at = process.clock.monotonic()
+        if ledger.silence(name, sent_at) > process.lease_s * TRUST:
+            # The broker was away, or we were. Others may be on their way back as we are, so from this renewal
+            # on and for one lease nobody is taken for dead by us.
+            self._judges_from[name] = sent_at + process.lease_s
         renewal = queue.partition.renew(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
             limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
             max_deliveries=queue.max_deliveries,
         ).run(client)
-        if ledger.silence(name, sent_at) > process.lease_s * TRUST:
-            # The broker was away, or we were. Others may be on their way back as we are, so
-            # for one lease nobody is taken for dead by us.
-            self._judges_from[name] = sent_at + process.lease_s
         next_end_s = renewal.next_end_s
         if sent_at < self._judges_from.get(name, 0.0):
             next_end_s = min(next_end_s, self._judges_from[name] - sent_at)
