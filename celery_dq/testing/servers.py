@@ -85,7 +85,7 @@ class RedisServer(LocalServer):
     def flush(self, db: int = 0) -> None:
         """Empty database `db`, and leave the others alone."""
         # One connection a command, so the database is chosen by a script.
-        self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db)
+        self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db, timeout_s=30.0)
 
     def become_replica(self, port: int) -> None:
         """Start it again as the replica of the server on `port` of 127.0.0.1, ending it first if it runs."""
@@ -169,8 +169,8 @@ class SentinelPair(Startable):
     """A master, its replica, and one sentinel that promotes the replica when the master is gone.
 
     :param name: what the sentinel calls the master; default ``mymaster``.
-    :param down_after_ms: silence in milliseconds after which the master counts as down; default 1,000. Less, and a
-        busy machine loses a master that is well.
+    :param down_after_ms: silence in milliseconds after which the master counts as down; default 1,000. With
+        less a busy machine loses a master that is well.
     """
 
     def __init__(self, *, name: str = "mymaster", down_after_ms: int = 1000) -> None:
