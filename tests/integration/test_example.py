@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 BROKERS = ("stock", "dq")
 
+#: Seconds: each starts six processes and more, on a machine that may be slow.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize("broker", BROKERS)
 def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
@@ -26,7 +29,7 @@ def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert run.returncode in (0, 1), run.stderr
     verdict = json.loads((tmp_path / "verdict.json").read_text())["days"][broker]["verdict"]
@@ -57,7 +60,7 @@ def test_a_ledger_is_right_when_its_leader_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     verdict = json.loads((tmp_path / "ledger" / "verdict.json").read_text())
