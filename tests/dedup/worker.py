@@ -100,7 +100,7 @@ class Shop:
         @self.app.task(shared=False, name="broken")
         @dedup(key="{sku}")
         def broken(sku: Any) -> None:
-            shop.door(sku).acquire(timeout=20)
+            shop.door(sku).acquire(timeout=60)
             raise ValueError(sku)
 
     def work(self, task: Any, sku: Any, version: int) -> Any:
@@ -111,7 +111,7 @@ class Shop:
         # Last: tests wait for it, and then look at the others.
         self.runs.append((task.request.id, version))
         try:
-            if not self.door(sku).acquire(timeout=20):
+            if not self.door(sku).acquire(timeout=60):
                 raise TimeoutError(sku)
         finally:
             self.now.remove(sku)
