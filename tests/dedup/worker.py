@@ -155,8 +155,9 @@ class Shop:
 def stop(worker: Any) -> None:
     """As at SIGTERM: what runs ends before its worker does. (Else it is told to end at once.)"""
     ours, theirs = socket.socketpair()
+    flags: Any = state
     with closing(ours), closing(theirs):
-        state.should_stop = 0
+        flags.should_stop = 0
         try:
             if worker.consumer.hub is not None:
                 # It learns that it is to stop when its loop turns: at once, when there is something to read.
@@ -164,4 +165,4 @@ def stop(worker: Any) -> None:
                 worker.consumer.hub.add_reader(ours, partial(worker.consumer.hub.remove_reader, ours))
             worker.blueprint.join(40)
         finally:
-            state.should_stop = None
+            flags.should_stop = None
