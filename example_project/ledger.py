@@ -20,8 +20,6 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 from day.brokers import DQ
 from day.stage import HOME, Stage, StageError, Worker, poll
 
-SESSION_S = 3.0
-"""Silence after which a leader is replaced."""
 PATIENCE_S = 90.0
 """Seconds without a posting after which the run is given up."""
 
@@ -37,6 +35,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--zookeeper", action="store_true", help="ZooKeeper holds the election, not the broker"
     )
     parser.add_argument("--plain", action="store_true", help="no leader: see what goes wrong without one")
+    parser.add_argument(
+        "--session", type=float, default=3.0, help="seconds of silence after which a leader is replaced (3)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="other postings (1)")
     parser.add_argument("--out", type=Path, default=HOME / "out", help="directory for verdict and logs")
     return parser.parse_args(argv)
@@ -146,7 +147,7 @@ def run(chosen: argparse.Namespace) -> Verdict:
         election = ""
         if chosen.zookeeper:
             election = f"zookeeper://{stack.enter_context(ZooKeeperServer()).hosts}/shop"
-        os.environ.update(SHOP_ELECTION=election, SHOP_ELECTION_SESSION=str(SESSION_S))
+        os.environ.update(SHOP_ELECTION=election, SHOP_ELECTION_SESSION=str(chosen.session))
         if chosen.plain:
             os.environ["SHOP_PLAIN"] = "1"
         stage = stack.enter_context(Stage(DQ, redis.url(), "", scratch))
@@ -164,7 +165,7 @@ def run(chosen: argparse.Namespace) -> Verdict:
         return judge(plan, ledger.lines(), ledger.refused())
 
 
-def text(verdict: Verdict, seconds: float) -> str:
+def text(verdict: Verdict, session: float, seconds: float) -> str:
     """Say it in words."""
     lines = (
         f"{verdict.posted} lines, {len(verdict.missing)} missing, {verdict.disordered} out of order,",
@@ -172,7 +173,7 @@ def text(verdict: Verdict, seconds: float) -> str:
         f"{verdict.terms} leaders, one after the other; {verdict.fallen} lines with a token that was over,",
         f"{verdict.refused} such postings turned away.\n",
         f"Seconds without a posting when the lead changed: {', '.join(map(str, verdict.pauses)) or '-'}",
-        f"(the session is {SESSION_S:g} s).\n",
+        f"(the session is {session:g} s).\n",
         f"The ledger is {'right' if verdict.clean else 'WRONG'}. {seconds:.0f} s in all",
     )
     return " ".join(lines).replace("\n ", "\n")
@@ -202,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("example: stopped", file=sys.stderr)
         return 130
-    print(text(verdict, time.monotonic() - began))
+    print(text(verdict, chosen.session, time.monotonic() - began))
     numbers = chosen.out.resolve() / "ledger" / "verdict.json"
     numbers.write_text(json.dumps(verdict.as_dict(), indent=2) + "\n", encoding="utf-8")
     print(numbers)

@@ -26,6 +26,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=positive, default=0.5, help="length of the replay per broker (0.5)")
     parser.add_argument("--merchants", type=merchants, default=3000, help="number of merchants in all (3000)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=15.0,
+        help="seconds to wait for what the killed worker had: three times celery-dq's lease here (15)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="another seed, another day (1)")
     parser.add_argument(
         "--out", type=Path, default=HOME / "out", help="directory for picture, verdict and logs"
@@ -61,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen = arguments(argv)
     signal.signal(signal.SIGTERM, terminate)
     started = time.monotonic()
-    options = Options(chosen.seed, chosen.merchants, chosen.minutes, chosen.out.resolve())
+    options = Options(chosen.seed, chosen.merchants, chosen.minutes, chosen.patience, chosen.out.resolve())
     brokers = [STOCK, DQ] if chosen.broker == "both" else [BROKERS[chosen.broker]]
     days: list[Day] = []
     trouble = 0

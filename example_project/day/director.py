@@ -20,19 +20,21 @@ from day.stage import Stage, StageError, Worker, poll
 WORKERS = 2
 SILENCE = 6.0
 """Seconds without a request at any endpoint after which a day without news is over."""
-PATIENCE_AFTER_KILL = 15.0
-"""Seconds that what the killed worker held is waited for in any case: three times celery-dq's lease here."""
 LONGEST_DRAIN = 45.0
 """Seconds after the last order at which the run ends, whatever is still open."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the day is run: see the command line."""
+    """How the day is run: see the command line.
+
+    ``patience`` are the seconds that what the killed worker held is waited for in any case.
+    """
 
     seed: int
     merchants: int
     minutes: float
+    patience: float
     out: Path
 
 
@@ -139,7 +141,7 @@ class Show:
                 at / self._length, clock(at, self._options.minutes), count.published, count.settled, remark
             )
             if kill and count.finished:
-                still = now - moved > SILENCE and now - kill.at > PATIENCE_AFTER_KILL
+                still = now - moved > SILENCE and now - kill.at > self._options.patience
                 if count.settled == count.published or still:
                     return kill
             for process in [self._shop, *(worker.process for worker in self._workers[1:])]:

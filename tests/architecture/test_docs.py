@@ -204,7 +204,7 @@ def start(command: str, folder: Path, environment: dict[str, str]) -> subprocess
             text=True,
             start_new_session=True,
         )
-    wait_until(lambda: " ready." in log.read_text(), 20, what=lambda: log.read_text())
+    wait_until(lambda: " ready." in log.read_text(), 60, what=lambda: log.read_text())
     return worker
 
 
@@ -227,5 +227,5 @@ def assert_says(command: str, expected: list[str], folder: Path, environment: di
         return len(found) == len(patterns) and all(map(re.fullmatch, patterns, found))
 
     # What explains is asked again: between two tokens of a rate it may be the tenant's turn.
-    again = 10.0 if " explain " in command else 0.0
+    again = 40.0 if " explain " in command else 0.0
     wait_until(matches, again, what=lambda: f"{command} said {found}, not {wanted}")

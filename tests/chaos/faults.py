@@ -164,7 +164,11 @@ class Saboteur:
 
     def _kill_child(self, place: Place, fault: Fault) -> None:
         assert place.worker is not None
-        children = [child for child in place.worker.children() if child.status() != psutil.STATUS_ZOMBIE]
+        children = []
+        for child in place.worker.children():
+            with suppress(psutil.NoSuchProcess):  # it has just gone
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    children.append(child)
         if not children:
             # A pool without processes: its only process is the worker.
             fault.mode = KILL

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.brokers import ACTIVE, BROKERS
-from tests.chaos.__main__ import RECOVERY_ALLOWANCE
 from tests.chaos.driver import Plan, run
+
+#: Seconds, for a machine that is slow: a run starts ten workers.
+pytestmark = pytest.mark.timeout(300)
 
 #: One fault of every kind whose price is less than a second or two.
 SHORT = Plan(
@@ -14,15 +18,21 @@ SHORT = Plan(
     messages=1200,
     kills=2,
     others=5,
-    lease=2.0,
-    patience=15.0,
+    # The machine may stand still for most of it, without a worker being taken for dead.
+    lease=4.0,
+    patience=30.0,
     modes=("kill-worker", "kill-child", "kill-connections", "script-flush", "restart-broker", "pause"),
 )
+#: On stock what a worker held is stuck for an hour: nobody waits for it.
+STOCK = replace(SHORT, lease=2.0, patience=5.0)
+#: Seconds beyond the lease that recovery may take where other tests run on the same two cores; `make chaos`
+#: allows two. What does not come back with the lease does not come back.
+RECOVERY_ALLOWANCE = 15.0
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_short_seeded_run(name: str) -> None:
-    verdict = run(BROKERS[name], SHORT, print)
+    verdict = run(BROKERS[name], SHORT if BROKERS[name].has_leases else STOCK, print)
     print(verdict.report())
     assert verdict.finished > 0
     assert sum(verdict.faults.values()) >= SHORT.kills + SHORT.others

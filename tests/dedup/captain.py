@@ -15,11 +15,13 @@ from tests.workers import WorkerProcess, make_app
 class Crew:
     """The app of the workers in :mod:`tests.dedup.crew`, as their caller has it.
 
-    `witness_url` is an empty database in which they tell of their runs.
+    `witness_url` is an empty database in which they tell of their runs. The lease is
+    the time for which the machine may stand still without anybody being taken for dead, and in which a test
+    says that a dead one is inside no more.
     """
 
     def __init__(
-        self, broker_url: str, backend_url: str, witness_url: str, queue: str = "cache", lease: float = 1.0
+        self, broker_url: str, backend_url: str, witness_url: str, queue: str = "cache", lease: float = 5.0
     ) -> None:
         self.conf = {
             "broker_url": broker_url,
@@ -28,15 +30,29 @@ class Crew:
             "task_default_queue": queue,
             "dq_lease": lease,
         }
+        self.workers: list[WorkerProcess] = []
         self.app: Any = add_tasks(make_app(NAME, None, self.conf))
         # An answer that is late is waited for: a door that is opened again would let two pass.
         self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True, socket_timeout=None)
 
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
-        """One that is started; whoever asks for it discards it."""
-        return WorkerProcess("tests.dedup.crew", broker=None, conf=self.conf, pool=pool, name=name).start()
+        """One that is started."""
+        worker = WorkerProcess("tests.dedup.crew", broker=None, conf=self.conf, pool=pool, name=name)
+        self.workers.append(worker)
+        return worker.start()
+
+    def who_runs(self) -> WorkerProcess:
+        """The worker whose process began the last run."""
+        pid = int(self.runs()[-1][1])
+        return next(each for each in self.workers if pid in [child.pid for child in each.children()])
+
+    def dismiss(self) -> None:
+        """No worker is left."""
+        while self.workers:
+            self.workers.pop().discard()
 
     def close(self) -> None:
+        self.dismiss()
         self.witness.close()
         self.app.pool.force_close_all()
         self.app.close()

@@ -24,7 +24,7 @@ def add_tasks(app: Celery) -> Celery:
             # Whoever finds somebody inside has met him.
             met = witness.incr(f"inside:{sku}") > 1
             witness.rpush("runs", f"{version}:{os.getpid()}:{int(met)}")
-            witness.blpop([f"door:{sku}"], timeout=20)
+            witness.blpop([f"door:{sku}"], timeout=60)
             witness.decr(f"inside:{sku}")
         return [sku, version]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,15 +16,16 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import claim_lost, verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
 from celery_dq.keys import PartitionKeys
-from celery_dq.testing.waiting import wait_until
+from celery_dq.testing import waiting
 from tests.dedup.worker import Shop
 
+wait_until = partial(waiting.wait_until, timeout_s=40)
 KEYS = PartitionKeys("online", "cache")
 
 
 @pytest.fixture
 def shop(redis_url: str) -> Iterator[Shop]:
-    shop = Shop(redis_url.replace("redis://", "dq-redis://"), redis_url, dq_lease=3)
+    shop = Shop(redis_url.replace("redis://", "dq-redis://"), redis_url, dq_lease=10)
     yield shop
     shop.app.pool.force_close_all()
     shop.app.close()
@@ -68,8 +70,8 @@ class TestVerdicts:
             assert (fourth.verdict, fourth.id) == (Verdict.DECLINE, third.id)
             shop.open(1, 2)
             shop.open("1")
-            assert second.get(timeout=10) == [1, 1]
-            assert fourth.get(timeout=10) == [1, 3]
+            assert second.get(timeout=40) == [1, 1]
+            assert fourth.get(timeout=40) == [1, 3]
             assert sorted(shop.ran()) == [0, 1, 3]
             assert shop.tokens[2] > max(shop.tokens[:2]) > 0
 
@@ -95,10 +97,10 @@ class TestVerdicts:
             third, fourth = latest.delay(1, version=3), latest.delay(1, version=4)
             assert third.verdict is fourth.verdict is Verdict.BLOCK
             shop.open(1, 2)
-            assert fourth.get(timeout=10) == [1, 4]
+            assert fourth.get(timeout=40) == [1, 4]
             # Those that gave up their place get the result of who took it.
-            assert first.get(timeout=10) == second.get(timeout=10) == [1, 2]
-            assert third.get(timeout=10) == [1, 4]
+            assert first.get(timeout=40) == second.get(timeout=40) == [1, 2]
+            assert third.get(timeout=40) == [1, 4]
             assert shop.ran() == [2, 4]
 
     def test_raise(self, shop: Shop) -> None:
@@ -127,7 +129,7 @@ class TestVerdicts:
         with shop.working():
             for sku in (1, 2, 3):
                 shop.open(sku)
-            first.get(timeout=10)
+            first.get(timeout=40)
             running(shop, 4)
 
     def test_nobody_waits(self, shop: Shop) -> None:
@@ -154,10 +156,10 @@ class TestVerdicts:
             running(shop, 1)
             tail = shop.task("refresh").delay(1)
             caller = shop.task("caller").delay(1)
-            caller.get(timeout=10)
+            caller.get(timeout=40)
             assert [child.id for child in caller.children] == [tail.id]
             shop.open(1, 2)
-            assert first.get(timeout=10) == tail.get(timeout=10)
+            assert first.get(timeout=40) == tail.get(timeout=40)
 
     def test_an_unusable_argument_is_named(self, shop: Shop) -> None:
         with pytest.raises(InvalidKey, match=r"task refresh: sku is of type builtins\.object"):
@@ -196,7 +198,7 @@ class TestVerdicts:
         assert shop.app.send_task("refresh", kwargs={"sku": 1}).id == first.id
         with shop.working():
             shop.open(1)
-            assert first.get(timeout=10) == [1, 0]
+            assert first.get(timeout=40) == [1, 0]
 
     def test_beat(self, shop: Shop) -> None:
         beat = Scheduler(shop.app, schedule={}, lazy=True)
@@ -231,15 +233,15 @@ class TestCanvas:
         chains: list[Any] = [each.apply_async() for each in both]
         with shop.working():
             shop.open(1)
-            assert [each.get(timeout=10) for each in chains] == [[1, 1], [1, 1]]
-            assert chains[1].parent.get(timeout=10) == [1, 1]
+            assert [each.get(timeout=40) for each in chains] == [[1, 1], [1, 1]]
+            assert chains[1].parent.get(timeout=40) == [1, 1]
             assert [run for run in shop.runs if run[0] != "note"] == [(chains[0].parent.id, 1)]
 
     def test_a_group_of_duplicates_is_ready(self, shop: Shop) -> None:
         result = group(shop.task("refresh").s(1, version) for version in range(4)).apply_async()
         with shop.working():
             shop.open(1)
-            assert result.get(timeout=10) == [[1, 0]] * 4
+            assert result.get(timeout=40) == [[1, 0]] * 4
             assert len(shop.runs) == 1
 
     def test_a_chord_of_duplicates_fires_once(self, shop: Shop) -> None:
@@ -248,7 +250,7 @@ class TestCanvas:
         with shop.working():
             shop.open(1)
             shop.open(2)
-            assert result.get(timeout=10) == [[1, 1], [1, 1], [2, 3]]
+            assert result.get(timeout=40) == [[1, 1], [1, 1], [2, 3]]
 
     def test_followers_of_a_failure_fail(self, shop: Shop) -> None:
         results = [shop.task("broken").apply_async((1,), task_id=each) for each in ("a", "b")]
@@ -256,7 +258,7 @@ class TestCanvas:
             shop.open(1)
             for each in results:
                 with pytest.raises(ValueError, match="1"):
-                    each.get(timeout=10)
+                    each.get(timeout=40)
 
 
 class TestRepeating:
@@ -269,7 +271,7 @@ class TestRepeating:
             tail = failing.apply_async((1,), task_id="tail")
             assert tail.verdict is Verdict.BLOCK
             shop.open(1, 6)
-            assert first.get(timeout=10) == tail.get(timeout=10) == "done"
+            assert first.get(timeout=40) == tail.get(timeout=40) == "done"
             # All of the first one's attempts come before the tail's.
             assert [each for each, _ in shop.runs] == [first.id] * 3 + ["tail"] * 3
 
@@ -277,7 +279,7 @@ class TestRepeating:
         with shop.working():
             first = shop.task("auto").delay(1)
             shop.open(1, 2)
-            assert first.get(timeout=10) == "done"
+            assert first.get(timeout=40) == "done"
             assert shop.ran() == [0, 1]
 
     def test_replace_keeps_the_key(self, shop: Shop) -> None:
@@ -287,7 +289,7 @@ class TestRepeating:
             tail = shop.task("replaced").delay(1)
             assert tail.verdict is Verdict.BLOCK
             shop.open(1, 4)
-            assert first.get(timeout=10) == tail.get(timeout=10) == [1, 1]
+            assert first.get(timeout=40) == tail.get(timeout=40) == [1, 1]
             assert shop.ran() == [0, 1, 0, 1]
 
 
@@ -300,7 +302,7 @@ class TestEnds:
         assert second.verdict is Verdict.ACCEPT
         with shop.working():
             shop.open(1)
-            assert second.get(timeout=10) == [1, 2]
+            assert second.get(timeout=40) == [1, 2]
             assert shop.ran() == [2]
             wait_until(lambda: first.state == "REVOKED")
 
@@ -312,7 +314,7 @@ class TestEnds:
             second = refresh.delay(1, version=2)
             assert second.verdict is Verdict.ACCEPT
             shop.open(1)
-            assert second.get(timeout=10) == [1, 2]
+            assert second.get(timeout=40) == [1, 2]
 
     def test_a_revoked_tail_leaves_its_place(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
@@ -324,7 +326,7 @@ class TestEnds:
             third = refresh.delay(1, version=3)
             assert third.verdict is Verdict.BLOCK
             shop.open(1, 2)
-            assert third.get(timeout=10) == [1, 3]
+            assert third.get(timeout=40) == [1, 3]
             assert shop.ran() == [1, 3]
 
     def test_a_head_that_runs_too_long_is_evicted(self, shop: Shop) -> None:
@@ -350,7 +352,7 @@ class TestEnds:
             wait_until(lambda: lost == [("refresh(sku=1)", head.id, shop.tokens[0])])
             shop.overlaps = []
             shop.open(1, 2)
-            assert tail.get(timeout=10)[1] == 2
+            assert tail.get(timeout=40)[1] == 2
 
     def test_what_is_blocked_is_explained(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
@@ -364,7 +366,7 @@ class TestEnds:
             assert f"waits for the end of {first.id}, which has its dedup key refresh(sku=1)" in why.sentence
             assert f"gets the result of {tail.id}" in shop.app.dq.explain(task_id="follower").sentence
             shop.open(1, 2)
-            assert follower.get(timeout=10) == [1, 2]
+            assert follower.get(timeout=40) == [1, 2]
 
     def test_a_message_that_moves_asks_anew(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
@@ -374,7 +376,7 @@ class TestEnds:
         assert shop.app.dq.dedup["other"].list() == []
         with shop.working():
             shop.open(1)
-            assert moved.get(timeout=10) == [1, 2]
+            assert moved.get(timeout=40) == [1, 2]
             assert shop.ran() == [2]
 
     def test_released_by_an_operator(self, shop: Shop) -> None:

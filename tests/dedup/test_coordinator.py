@@ -266,18 +266,20 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
 
 
 def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
-    # Time enough for all who come.
-    head = coordinator.enqueue("cache|k", "a", timeout=1.5)
+    head = coordinator.enqueue("cache|k", "a")
     # Asked again, it is the same call.
-    coordinator.enqueue("cache|k", "a", timeout=1.5)
+    coordinator.enqueue("cache|k", "a")
     coordinator.enqueue("cache|k", "b", policy="replace")
     coordinator.enqueue("cache|k", "c", policy="replace")
     coordinator.enqueue("cache|k", "d")
     coordinator.enqueue("other|k|l", "a")
-    token = wait_until(lambda: coordinator.start("cache|k", "c") or 0)
+    assert coordinator.finish("cache|k", "a", head.token)
+    token = coordinator.start("cache|k", "c") or 0
     assert token > head.token
     assert coordinator.finish("cache|k", "c", token)
-    assert coordinator.verdicts("cache") == {"accept": 1, "block": 2, "decline": 1, "replace": 1, "evict": 1}
+    late = coordinator.enqueue("cache|l", "a", timeout=0.02)
+    wait_until(lambda: not coordinator.renew([Holding("cache|l", "a", late.token)])[0])
+    assert coordinator.verdicts("cache") == {"accept": 2, "block": 2, "decline": 1, "replace": 1, "evict": 1}
     assert coordinator.verdicts("other") == {"accept": 1}
     assert coordinator.verdicts("cac") == {}
 

@@ -24,19 +24,16 @@ def crew(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServ
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(crew: Crew, pool: str) -> None:
     worker = crew.worker(pool=pool).wait_ready()
-    try:
-        results = [crew.send("early", 1)]
-        crew.ran(1)
-        results += [crew.send("early", version) for version in (2, 3, 4)]
-        # Nobody who waits has a slot of the pool: another key runs at once.
-        other = crew.app.tasks["early"].apply_async((2, 9))
-        crew.ran(2)
-        crew.witness.rpush("door:2", "go")
-        assert other.get(timeout=40) == [2, 9]
-        crew.open(2)
-        assert [result.get(timeout=40) for result in results] == [[1, 1], [1, 2], [1, 2], [1, 2]]
-        assert crew.ran(3) == ["1", "9", "2"]
-        assert crew.meetings() == 0
-        assert "Traceback" not in worker.log
-    finally:
-        worker.discard()
+    results = [crew.send("early", 1)]
+    crew.ran(1)
+    results += [crew.send("early", version) for version in (2, 3, 4)]
+    # Nobody who waits has a slot of the pool: another key runs at once.
+    other = crew.app.tasks["early"].apply_async((2, 9))
+    crew.ran(2)
+    crew.witness.rpush("door:2", "go")
+    assert other.get(timeout=40) == [2, 9]
+    crew.open(2)
+    assert [result.get(timeout=40) for result in results] == [[1, 1], [1, 2], [1, 2], [1, 2]]
+    assert crew.ran(3) == ["1", "9", "2"]
+    assert crew.meetings() == 0
+    assert "Traceback" not in worker.log

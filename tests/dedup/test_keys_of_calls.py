@@ -19,7 +19,7 @@ from tests.dedup.worker import Shop
 @contextmanager
 def plain_shop(broker_url: str, backend_url: str) -> Iterator[Shop]:
     """Its one task that waits for its door says nothing of dedup."""
-    shop = Shop(broker_url, backend_url, dq_lease=3)
+    shop = Shop(broker_url, backend_url, dq_lease=10)
     for name in [name for name, task in shop.app.tasks.items() if rule_of(task) is not None]:
         shop.app.tasks.pop(name)
 

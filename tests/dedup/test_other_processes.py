@@ -24,12 +24,10 @@ class Company:
         self.crew = crew
         self.client: Any = redis.Redis.from_url(backend_url)
         self.claim = ClaimKeys("online").claim(f"{crew.app.conf.task_default_queue}|sku(sku=1)")
-        self.workers: list[WorkerProcess] = []
+        self.workers = crew.workers
 
     def worker(self, pool: str = "prefork") -> WorkerProcess:
-        worker = self.crew.worker(f"w{len(self.workers)}", pool)
-        self.workers.append(worker)
-        return worker
+        return self.crew.worker(f"w{len(self.workers)}", pool)
 
     def waits(self, place: str, worker: WorkerProcess | None = None) -> None:
         """Until somebody has this place, in this worker."""
@@ -64,8 +62,7 @@ class Company:
         )
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.discard()
+        self.crew.dismiss()
         with self.crew.app.connection_for_write() as connection:
             connection.default_channel.queue_delete(self.crew.app.conf.task_default_queue)
         self.client.close()
@@ -76,7 +73,7 @@ class Company:
 def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[Company]:
     redis_server.flush(0)
     url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
-    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}", 5.0), redis_url)
+    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}"), redis_url)
     yield company
     company.close()
     redis_server.flush(0)

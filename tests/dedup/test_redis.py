@@ -15,10 +15,16 @@ from tests.dedup.conftest import SCRIPTS, redis_coordinator
 KEY = "k"
 
 
+def fall_silent(client: Any, *holdings: Holding) -> None:
+    """The last renewal of w1: its lease ends in a moment, however long the test has taken up to here."""
+    assert all(redis_coordinator(client, "w1", lease=0.05).renew(holdings))
+
+
 def test_a_silent_owner_loses_its_calls(client: Any) -> None:
-    dead, living = redis_coordinator(client, "w1", lease=1.5), redis_coordinator(client, "w2")
+    dead, living = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
     gone = dead.enqueue(KEY, "a")
     assert living.enqueue(KEY, "b").verdict is Verdict.BLOCK
+    fall_silent(client, Holding(KEY, "a", gone.token))
     token = wait_until(lambda: living.start(KEY, "b") or 0)
     assert not dead.finish(KEY, "a", gone.token)
     assert dead.renew([Holding(KEY, "a", gone.token)]) == [False]
@@ -26,28 +32,32 @@ def test_a_silent_owner_loses_its_calls(client: Any) -> None:
 
 
 def test_a_redelivered_task_comes_in_the_place_of_the_lost_one(client: Any) -> None:
-    dead, living = redis_coordinator(client, "w1", lease=1.5), redis_coordinator(client, "w2")
-    dead.enqueue(KEY, "t/1", task="t")
+    dead, living = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
+    gone = dead.enqueue(KEY, "t/1", task="t")
     living.enqueue(KEY, "u/1", task="u")
     assert living.enqueue(KEY, "t/2", task="t").verdict is Verdict.ACCEPT
+    fall_silent(client, Holding(KEY, "t/1", gone.token))
     assert wait_until(lambda: living.start(KEY, "t/2"))
     assert living.start(KEY, "u/1") == 0
 
 
 def test_renewing_keeps_a_short_lease(client: Any) -> None:
-    keeper, other = redis_coordinator(client, "w1", lease=1.5), redis_coordinator(client, "w2")
-    token = keeper.enqueue(KEY, "a").token
+    lease_s = 2.5
+    short, keeper = redis_coordinator(client, "w1", lease=lease_s), redis_coordinator(client, "w1")
+    token, other = short.enqueue(KEY, "a").token, redis_coordinator(client, "w2")
+    # However long the machine stands still from here on.
+    assert keeper.renew([Holding(KEY, "a", token)]) == [True]
     other.enqueue(KEY, "b")
-    beats = 0
 
-    def beat() -> bool:
-        nonlocal beats
-        assert keeper.renew([Holding(KEY, "a", token)]) == [True]
+    def outlived() -> bool:
         assert other.start(KEY, "b") == 0
-        beats += 1
-        return beats > 20
+        now = keeper.inspect(KEY)
+        assert now is not None
+        assert now.head is not None
+        return now.head.age > lease_s
 
-    wait_until(beat, interval_s=0.1)
+    wait_until(outlived, 30, interval_s=0.1)
+    assert keeper.renew([Holding(KEY, "a", token)]) == [True]
     assert keeper.finish(KEY, "a", token)
 
 
@@ -106,7 +116,7 @@ def test_every_script_has_a_contract() -> None:
 @pytest.mark.parametrize("how", ["finish", "evict", "free", "withdraw", "replace"])
 def test_who_follows_is_told_when_it_is_over(client: Any, how: str) -> None:
     one, two, three = (redis_coordinator(client, f"w{number}") for number in (1, 2, 3))
-    token = one.enqueue("q|k", "t/1", task="t", timeout=0.05 if how == "evict" else None).token
+    token = one.enqueue("q|k", "t/1", task="t", timeout=2.5 if how == "evict" else None).token
     covering = Holding("q|k", "t/1", token)
     if how in ("withdraw", "replace"):
         one.enqueue("q|k", "u/1", task="u")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.worker import state
 from kombu.asynchronous import set_event_loop
 
 import celery_dq
@@ -24,8 +27,6 @@ class Shop:
             task_default_queue="cache",
             worker_hijack_root_logger=False,
             broker_connection_retry_on_startup=True,
-            # Such a worker learns that it is to stop when its loop turns.
-            broker_heartbeat=1,
         )
         self.app.conf.update(conf)
         celery_dq.setup(self.app)
@@ -99,7 +100,7 @@ class Shop:
         @self.app.task(shared=False, name="broken")
         @dedup(key="{sku}")
         def broken(sku: Any) -> None:
-            shop.door(sku).acquire(timeout=20)
+            shop.door(sku).acquire(timeout=60)
             raise ValueError(sku)
 
     def work(self, task: Any, sku: Any, version: int) -> Any:
@@ -110,7 +111,7 @@ class Shop:
         # Last: tests wait for it, and then look at the others.
         self.runs.append((task.request.id, version))
         try:
-            if not self.door(sku).acquire(timeout=20):
+            if not self.door(sku).acquire(timeout=60):
                 raise TimeoutError(sku)
         finally:
             self.now.remove(sku)
@@ -148,3 +149,20 @@ class Shop:
             **options,
         ) as worker:
             yield worker
+            stop(worker)
+
+
+def stop(worker: Any) -> None:
+    """As at SIGTERM: what runs ends before its worker does. (Else it is told to end at once.)"""
+    ours, theirs = socket.socketpair()
+    flags: Any = state
+    with closing(ours), closing(theirs):
+        flags.should_stop = 0
+        try:
+            if worker.consumer.hub is not None:
+                # It learns that it is to stop when its loop turns: at once, when there is something to read.
+                theirs.send(b"1")
+                worker.consumer.hub.add_reader(ours, partial(worker.consumer.hub.remove_reader, ours))
+            worker.blueprint.join(40)
+        finally:
+            flags.should_stop = None

@@ -23,11 +23,11 @@ def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -
             return word
 
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-            assert echo.delay("hello").get(timeout=10) == "hello"
+            assert echo.delay("hello").get(timeout=40) == "hello"
         abandoned = echo.delay("nobody asks")
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
             face: Any = app
-            wait_until(lambda: face.dq.find(abandoned.id) == [], 10)
+            wait_until(lambda: face.dq.find(abandoned.id) == [], 40)
         with redis.Redis.from_url(redis_url) as client:
             partitions = [key for key in client.scan_iter("dq:{*") if b"/push/" not in key]
             assert partitions == []

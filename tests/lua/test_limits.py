@@ -26,7 +26,8 @@ def test_never_more_than_rate_times_window_and_burst(desk: Desk, rate: float, bu
     desk.set_quota("a", rate, burst=burst)
     fill(desk, "a", 900)
     end = time.monotonic() + 1.0
-    while time.monotonic() < end:
+    # However little of that second the machine has for it.
+    while time.monotonic() < end or desk.client.hlen(desk.keys.held("c1")) <= burst:
         desk.claim(32)
     times = starts(desk, "a")
     assert len(times) > burst
@@ -37,13 +38,14 @@ def test_never_more_than_rate_times_window_and_burst(desk: Desk, rate: float, bu
 
 
 def test_throttled_tenant_says_when(desk: Desk) -> None:
-    desk.set_quota("a", 10)
+    # Seconds, so that it is looked at before it is due.
+    desk.set_quota("a", 0.4)
     fill(desk, "a", 3)
     assert desk.take(5) == ["a0000"]
     assert desk.place("a") == "throttled"
     explained = desk.partition.explain_tenant("a").run(desk.client)
-    assert 0 < float(explained["due_us"]) - float(explained["now_us"]) <= 100_000
-    wait_until(lambda: desk.take(5) == ["a0001"], 5)
+    assert 0 < float(explained["due_us"]) - float(explained["now_us"]) <= 2_500_000
+    wait_until(lambda: desk.take(5) == ["a0001"], 30)
 
 
 def test_throttled_tenant_delays_nobody(desk: Desk) -> None:
@@ -80,7 +82,7 @@ def test_limiter_state_is_collected(desk: Desk) -> None:
         desk.claim(0)
         return not desk.client.exists(desk.keys.limiter)
 
-    wait_until(gone, 5)
+    wait_until(gone, 30)
 
 
 class TestConcurrency:
@@ -147,7 +149,7 @@ class TestQuotaChange:
         assert desk.take(10) == ["a0000"]
         desk.set_quota("a", 100, burst=5)
         # The new burst caps what the old rate has borrowed: at most one full burst to wait for.
-        assert wait_until(lambda: desk.take(10), 2)
+        assert wait_until(lambda: desk.take(10), 30)
 
     def test_to_no_limit(self, desk: Desk) -> None:
         desk.set_quota("a", 0.001, concurrency=1)

@@ -24,7 +24,7 @@ class Stored:
     """What lies in a queue of the broker."""
 
     def __init__(self, url: str) -> None:
-        self.client: Any = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=5)
+        self.client: Any = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=30)
 
     def ids(self, queue: str) -> list[str]:
         """Message ids of all tenants, in the order in which they are served."""

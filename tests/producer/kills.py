@@ -205,7 +205,7 @@ class Run:
             self.server.kill()
             self._end_trouble = self.server.start
         else:
-            self.server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            self.server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes", timeout_s=30.0)
             self._trouble_until = now + self.chance.uniform(0.01, 0.1)
             return
         self._trouble_until = now + self.chance.uniform(0.05, 0.6)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from celery_dq.producer import flusher
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import BufferFull
 from celery_dq.producer.sender import Addressed
 from celery_dq.testing.waiting import wait_until
-from tests.producer.desk import Desk, arrived, outbox, put
+from tests.producer.desk import Desk, arrived, close_at_once, outbox, put
 
 
 def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None:
@@ -29,7 +30,7 @@ def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    assert producer.flush(20) == 0
+    assert producer.flush(30) == 0
     for lane in "abcd":
         assert arrived(desk, lane) == list(range(2000))
     assert max(desk.shelf.batches) <= 20
@@ -39,7 +40,7 @@ def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None
 def test_more_than_memory_holds_goes_to_disk_and_comes_back_in_order(desk: Desk) -> None:
     producer = desk.producer(limits=Limits(batch_size=50, linger_s=0.001, max_messages=100))
     put(producer, 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     desk.shelf.down = True
     put(producer, *range(1, 3000), size=1000)  # some three files
     seen = producer.snapshot()
@@ -48,14 +49,14 @@ def test_more_than_memory_holds_goes_to_disk_and_comes_back_in_order(desk: Desk)
     assert seen.spill_bytes > 2_900_000
     desk.shelf.down = False
     put(producer, *range(3000, 3500))
-    assert producer.flush(20) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(3500))
     put(producer, 3500)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     seen = producer.snapshot()
     assert (seen.pending, seen.in_memory, seen.bytes) == (0, 0, 0)
     assert seen.spill_bytes < 200
-    assert producer.close(5) == 0
+    assert producer.close(30) == 0
     assert producer.snapshot().owners == ()
 
 
@@ -71,7 +72,7 @@ def test_the_allowance_of_the_disk_is_kept_and_room_is_waited_for(desk: Desk) ->
     desk.shelf.down = False
     waiting.start()
     waiting.join(10)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(accepted + 1))
 
 
@@ -80,6 +81,7 @@ def test_a_full_disk_degrades_to_memory_and_recovers(desk: Desk) -> None:
     desk.shelf.down = True
     put(producer, *range(10))
     box = outbox(producer)
+    box.tidy = lambda: None  # or it finds, once a second, that the folder is gone, and begins a new one
     segment = next(iter(box.journal._lanes.values())).open
     kept = os.dup(segment.fd)
     full = os.open("/dev/full", os.O_RDWR)
@@ -96,9 +98,9 @@ def test_a_full_disk_degrades_to_memory_and_recovers(desk: Desk) -> None:
     box.journal.log._folder, box.journal.log.root = folder, desk.folder
     os.close(kept)
     desk.shelf.down = False
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     put(producer, 30)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert not producer.snapshot().degraded
     assert arrived(desk) == list(range(31))
 
@@ -112,7 +114,7 @@ def test_one_sync_serves_many_callers(desk: Desk) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert sorted(arrived(desk)) == list(range(320))
 
 
@@ -122,7 +124,7 @@ def test_the_disk_writes_after_a_number_or_a_time(desk: Desk, kept: dict[str, An
     desk.shelf.down = True
     put(producer, *range(120))
     segment = next(iter(outbox(producer).journal._lanes.values())).open
-    wait_until(lambda: segment.synced > 0.3 * segment.size)
+    wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
 def test_a_folder_that_is_taken_away_is_made_anew(desk: Desk) -> None:
@@ -131,10 +133,10 @@ def test_a_folder_that_is_taken_away_is_made_anew(desk: Desk) -> None:
     put(producer, *range(5))
     (first,) = producer.snapshot().owners
     shutil.rmtree(desk.folder / first)
-    wait_until(lambda: producer.snapshot().owners not in ((), (first,)), 10)
-    wait_until(lambda: len(list(desk.folder.glob("*/*.seg"))) == 1)
+    wait_until(lambda: producer.snapshot().owners not in ((), (first,)), 30)
+    wait_until(lambda: len(list(desk.folder.glob("*/*.seg"))) == 1, 30)
     desk.shelf.down = False
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(5))
 
 
@@ -145,7 +147,7 @@ def test_the_refused_one_goes_to_the_quarantine(desk: Desk) -> None:
     put(producer, *range(5))
     producer.put(Addressed("a", b"bad", b"refused"))
     put(producer, *range(5, 30))
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(30))
     assert told == ["bad rejected"]
     (kept,) = producer.snapshot().quarantined
@@ -171,7 +173,7 @@ def test_a_destructor_may_put_in_the_middle_of_a_put(desk: Desk) -> None:
     finally:
         gc.set_threshold(*old)
     gc.collect()
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     found = arrived(desk)
     assert [each for each in found if each >= 0] == list(range(500))
     assert found.count(-1) == 500
@@ -180,7 +182,7 @@ def test_a_destructor_may_put_in_the_middle_of_a_put(desk: Desk) -> None:
 def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(desk: Desk) -> None:
     producer = desk.producer()
     put(producer, 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -195,43 +197,44 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(desk: Desk) -> No
     if pid == 0:
         code = 1
         try:
-            signal.alarm(20)
+            signal.alarm(60)
             put(producer, 1)
-            code = 0 if producer.flush(10) == 0 and arrived(desk) == [0, 1] else 2
-            producer.close(2)
+            code = 0 if producer.flush(30) == 0 and arrived(desk) == [0, 1] else 2
+            producer.close(20)
         finally:
             os._exit(code)
     done.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     put(producer, 2)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == [0, 2]
     assert len(producer.snapshot().owners) == 1
 
 
-def test_an_idle_producer_is_woken_by_a_message(desk: Desk) -> None:
+def test_an_idle_producer_is_woken_by_a_message(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flusher, "ADOPT_S", 3600.0)  # when it would look by itself
     producer = desk.producer()
     put(producer, 0)
     wait_until(lambda: arrived(desk) == [0])
     wait_until(lambda: outbox(producer).asleep)
     put(producer, 1)
-    wait_until(lambda: arrived(desk) == [0, 1], 1)
+    wait_until(lambda: arrived(desk) == [0, 1], 30)
 
 
 def test_closing_leaves_to_the_next_process_what_is_on_disk(desk: Desk) -> None:
     producer = desk.producer()
     desk.shelf.down = True
     put(producer, *range(10))
-    assert producer.close(0.05) == 10
+    assert close_at_once(producer) == 10
     desk.shelf.down = False
     later = desk.producer()
     later.start()
     outbox(later).journal.log.process = "another"  # as the folder's name tells it
-    wait_until(lambda: arrived(desk) == list(range(10)))
+    wait_until(lambda: arrived(desk) == list(range(10)), 30)
     assert later.snapshot().counters["replayed"] == 10
     put(producer, 10)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
 
 
 def test_waiting_is_short_for_a_caller_while_the_broker_is_down(desk: Desk) -> None:
@@ -241,8 +244,8 @@ def test_waiting_is_short_for_a_caller_while_the_broker_is_down(desk: Desk) -> N
     started = time.monotonic()
     put(producer, *range(1, 1000))
     # A bound for a hang, not a figure: see the benchmarks for those.
-    assert time.monotonic() - started < 5
-    wait_until(lambda: producer.snapshot().last_error == "told to be down")
+    assert time.monotonic() - started < 10
+    wait_until(lambda: producer.snapshot().last_error == "told to be down", 30)
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -254,7 +257,7 @@ def test_a_put_that_meets_a_close_is_not_lost(desk: Desk, memory: bool) -> None:
 
     def preempted(*message: Any) -> bool:
         # Another thread closes the buffer between the look at it and the put.
-        producer.close(5)
+        producer.close(30)
         return bool(really(*message))
 
     found.put = preempted
@@ -273,7 +276,7 @@ def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(desk:
 
     def closed_meanwhile() -> None:
         found.ring = ring
-        producer.close(0.1)
+        close_at_once(producer)
         desk.shelf.down = False
 
     found.ring = closed_meanwhile

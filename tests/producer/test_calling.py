@@ -22,6 +22,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery, task
 from tests.producer.conftest import MakeApp, Stored
+from tests.producer.desk import close_at_once
 
 DEAD = "dq-redis://127.0.0.1:1/0"
 
@@ -42,7 +43,7 @@ def test_a_call_is_in_the_broker_after_a_flush_as_if_it_had_been_published(
     notify = tasks(make_app(task_send_sent_event=False))
     buffered = notify.apply_async((42, "A-1"), priority=3, countdown=None)
     direct = notify.apply_async((42, "A-1"), priority=3, buffered=False)
-    assert notify.app.dq.buffer.flush(10) == 0
+    assert notify.app.dq.buffer.flush(30) == 0
     assert sorted(stored.ids("push")) == sorted([direct.id, buffered.id])
     one, other = stored.record("push", buffered.id), stored.record("push", direct.id)
     assert (one.tenant, one.task, one.priority, one.body) == ("42", notify.name, 3, other.body)
@@ -60,7 +61,7 @@ def test_a_call_is_in_the_broker_after_a_flush_as_if_it_had_been_published(
 def test_calls_keep_their_order(make_app: MakeApp, stored: Stored) -> None:
     notify = tasks(make_app(dq_buffer_batch_size=7))
     ids = [notify.delay(number % 3).id for number in range(100)]
-    assert notify.app.dq.buffer.flush(10) == 0
+    assert notify.app.dq.buffer.flush(30) == 0
     assert stored.ids("push") == ids
 
 
@@ -71,17 +72,17 @@ def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
         app = make_app(server.url(scheme="dq-redis"), result_backend=server.url())
         notify = tasks(app)
         first = notify.delay(1)
-        assert app.dq.buffer.flush(10) == 0
+        assert app.dq.buffer.flush(30) == 0
         server.kill()
         ids = [first.id] + [notify.delay(1).id for _ in range(20)]
         assert app.dq.buffer.flush(0.3) == 20
         seen = app.dq.buffer.inspect()
         assert (seen.pending, seen.in_memory) == (20, 20)
         assert seen.age_s > 0.2
-        assert "ConnectionError" in seen.last_error
+        wait_until(lambda: "ConnectionError" in app.dq.buffer.inspect().last_error, 30)
         assert seen.spill_bytes > 20 * 200
         server.restart()
-        assert app.dq.buffer.flush(20) == 0
+        assert app.dq.buffer.flush(30) == 0
         found = Stored(server.url())
         assert found.ids("push") == ids
         found.client.close()
@@ -137,7 +138,7 @@ def test_send_task_and_signatures_are_buffered_and_producers_of_the_caller_are_n
     assert app.dq.buffer.inspect().counters["accepted"] == 2
     group(notify.si(1), notify.si(2)).apply_async()
     assert app.dq.buffer.inspect().counters["accepted"] == 4
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert stored.count("push") == 7
 
 
@@ -160,7 +161,7 @@ def test_signals_fire_in_the_caller_and_may_change_the_message(make_app: MakeApp
     finally:
         signals.before_task_publish.disconnect(before, sender=notify.name)
         signals.after_task_publish.disconnect(after, sender=notify.name)
-    assert notify.app.dq.buffer.flush(10) == 0
+    assert notify.app.dq.buffer.flush(30) == 0
     assert stored.message("push", result.id)[0]["trace"] == "00-ab"
 
 
@@ -214,7 +215,7 @@ def test_a_message_in_memory_only_is_reported_when_the_buffer_is_closed(
 
     result = notify.delay(1)
     with caplog.at_level(logging.ERROR):
-        assert app.dq.buffer.close(timeout=0.05) == 1
+        assert close_at_once(app.dq.buffer.producer) == 1
     assert told[0][0] == result.id
 
 
@@ -224,8 +225,8 @@ def test_delivery_is_told_to_a_hook(make_app: MakeApp) -> None:
     told: list[str] = []
     app.dq.buffer.on_delivered(told.extend)
     ids = [notify.delay(1).id for _ in range(5)]
-    assert app.dq.buffer.flush(10) == 0
-    wait_until(lambda: told == ids)
+    assert app.dq.buffer.flush(30) == 0
+    wait_until(lambda: told == ids, 30)
 
 
 def test_aflush_waits_in_a_coroutine(make_app: MakeApp, stored: Stored) -> None:
@@ -234,7 +235,7 @@ def test_aflush_waits_in_a_coroutine(make_app: MakeApp, stored: Stored) -> None:
 
     async def call() -> int:
         notify.delay(1)
-        return await app.dq.buffer.aflush(10)
+        return await app.dq.buffer.aflush(30)
 
     assert asyncio.run(call()) == 0
     assert stored.count("push") == 1
@@ -259,7 +260,7 @@ def test_a_refused_message_does_not_hold_up_the_others(make_app: MakeApp, stored
     first = notify.delay(1)
     app.dq.buffer.producer.put(Addressed("p0/push", b"bad", b"no record"))
     last = notify.delay(1)
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert stored.ids("push") == [first.id, last.id]
     assert told == [("bad", "rejected")]
     assert len(app.dq.buffer.inspect().quarantined) == 1
@@ -277,7 +278,7 @@ def test_a_topic_exchange_and_a_transient_queue_take_kombus_way(make_app: MakeAp
             queue(connection).declare()
         result = job.apply_async(queue="by.topic", routing_key="order.paid")
         job.apply_async(queue="passing")
-        assert app.dq.buffer.flush(10) == 0
+        assert app.dq.buffer.flush(30) == 0
         assert stored.ids("by.topic") == [result.id]
 
 
@@ -285,7 +286,7 @@ def test_on_the_stock_transport_messages_are_as_celery_writes_them(make_app: Mak
     app = make_app(redis_url)
     notify = tasks(app)
     ids = [notify.apply_async((1, "x"), expires=3600, headers={"a": 1}).id for _ in range(3)]
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     with app.connection_for_read() as connection:
         queue = app.amqp.queues["push"](connection)
         for expected in ids:
@@ -304,10 +305,10 @@ def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, t
         app = make_app(url)
         notify = tasks(app)
         notify.delay(0)
-        assert app.dq.buffer.flush(10) == 0
+        assert app.dq.buffer.flush(30) == 0
         server.kill()
         ids = [notify.delay(number).id for number in range(3)]
-        assert app.dq.buffer.close(timeout=0.1) == 3
+        assert close_at_once(app.dq.buffer.producer) == 3
         server.restart()
         later = make_app(url)
         # To the log this is the process that just closed; give it another name, as another process has.
@@ -315,7 +316,7 @@ def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, t
         assert journal is not None
         log = journal.log
         log.process = "another"
-        wait_until(lambda: Stored(url).count("push") == 4)
+        wait_until(lambda: Stored(url).count("push") == 4, 30)
         assert Stored(url).ids("push")[1:] == ids
 
 
@@ -328,13 +329,13 @@ def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Store
         code = 1
         try:
             theirs = notify.delay(2)
-            code = 0 if app.dq.buffer.flush(10) == 0 and stored.ids("push") == [theirs.id] else 2
+            code = 0 if app.dq.buffer.flush(30) == 0 and stored.ids("push") == [theirs.id] else 2
             app.dq.buffer.close(5)
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert app.dq.buffer.inspect().pending == 1
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert stored.count("push") == 2
     assert stored.ids("push")[1] == mine
 
@@ -342,7 +343,7 @@ def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Store
 def test_json_of_a_snapshot_is_no_surprise(make_app: MakeApp) -> None:
     app = make_app()
     tasks(app).delay(1)
-    app.dq.buffer.flush(10)
+    app.dq.buffer.flush(30)
     counters = app.dq.buffer.inspect().counters
     assert json.loads(json.dumps(counters))["delivered"] == 1
 

@@ -86,7 +86,7 @@ def test_a_canvas_is_celerys(
     before = buffer.inspect().counters.get("accepted", 0)
     build(job, *canvas).apply_async(**options)
     accepted = buffer.inspect().counters["accepted"] - before
-    assert buffer.flush(10) == 0
+    assert buffer.flush(30) == 0
     assert accepted == stored.count("push") > 0, "not all of it was buffered"
     buffered = normalised(stored)
     with buffer.buffered(False):
@@ -105,7 +105,7 @@ def test_a_dead_broker_does_not_hinder_a_chord(make_app: MakeApp, redis_url: str
         assert len(app.dq.buffer) == 8
         assert result.id
         server.start()
-        assert app.dq.buffer.flush(20) == 0
+        assert app.dq.buffer.flush(30) == 0
         there = Stored(server.url())
         assert there.count("push") == 8
         there.client.close()

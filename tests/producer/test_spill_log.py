@@ -353,7 +353,7 @@ def test_many_processes_share_a_folder_and_one_takes_over_from_all(tmp_path: Pat
     assert len(SpillLog(tmp_path).owners()) == 4
     for writer in writers:
         writer.kill()
-    wait_until(lambda: len(SpillLog(tmp_path).owners()) == 4)
+    wait_until(lambda: len(SpillLog(tmp_path).owners()) == 4, 30)
     assert len(left_behind(tmp_path)) == 200
     assert SpillLog(tmp_path).owners() == []
 

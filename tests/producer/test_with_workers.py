@@ -62,9 +62,9 @@ def test_a_worker_runs_what_was_buffered(
     task: Any = app.task(name="add", shared=False)(add)
     with worker(tmp_path / "log", {"broker_url": url, "result_backend": redis_url}, stock=stock):
         results = [task.delay(number, 1) for number in range(5)]
-        assert [result.get(timeout=30) for result in results] == [1, 2, 3, 4, 5]
-        assert chain(task.s(1, 2), task.s(3)).apply_async().get(timeout=30) == 6
-        assert task.apply_async((1, 2), link=task.s(10)).get(timeout=30) == 3
+        assert [result.get(timeout=60) for result in results] == [1, 2, 3, 4, 5]
+        assert chain(task.s(1, 2), task.s(3)).apply_async().get(timeout=60) == 6
+        assert task.apply_async((1, 2), link=task.s(10)).get(timeout=60) == 3
     assert app.dq.buffer.inspect().counters["delivered"] == 7
 
 
@@ -80,7 +80,7 @@ def test_what_a_task_publishes_is_not_buffered_unless_asked_for(
     }
     for expected in (0, 2):
         with worker(tmp_path / "log", {**conf, "dq_buffer_in_workers": bool(expected)}):
-            assert app.send_task("publish").get(timeout=30) == {"buffered": expected}
+            assert app.send_task("publish").get(timeout=60) == {"buffered": expected}
 
 
 def test_a_chord_is_whole(make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_chord_is_whole(make_app: MakeApp, dq_url: str, redis_url: str, tmp_pa
     task: Any = app.task(name="add", shared=False)(add)
     with worker(tmp_path / "log", {"broker_url": dq_url, "result_backend": redis_url}):
         result = chord([task.s(1, 1), task.s(2, 2)])(app.signature("celery.accumulate", app=app))
-        assert sorted(result.get(timeout=30)[0]) == [2, 4]
+        assert sorted(result.get(timeout=60)[0]) == [2, 4]
 
 
 def test_in_django_a_call_after_the_commit_is_buffered(dq_url: str, tmp_path: Path, stored: Stored) -> None:
