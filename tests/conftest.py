@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
+
+# A machine that stands still for a moment says nothing about an example: neither that it takes too long nor
+# that it is hard to find.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
