@@ -28,12 +28,12 @@ def minutes(count: float) -> datetime:
 @pytest.fixture(params=["redis", "zookeeper"])
 def book(request: pytest.FixtureRequest) -> Iterator[Book]:
     if request.param == "redis":
-        client = redis.Redis.from_url(request.getfixturevalue("redis_url"), socket_timeout=5)
+        client = redis.Redis.from_url(request.getfixturevalue("redis_url"), socket_timeout=20)
         made: Book = RedisBook(client, "dq:online:beat")
         yield made
         made.close()
     else:
-        session = Session(request.getfixturevalue("hosts"), timeout_s=4)
+        session = Session(request.getfixturevalue("hosts"), timeout_s=15)
         yield ZooKeeperBook(session, lambda name: beat_entry("online", name))
         session.close()
 
