@@ -234,6 +234,7 @@ def test_nothing_stays_behind(make: Make, session: Session) -> None:
     client = session.open()
     assert len(client.get_children("/dq/journals")) == len(client.get_children("/dq/presences")) == 1
     queue.close()
-    assert client.get_children("/dq/journals") == client.get_children("/dq/presences") == []
+    # It does not wait for long to hear that they are gone.
+    wait_until(lambda: client.get_children("/dq/journals") == client.get_children("/dq/presences") == [])
     names = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in names if name.startswith(("dq-take", "dq-finish", "dq-put"))] == []

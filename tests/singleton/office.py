@@ -94,7 +94,7 @@ class Bank:
 
         def all_answered() -> dict[str, list[dict[str, Any]]] | None:
             # Over as soon as all have answered.
-            answers = self.app.control.broadcast("leaders", reply=True, timeout=10.0, limit=workers) or []
+            answers = self.app.control.broadcast("leaders", reply=True, timeout=2.0, limit=workers) or []
             rows = {node: rows for answer in answers for node, rows in answer.items()}
             return rows if len(rows) >= workers else None
 

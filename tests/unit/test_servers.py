@@ -169,8 +169,10 @@ def test_a_lost_master_rejoins_as_a_replica_and_may_be_promoted_again() -> None:
         wait_until(
             lambda: pair.replica is not None and pair.replica.ask("GET", "kept") == "1",
             30,
-            what=lambda: f"the copy; master: {pair.master.ask('INFO', 'replication')}, "
-            f"replica: {pair.replica and pair.replica.ask('INFO', 'replication')}",
+            what=lambda: (
+                f"the copy; master: {pair.master.ask('INFO', 'replication')}, "
+                f"replica: {pair.replica and pair.replica.ask('INFO', 'replication')}"
+            ),
         )
         pair.fail_over()
         assert (pair.master_port(), pair.replica.ask("GET", "kept")) == (first, "1")
