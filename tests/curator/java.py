@@ -106,4 +106,4 @@ class CuratorPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # The end of its input ends it.
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
