@@ -26,6 +26,7 @@ SHORT_S = 3.0
 class Member(NamedTuple):
     election: Election
     silence: Callable[[], None]
+    restore: Callable[[], None]
     close: Callable[[], None]
 
 
@@ -45,7 +46,13 @@ class Booth:
         """The candidate is cut off: nothing more is heard of it."""
         next(member for member in self._members if member.election is election).silence()
 
+    def heal(self) -> None:
+        """Everybody is heard again."""
+        for member in self._members:
+            member.restore()
+
     def close(self) -> None:
+        self.heal()
         for member in self._members:
             member.close()
 
@@ -59,12 +66,11 @@ def zookeeper_booth(request: pytest.FixtureRequest) -> Booth:
         session = Session(f"127.0.0.1:{proxy.port}/{chroot}", timeout_s=session_s)
 
         def close() -> None:
-            proxy.restore()
             session.close()
             proxy.stop()
 
         election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), who)
-        return Member(election, proxy.black_hole, close)
+        return Member(election, proxy.black_hole, proxy.restore, close)
 
     return Booth(make)
 
@@ -81,11 +87,10 @@ def redis_booth(request: pytest.FixtureRequest) -> Booth:
         )
 
         def close() -> None:
-            proxy.restore()
             client.close()
             proxy.stop()
 
         election = RedisElection(client, PartitionKeys("online", queue), who, session_s)
-        return Member(election, proxy.black_hole, close)
+        return Member(election, proxy.black_hole, proxy.restore, close)
 
     return Booth(make)

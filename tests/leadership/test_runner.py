@@ -73,6 +73,7 @@ class Hall:
 def hall(booth: Booth) -> Iterator[Hall]:
     made = Hall(booth)
     yield made
+    booth.heal()
     for timeout_s in (0, 30):
         for runner in made.runners:
             runner.close(timeout_s)
