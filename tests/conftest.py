@@ -13,6 +13,11 @@ from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 
+# A machine that stands still for a moment says nothing about an example: neither that it takes too long nor
+# that it is hard to find.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 
 def pytest_configure() -> None:
     """No example has to be quick: a machine that stands still for a moment says nothing of what is tested."""

@@ -36,7 +36,7 @@ from celery_dq.testing.waiting import wait_until
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LocalServer", "Startable"]
+__all__ = ["LocalServer", "Startable", "free_ports"]
 
 #: How often a start is tried with other free ports, when somebody else was faster.
 ATTEMPTS = 5
@@ -46,6 +46,14 @@ TAKEN = ("in use", "eaddrinuse")
 
 class PortTaken(RuntimeError):
     """A server did not start, because somebody else has its port."""
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """So many different ports that nobody uses at this moment."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return tuple(found)
 
 
 class Startable(ABC):
@@ -165,7 +173,7 @@ class LocalServer(Startable):
             self._folder = Path(tempfile.mkdtemp(prefix=f"celery-dq-{self.name}-"))
             atexit.register(self.stop)
         if len(self._ports) < self._wanted:
-            self._ports = tuple(free_port() for _ in range(self._wanted))
+            self._ports = free_ports(self._wanted)
         try:
             with self._telling():
                 self._child = self._run()

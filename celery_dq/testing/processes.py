@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -35,12 +36,19 @@ def find_redis_server() -> str:
     )
 
 
+#: Ports that no system of our time gives to a connection that goes out: whoever connected while a server is
+#: down could be given the server's own port, and the server could not come back.
+QUIET_PORTS = range(10_000, 32_000)
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody uses at this moment. Where nobody is to be: :func:`dead_port`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    # Not the generator that a test may have seeded: all would look at the same ports.
+    for port in random.SystemRandom().sample(QUIET_PORTS, 100):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"of {QUIET_PORTS} no port of 127.0.0.1 that was tried is free")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,11 @@ from celery_dq.testing.wire import Address, Reply, ServerSaid, ask
 __all__ = ["RedisServer", "SentinelPair", "wait_until"]
 
 START_TIMEOUT_S = 30.0
+#: Milliseconds of silence after which a master that was killed counts as down.
+HASTE_MS = 500
+#: Seconds until a fail-over has failed. A sentinel that was itself held up for two seconds does nothing for
+#: thirty.
+FAIL_OVER_S = 90.0
 
 
 class RedisServer(LocalServer):
@@ -78,7 +83,7 @@ class RedisServer(LocalServer):
             return f"unix://{self.socket_path}?db={db}"
         return f"{scheme}://127.0.0.1:{self.port}/{db}"
 
-    def ask(self, *command: str | float, timeout_s: float = 5.0) -> Reply:
+    def ask(self, *command: str | float, timeout_s: float = 20.0) -> Reply:
         """Send one command on a connection of its own, e.g. ``server.ask("DBSIZE")``."""
         return ask(self.address, *command, timeout_s=timeout_s)
 
@@ -141,6 +146,20 @@ class Sentinel(LocalServer):
         """Send ``SENTINEL`` with these words, followed by the name of the master."""
         return ask(("127.0.0.1", self.port), "SENTINEL", *command, self._master_name)
 
+    def count_as_down_after(self, milliseconds: int) -> None:
+        """From now on a master that is silent for so long counts as down."""
+        setting = ("down-after-milliseconds", milliseconds)
+        ask(("127.0.0.1", self.port), "SENTINEL", "SET", self._master_name, *setting)
+
+    def counts_on_a_replica(self) -> bool:
+        """Whether it holds a replica to be alive."""
+        replicas = self.ask("replicas")
+        rows = [row for row in replicas if isinstance(row, list)] if isinstance(replicas, list) else []
+        # One that is taken for dead has more flags.
+        return any(
+            dict(zip(map(str, row[::2]), row[1::2], strict=True)).get("flags") == "slave" for row in rows
+        )
+
     def _run(self) -> ChildProcess:
         # It rewrites its own configuration, so it needs a file of its own.
         configuration = self.folder / "sentinel.conf"
@@ -169,8 +188,8 @@ class SentinelPair(Startable):
     """A master, its replica, and one sentinel that promotes the replica when the master is gone.
 
     :param name: what the sentinel calls the master; default ``mymaster``.
-    :param down_after_ms: silence in milliseconds after which the master counts as down; default 5,000. Much
-        less, and a busy machine loses a master that is well. :meth:`fail_over` does not wait for it.
+    :param down_after_ms: silence in milliseconds after which the master counts as down; default 5,000. Less,
+        and a busy machine loses a master that is well. :meth:`fail_over` does not wait for so long.
     """
 
     def __init__(self, *, name: str = "mymaster", down_after_ms: int = 5000) -> None:
@@ -178,6 +197,7 @@ class SentinelPair(Startable):
         # The two as they started; after a fail-over the roles are swapped.
         self.master = RedisServer(config={"repl-diskless-sync-delay": 0})
         self.replica: RedisServer | None = None
+        self._down_after_ms = down_after_ms
         self._sentinel = Sentinel(self.master, name, down_after_ms)
 
     @property
@@ -206,23 +226,16 @@ class SentinelPair(Startable):
             raise RuntimeError(f"the sentinel knows no master {self.name!r}: {reply!r}")
         return int(str(reply[1]))
 
-    def fail_over(self, timeout_s: float = 60.0) -> None:
+    def fail_over(self, timeout_s: float = FAIL_OVER_S) -> None:
         """Kill the master and wait until the replica has taken its place."""
         self.master.kill()
-        # Told to, the sentinel begins at once, and however soon after another one.
-        wait_until(self._begins, timeout_s, what="the sentinel to begin", interval_s=0.1)
-        self.await_promotion(timeout_s)
-
-    def _begins(self) -> bool:
-        """Whether the sentinel replaces the master, or has done so; for a while it knows no fit replica."""
-        if self.replica is not None and self.master_port() == self.replica.port:
-            return True
+        self._sentinel.count_as_down_after(HASTE_MS)
         try:
-            return self._sentinel.ask("failover") == "OK"
-        except ServerSaid as said:
-            return str(said).startswith("INPROG")
+            self.await_promotion(timeout_s)
+        finally:
+            self._sentinel.count_as_down_after(self._down_after_ms)
 
-    def rejoin(self, timeout_s: float = 60.0) -> None:
+    def rejoin(self, timeout_s: float = FAIL_OVER_S) -> None:
         """After a fail-over: start the killed one again as a replica, and wait until it is in step.
 
         :attr:`master` and :attr:`replica` have changed their places then, and there may be another fail-over.
@@ -233,8 +246,10 @@ class SentinelPair(Startable):
         former.become_replica(promoted.port)
         self.master, self.replica = promoted, former
         self._await_step(timeout_s)
+        # Else it would have nobody to promote, and try again after ten seconds.
+        wait_until(self._sentinel.counts_on_a_replica, timeout_s, what="the sentinel to see the replica")
 
-    def await_promotion(self, timeout_s: float = 60.0) -> None:
+    def await_promotion(self, timeout_s: float = FAIL_OVER_S) -> None:
         """Wait until the former replica is a master and the sentinel says so."""
         replica = self.replica
         if replica is None:

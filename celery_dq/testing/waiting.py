@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def wait_until(
     condition: Callable[[], T],
-    timeout_s: float = 10.0,
+    timeout_s: float = 30.0,
     *,
     what: str | Callable[[], str] = "",
     interval_s: float = 0.01,
@@ -21,7 +21,7 @@ def wait_until(
     """Call `condition` until it returns something true, and return that.
 
     :param condition: looked at once in any case, then every `interval_s` seconds.
-    :param timeout_s: seconds until :exc:`TimeoutError` is raised; default 10.
+    :param timeout_s: seconds until :exc:`TimeoutError` is raised; default 30.
     :param what: what was waited for, for the error; a callable is asked only then, so that it can
         tell what there is instead.
     :param interval_s: pause between two looks; default 10 ms.

@@ -16,7 +16,7 @@ class ServerSaid(Exception):
     """An error reply of the server, such as ``LOADING`` or ``NOAUTH``."""
 
 
-def ask(address: Address, *command: str | float, timeout_s: float = 5.0) -> Reply:
+def ask(address: Address, *command: str | float, timeout_s: float = 20.0) -> Reply:
     """Send `command` on a connection of its own and return the reply, texts decoded.
 
     Raises :exc:`ServerSaid` for an error reply and :exc:`OSError` when nobody answers within

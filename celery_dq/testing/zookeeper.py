@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from celery_dq.testing.certificates import Certificate
-from celery_dq.testing.local_server import LocalServer, Startable
-from celery_dq.testing.processes import ChildProcess, free_port
+from celery_dq.testing.local_server import LocalServer, Startable, free_ports
+from celery_dq.testing.processes import ChildProcess
 from celery_dq.testing.waiting import wait_until
 
 __all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
@@ -100,7 +100,7 @@ class ZooKeeperServer(LocalServer):
         self._members = {member.number: member for member in members}
         extra = 0 if certificate is None else 1
         if members:
-            super().__init__([self._members[number].client, *(free_port() for _ in range(extra))])
+            super().__init__([self._members[number].client, *free_ports(extra)])
         else:
             super().__init__(1 + extra)
         self.tick_ms = tick_ms
@@ -124,7 +124,7 @@ class ZooKeeperServer(LocalServer):
             raise RuntimeError("the server speaks no TLS: it has no certificate")
         return f"127.0.0.1:{self.ports[1]}"
 
-    def ask(self, word: str, timeout_s: float = 0.2) -> str:
+    def ask(self, word: str, timeout_s: float = 1.0) -> str:
         """Send one of ZooKeeper's four-letter words and return what it says; "" when nobody answers."""
         said = b""
         try:
@@ -231,8 +231,9 @@ class ZooKeeperEnsemble(Startable):
 
     def start(self) -> ZooKeeperEnsemble:
         """Start all of them and wait until each serves."""
+        ports = iter(free_ports(3 * self._size))
         members = [
-            Member(number, free_port(), free_port(), free_port()) for number in range(1, self._size + 1)
+            Member(number, next(ports), next(ports), next(ports)) for number in range(1, self._size + 1)
         ]
         self.servers = [
             ZooKeeperServer(
@@ -263,7 +264,7 @@ class ZooKeeperEnsemble(Startable):
         def leading() -> ZooKeeperServer | None:
             return next((each for each in self.servers if each.alive() and each.mode == "leader"), None)
 
-        found = wait_until(leading, 20.0, what="a leader of the ensemble")
+        found = wait_until(leading, 60.0, what="a leader of the ensemble")
         assert found is not None
         return found
 

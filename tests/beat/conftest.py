@@ -20,7 +20,8 @@ EVERY_S = 0.4
 def settings(broker_url: str, **conf: Any) -> dict[str, Any]:
     return {
         "broker_url": broker_url.replace("redis://", "dq-redis://", 1),
-        "dq_election_session": 1.2,
+        # None ends, and no answer comes too late, because the machine stands still for a moment.
+        "dq_election_session": 8,
         "beat_schedule": {"tick": {"task": "tick", "schedule": EVERY_S, "options": {"queue": "ticks"}}},
         **conf,
     }
@@ -64,7 +65,7 @@ def lead(beat: ElectedScheduler) -> None:
         beat.office.open()
         return beat.office.term is not None and beat.office.term.firm
 
-    wait_until(leads, 10)
+    wait_until(leads)
 
 
 def tick_until(beat: ElectedScheduler, app: Any, count: int) -> None:
@@ -74,7 +75,7 @@ def tick_until(beat: ElectedScheduler, app: Any, count: int) -> None:
         beat.tick()
         return len(ticks(app)) >= count
 
-    wait_until(enough, 15, what=f"{count} ticks")
+    wait_until(enough, 60, what=f"{count} ticks")
 
 
 def overdue(beat: ElectedScheduler) -> None:

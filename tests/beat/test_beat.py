@@ -21,14 +21,11 @@ from tests.beat.conftest import EVERY_S, lead, make_app, once, overdue, settings
 
 
 def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
+    began = time.monotonic()
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
-    until = time.monotonic() + 5 * EVERY_S
-    while time.monotonic() < until:
-        for beat in beats:
-            beat.tick()
-        time.sleep(0.02)  # a beat between two ticks
-    assert 2 <= len(ticks(app)) <= 6
+    wait_until(lambda: ([beat.tick() for beat in beats], len(ticks(app)) >= 5)[1], interval_s=0.02)
+    assert len(ticks(app)) <= (time.monotonic() - began) / EVERY_S + 1
     assert once(app)
 
 
@@ -82,7 +79,7 @@ def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[
     tick_until(beats[0], app, 1)
     beats[0].close()
     lead(beats[1])
-    wait_until(lambda: (beats[1].tick(), beats[1].schedule["tick"].total_run_count == 1)[1], 10)
+    wait_until(lambda: (beats[1].tick(), beats[1].schedule["tick"].total_run_count == 1)[1])
     assert len(ticks(app)) == 1
     tick_until(beats[1], app, 2)
     assert once(app)
@@ -99,13 +96,13 @@ def test_a_leader_that_is_stopped_before_it_sends(
     send = old._send
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
-        old.office.close(5)
+        old.office.close(30)
         lead(new)
         tick_until(new, app, meanwhile)
         return send(*args, **kwargs)
 
     old._send = stopped
-    wait_until(lambda: (old.tick(), old.office.term is None)[1], 10)
+    wait_until(lambda: (old.tick(), old.office.term is None)[1])
     before = ticks(app)
     assert len(before) == max(meanwhile, 1)
     # What the old one says now must not make the new one send it again.
@@ -119,7 +116,7 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     lead(old)
     tick_until(old, app, 1)
     term, entry = old.office.term, old.schedule["tick"]
-    old.office.close(5)
+    old.office.close(30)
     lead(new)
     new.tick()
     # As if it had looked at its term just before it was stopped.
@@ -174,7 +171,7 @@ def test_a_broker_that_goes_away_costs_no_tick_and_no_beat() -> None:
             assert beat.tick() > 0
             before = beat.schedule["tick"].total_run_count
             server.restart()
-            wait_until(lambda: (beat.tick(), beat.schedule["tick"].total_run_count > before)[1], 20)
+            wait_until(lambda: (beat.tick(), beat.schedule["tick"].total_run_count > before)[1], 60)
             assert once(app)
         finally:
             beat.close()
@@ -203,7 +200,9 @@ def test_a_leader_that_hangs_at_the_broker_lets_another_one_try(
         return send(*args, **kwargs)
 
     beats[0]._send = hangs
-    wait_until(lambda: (beats[0].tick(), len(ticks(app)) > 0)[1], 15)
+    wait_until(lambda: (beats[0].tick(), len(ticks(app)) > 0)[1])
+    # A tick of the other one may take a moment, and nobody would come after it.
+    monkeypatch.setattr(scheduler, "STUCK_S", 60.0)
     tick_until(beats[1], app, 3)
     assert once(app)
 
@@ -251,7 +250,7 @@ def test_wraps_any_scheduler(
     beats[0].close()
     lead(beats[1])
     beats[1].tick()
-    assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=5)
+    assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=60)
     tick_until(beats[1], app, 4)
     assert once(app)
     app.close()
@@ -271,10 +270,10 @@ def test_on_another_broker_a_tick_has_the_same_id_each_time(
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
     beats[0]._tell = lambda name: None  # type: ignore[method-assign]
-    wait_until(lambda: (beats[0].tick(), len(sent()) == 1)[1], 10)
+    wait_until(lambda: (beats[0].tick(), len(sent()) == 1)[1])
     beats[0].close()
     lead(beats[1])
-    wait_until(lambda: (beats[1].tick(), len(sent()) == 3)[1], 10)
+    wait_until(lambda: (beats[1].tick(), len(sent()) == 3)[1])
     assert sent()[0] == sent()[1]
     assert sent()[2] != sent()[1]
     broker.close()

@@ -27,14 +27,14 @@ class Collector:
     def __call__(self, item: Any) -> None:
         if not self.gate.is_set():
             self.waiting.set()
-            self.gate.wait(30)
+            self.gate.wait(60)
         with self._lock:
             if self._fail(item):
                 self.failed.append(item)
                 raise RuntimeError(f"cannot consume {item!r}")
             self.items.append(item)
 
-    def wait(self, count: int, timeout_s: float = 20.0) -> list[Any]:
+    def wait(self, count: int, timeout_s: float = 60.0) -> list[Any]:
         wait_until(
             lambda: len(self.items) >= count, timeout_s, what=lambda: f"{count} items; {self.items!r:.300}"
         )

@@ -11,7 +11,7 @@ from celery_dq.zookeeper.session import Session
 @pytest.fixture
 def session(hosts: str) -> Iterator[Session]:
     """A session to look and meddle with; the queues under test have their own."""
-    session = Session(hosts, timeout_s=6)
+    session = Session(hosts, timeout_s=30)
     session.open()
     yield session
     session.close()
@@ -25,7 +25,7 @@ def make(hosts: str) -> Iterator[Callable[..., Any]]:
     made: list[tuple[Any, Session]] = []
 
     def build(kind: Callable[..., Any], path: str = "/queue", **options: Any) -> Any:
-        session = Session(options.pop("hosts", hosts), timeout_s=15)
+        session = Session(options.pop("hosts", hosts), timeout_s=30)
         queue = kind(session, path, **options)
         made.append((queue, session))
         return queue

@@ -11,7 +11,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.zookeeper.session import Session
 
 
-def expire(session: Session, timeout_s: float = 30.0) -> None:
+def expire(session: Session, timeout_s: float = 60.0) -> None:
     """End a session: whoever knows its id and password may. Returns when its owner has another one."""
     client = session.open()
     before = session.id
@@ -26,4 +26,4 @@ def expire(session: Session, timeout_s: float = 30.0) -> None:
         thief.close()
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: session.id != before, 2.0)
-    session.open()
+    session.open(timeout_s)

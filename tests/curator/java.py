@@ -54,7 +54,7 @@ def compile_peer(folder: Path) -> None:
     else:
         raise FileNotFoundError("no Java compiler found: apt-get install --no-install-recommends ecj")
     command += ["-d", str(folder), "-cp", class_path(), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=115, check=False)
     if done.returncode:
         raise RuntimeError(f"the peer does not compile: {' '.join(command)}\n{done.stdout}{done.stderr}")
 
@@ -106,4 +106,4 @@ class CuratorPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # The end of its input ends it.
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUEUE, LOCKS = "/mail", "/mail-locks"
 #: Nodes that a consumer holds at most.
 HELD = 100
-SESSION_S = 1.0
+SESSION_S = 1.5
 
 
 class Verdict(NamedTuple):

@@ -40,7 +40,7 @@ def through_proxy(proxy: Proxy, hosts: str) -> str:
 def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make: Make) -> None:
     victim = make(DistributedQueue, lock_path=LOCKS)
     victim.put("x")
-    received = victim.get(5)
+    received = victim.get(30)
     seen = Collector()
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     expire(victim.session)
@@ -53,12 +53,12 @@ def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make:
 def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: Make) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each([1, 2])
-    first, second = queue.get(5), queue.get(5)
+    first, second = queue.get(30), queue.get(30)
     expire(queue.session)
     assert first.finish()
     assert queue.size() == 1
     thief = make(DistributedQueue, lock_path=LOCKS)
-    stolen = thief.get(5)
+    stolen = thief.get(30)
     assert stolen.item == 2
     assert not second.finish()
     assert not second.requeue()
@@ -71,7 +71,7 @@ def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: M
 def test_an_item_deleted_by_a_peer_without_locks_counts_as_done(make: Make, session: Session) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each(["finished", "requeued", "lock gone", "put back"])
-    finished, requeued, unlocked, put_back = [queue.get(5) for _each in range(4)]
+    finished, requeued, unlocked, put_back = [queue.get(30) for _each in range(4)]
     client = session.open()
     client.delete(f"/queue/{finished.name}")
     client.delete(f"/queue/{requeued.name}")
@@ -81,7 +81,7 @@ def test_an_item_deleted_by_a_peer_without_locks_counts_as_done(make: Make, sess
     assert unlocked.finish()
     assert put_back.requeue()
     assert client.get_children(LOCKS) == []
-    assert queue.get(5).item == "put back"
+    assert queue.get(30).item == "put back"
 
 
 @both
@@ -97,7 +97,7 @@ def test_consuming_goes_on_over_drops_and_expiries(make: Make, lock_path: str | 
             expire(queue.session)
         if number % 20 == 15:
             producer.session.drop()
-    wait_until(lambda: set(seen.items) == set(range(60)), 30, what=lambda: repr(seen.items))
+    wait_until(lambda: set(seen.items) == set(range(60)), 60, what=lambda: repr(seen.items))
     wait_until(lambda: producer.size() == 0)
     if lock_path is None:
         assert sorted(seen.items) == list(range(60))
@@ -113,7 +113,7 @@ def test_a_lost_answer_to_a_put_puts_once(proxy: Proxy, through_proxy: str, make
     queue.put_each(["a", "b", "c"])
     assert proxy.dropped == 6
     reader = make(DistributedQueue)
-    items = [reader.get(5).item for _each in range(reader.size())]
+    items = [reader.get(30).item for _each in range(reader.size())]
     assert items == ["first", *[f"item {number}" for number in range(5)], "a", "b", "c"]
 
 
@@ -149,19 +149,20 @@ def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
 
 
 def test_a_background_producer_waits_for_zookeeper_to_come_back(own_zookeeper: ZooKeeperServer) -> None:
-    session = Session(own_zookeeper.hosts, timeout_s=2)
+    # It outlives the server, and holds all the items at the end.
+    session = Session(own_zookeeper.hosts, timeout_s=15)
     queue = DistributedQueue(session, "/queue", put_in_background=True, final_flush_s=0.2)
     queue.put(0)
-    assert queue.flush(10)
+    assert queue.flush(60)
     own_zookeeper.kill()
     for number in range(1, 50):
         queue.put(number)
     assert not queue.flush(0.1)
     assert queue.unsent()[-1] == 49
     own_zookeeper.restart()
-    assert queue.flush(30)
+    assert queue.flush(60)
     reader = DistributedQueue(session, "/queue", lock_path=LOCKS)
-    assert [reader.get(5).item for _each in range(50)] == list(range(50))
+    assert [reader.get(30).item for _each in range(50)] == list(range(50))
     own_zookeeper.kill()
     queue.put("never")
     with pytest.raises(ZooKeeperUnreachable, match="1 items for /queue were not sent within 0.2 s"):
@@ -184,9 +185,9 @@ def test_a_server_that_is_away_is_told_and_survived(own_zookeeper: ZooKeeperServ
     with pytest.raises(ZooKeeperUnreachable):
         DistributedQueue(session, "/queue", timeout_s=0.2).poll()
     own_zookeeper.restart()
-    session.open()
+    session.open(60)
     producer.put(3, timeout_s=30)
-    wait_until(lambda: 3 in seen.items, 30)
+    wait_until(lambda: 3 in seen.items, 60)
     consumer.close()
     producer.close()
     session.close()
@@ -229,10 +230,11 @@ def test_nothing_stays_behind(make: Make, session: Session) -> None:
     before = set(threading.enumerate())
     queue = make(DistributedPriorityQueue, lock_path=LOCKS)
     queue.put(1, 1)
-    queue.get(5).finish()
+    queue.get(30).finish()
     client = session.open()
     assert len(client.get_children("/dq/journals")) == len(client.get_children("/dq/presences")) == 1
     queue.close()
-    assert client.get_children("/dq/journals") == client.get_children("/dq/presences") == []
+    # It does not wait for long to hear that they are gone.
+    wait_until(lambda: client.get_children("/dq/journals") == client.get_children("/dq/presences") == [])
     names = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in names if name.startswith(("dq-take", "dq-finish", "dq-put"))] == []

@@ -19,7 +19,7 @@ def test_the_programs_of_the_guide_run(hosts: str) -> None:
             exec(text.replace("localhost:2181/shop", hosts), names)
     names["producer"].put({"to": "zoe"})
     wait_until(lambda: ("sending", {"to": "zoe"}) in sent, what=lambda: repr(sent))
-    assert ("now",) in sent
+    wait_until(lambda: ("now",) in sent, what=lambda: repr(sent))
     assert names["urgent"].peek() == ["can wait"]
     for name in ("producer", "consumer", "jobs", "urgent", "reminders"):
         names[name].close()

@@ -137,12 +137,12 @@ def test_other_kinds_put_by_java(make: Make, peer: CuratorPeer, path: str) -> No
     for priority in (5, -2, 0):
         peer.put("priority", f"{path}/priority", priority, str(priority))
     queue = make(DistributedPriorityQueue, f"{path}/priority", lock_path=LOCKS, **TEXT)
-    assert [queue.get(5).item for _each in range(3)] == ["-2", "0", "5"]
+    assert [queue.get(30).item for _each in range(3)] == ["-2", "0", "5"]
     later = int(time.time() * 1000) + 3_600_000
     peer.put("delay", f"{path}/delay", later, "later")
     peer.put("delay", f"{path}/delay", 1000, "now")
     queue = make(DistributedDelayQueue, f"{path}/delay", lock_path=LOCKS, **TEXT)
-    assert queue.get(5).item == "now"
+    assert queue.get(30).item == "now"
     assert queue.poll() is None
     peer.put("simple", f"{path}/simple", "-", "x", "y")
     simple = make(SimpleDistributedQueue, f"{path}/simple")
@@ -164,7 +164,7 @@ def test_either_removes_what_the_other_has_put(make: Make, peer: CuratorPeer, pa
 def test_java_and_python_share_a_queue_under_locks(make: Make, peer: CuratorPeer, path: str) -> None:
     queue = make(DistributedQueue, path, lock_path=LOCKS, **TEXT)
     queue.put_each(["held", "free"])
-    held = queue.get(5)
+    held = queue.get(30)
     # What Python has locked, Java leaves alone.
     assert peer.take("plain", path, LOCKS, 1) == ["free"]
     held.requeue()

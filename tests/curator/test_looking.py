@@ -63,7 +63,7 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
     queue.put_multi([1, 2])
     queue.put(3)
     session.open().create("/mail/queue-", b"junk", sequence=True)
-    with queue.get(5):
+    with queue.get(30):
         rows = json.loads(run(hosts, "/mail", "--locks", "/mail-locks", "--json"))
         assert [(row["items"], row["locked"]) for row in rows] == [(2, True), (1, False), (None, False)]
         assert "queue-0000000001" in run(hosts, "/mail", "--limit", "2")

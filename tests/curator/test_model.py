@@ -23,12 +23,16 @@ STEPS = st.lists(
     ),
     max_size=20,
 )
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @pytest.fixture
 def sessions(hosts: str) -> Iterator[tuple[Session, Session]]:
-    both = Session(hosts, timeout_s=6), Session(hosts, timeout_s=6)
+    both = Session(hosts, timeout_s=30), Session(hosts, timeout_s=30)
     yield both
     for session in both:
         session.close()

@@ -96,7 +96,7 @@ def test_names_do_not_grow_when_items_come_back(make: Make, session: Session) ->
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put("x")
     for _each in range(3):
-        queue.get(5).requeue()
+        queue.get(30).requeue()
     (name,) = session.open().get_children("/queue")
     assert name == "queue-0000000003"
 
@@ -202,11 +202,11 @@ def test_taking_by_hand(make: Make, lock_path: str | None) -> None:
         queue.get(0.05)
     queue.put_each([1, 2])
     assert queue.peek() == [1]
-    with queue.get(5) as received:
+    with queue.get(30) as received:
         assert received.item == 1
-    with pytest.raises(KeyError), queue.get(5) as received:
+    with pytest.raises(KeyError), queue.get(30) as received:
         raise KeyError(received.item)
-    with queue.get(5) as received:
+    with queue.get(30) as received:
         assert received.item == 2
     assert queue.size() == 0
     waiting = threading.Timer(0.05, make(DistributedQueue).put, [3])
@@ -218,10 +218,10 @@ def test_taking_by_hand(make: Make, lock_path: str | None) -> None:
 def test_what_is_released_keeps_its_place(make: Make) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each([1, 2])
-    received = queue.get(5)
+    received = queue.get(30)
     assert queue.peek() == [2]
     received.release()
-    assert queue.get(5).item == 1
+    assert queue.get(30).item == 1
 
 
 def test_a_slow_item_does_not_keep_what_is_behind_it(make: Make) -> None:
@@ -247,10 +247,10 @@ def test_a_serializer_of_ones_own_and_what_it_cannot_read(make: Make, session: S
     texts = make(DistributedQueue, serializer="text", lock_path=LOCKS)
     deleting = make(DistributedQueue, serializer="text")
     texts.put("text")
-    assert deleting.get(5).item == "text"
+    assert deleting.get(30).item == "text"
     assert texts.poll(0.2) is None
     assert texts.size() == 3
-    assert make(DistributedQueue, serializer="bytes", lock_path=LOCKS).get(5).item == b"\xff no text"
+    assert make(DistributedQueue, serializer="bytes", lock_path=LOCKS).get(30).item == b"\xff no text"
     with pytest.raises(InvalidMessage, match="is no str"):
         texts.put(7)
     with pytest.raises(InvalidMessage, match="is no bytes"):
@@ -266,7 +266,7 @@ def test_too_large_an_item_is_refused_before_it_breaks_the_connection(make: Make
     queue.put_each([b"x" * 600_000] * 3)
     queue.put(b"x" * 1_048_000)
     assert queue.size() == 4
-    assert len(queue.get(5).item) == 600_000
+    assert len(queue.get(30).item) == 600_000
 
 
 def test_unusable_options_are_refused(hosts: str) -> None:
@@ -293,13 +293,13 @@ def test_items_are_removed_by_id(make: Make, lock_path: str | None) -> None:
     assert queue.remove("none") == 0
     assert sorted(queue.ids()) == ["a_b", "a|b"]
     # The ids do not disturb the order.
-    assert [queue.get(5).item for _each in range(2)] == ["item a|b", "item a_b"]
+    assert [queue.get(30).item for _each in range(2)] == ["item a|b", "item a_b"]
 
 
 def test_what_is_being_consumed_is_not_removed_and_keeps_its_id(make: Make) -> None:
     queue = make(DistributedIdQueue, lock_path=LOCKS)
     queue.put("x", "an id")
-    received = queue.get(5)
+    received = queue.get(30)
     assert make(DistributedIdQueue, lock_path=LOCKS).remove("an id") == 0
     received.requeue()
     assert queue.ids() == ["an id"]

@@ -17,24 +17,28 @@ from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
 from tests.chaos.proxy import Proxy
 
-SESSION_S = 1.2
+#: So long that no session ends, and no answer comes too late, because the machine stands still for a moment.
+SESSION_S = 9.0
+#: Of a candidate whose session must run out, or be outlasted.
+SHORT_S = 3.0
 
 
 class Member(NamedTuple):
     election: Election
     silence: Callable[[], None]
+    restore: Callable[[], None]
     close: Callable[[], None]
 
 
 class Booth:
     """Candidates for one leadership, each as a process of its own would be."""
 
-    def __init__(self, make: Callable[[str], Member]) -> None:
+    def __init__(self, make: Callable[[str, float], Member]) -> None:
         self._make = make
         self._members: list[Member] = []
 
-    def candidate(self) -> Election:
-        member = self._make(f"worker-{len(self._members)}")
+    def candidate(self, session_s: float = SESSION_S) -> Election:
+        member = self._make(f"worker-{len(self._members)}", session_s)
         self._members.append(member)
         return member.election
 
@@ -42,7 +46,13 @@ class Booth:
         """The candidate is cut off: nothing more is heard of it."""
         next(member for member in self._members if member.election is election).silence()
 
+    def heal(self) -> None:
+        """Everybody is heard again."""
+        for member in self._members:
+            member.restore()
+
     def close(self) -> None:
+        self.heal()
         for member in self._members:
             member.close()
 
@@ -51,17 +61,16 @@ def zookeeper_booth(request: pytest.FixtureRequest) -> Booth:
     server = request.getfixturevalue("zookeeper")
     _, _, chroot = request.getfixturevalue("hosts").partition("/")
 
-    def make(who: str) -> Member:
+    def make(who: str, session_s: float) -> Member:
         proxy = Proxy(server.port).start()
-        session = Session(f"127.0.0.1:{proxy.port}/{chroot}", timeout_s=SESSION_S)
+        session = Session(f"127.0.0.1:{proxy.port}/{chroot}", timeout_s=session_s)
 
         def close() -> None:
-            proxy.restore()
             session.close()
             proxy.stop()
 
         election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), who)
-        return Member(election, proxy.black_hole, close)
+        return Member(election, proxy.black_hole, proxy.restore, close)
 
     return Booth(make)
 
@@ -71,18 +80,17 @@ def redis_booth(request: pytest.FixtureRequest) -> Booth:
     database = request.getfixturevalue("redis_url").rpartition("/")[2]
     queue = f"ledger-{uuid.uuid4().hex[:6]}"
 
-    def make(who: str) -> Member:
+    def make(who: str, session_s: float) -> Member:
         proxy = Proxy(server.port).start()
         client: Any = redis.Redis.from_url(
-            f"redis://127.0.0.1:{proxy.port}/{database}", socket_timeout=SESSION_S / 3
+            f"redis://127.0.0.1:{proxy.port}/{database}", socket_timeout=session_s / 3
         )
 
         def close() -> None:
-            proxy.restore()
             client.close()
             proxy.stop()
 
-        election = RedisElection(client, PartitionKeys("online", queue), who, SESSION_S)
-        return Member(election, proxy.black_hole, close)
+        election = RedisElection(client, PartitionKeys("online", queue), who, session_s)
+        return Member(election, proxy.black_hole, proxy.restore, close)
 
     return Booth(make)

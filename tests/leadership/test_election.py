@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -13,12 +15,28 @@ from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session, State
-from tests.leadership.booth import SESSION_S, Booth
+from tests.curator.expiry import expire
+from tests.leadership.booth import SESSION_S, SHORT_S, Booth
+
+T = TypeVar("T")
 
 
 def elect(election: Election, floor: int = 0) -> int:
-    wait_until(election.stand, 10)
+    wait_until(election.stand)
     return election.accede(floor, 0.0).token
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask again, as an office does: a short session has little patience, and a busy machine answers late."""
+    answers: list[T] = []
+
+    def answered() -> bool:
+        with contextlib.suppress(OSError):
+            answers.append(ask())
+        return bool(answers)
+
+    wait_until(answered)
+    return answers[0]
 
 
 class TestElection:
@@ -41,13 +59,13 @@ class TestElection:
         assert elect(first) == 42
 
     def test_renews_again_and_again(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
-        elect(first)
+        first, second = booth.candidate(SHORT_S), booth.candidate()
+        patiently(lambda: elect(first))
         over = threading.Event()
-        deadline = threading.Timer(2.5 * SESSION_S, over.set)
+        deadline = threading.Timer(1.2 * SHORT_S, over.set)
         deadline.start()
-        while not over.wait(SESSION_S / 6):
-            first.renew()
+        while not over.wait(SHORT_S / 6):
+            patiently(first.renew)
             assert not second.stand()
 
     def test_a_resignation_wakes_the_next_one_at_once(self, booth: Booth) -> None:
@@ -72,16 +90,16 @@ class TestElection:
         first, second = booth.candidate(), booth.candidate()
         elect(first)
         first.resign(clean=False)
-        assert wait_until(second.stand, 10)
+        assert wait_until(second.stand)
         assert second.accede(0, 0.0) == (2, False)
 
     def test_a_dead_leader_is_replaced_when_its_session_ends(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
-        elect(first)
+        first, second = booth.candidate(SHORT_S), booth.candidate()
+        token = patiently(lambda: elect(first))
         assert not second.stand()
         booth.silence(first)
-        wait_until(second.stand, 4 * SESSION_S)
-        assert second.accede(0, 0.0) == (2, False)
+        wait_until(second.stand)
+        assert second.accede(0, 0.0) == (token + 1, False)
 
     def test_who_was_replaced_cannot_renew(self, booth: Booth) -> None:
         first, second = booth.candidate(), booth.candidate()
@@ -112,7 +130,7 @@ class TestElection:
         first = booth.candidate()
         elect(first)
         first.resign(clean=False)
-        assert wait_until(first.stand, 10)
+        assert wait_until(first.stand)
         assert first.accede(0, 0.0) == (2, True)
 
     def test_of_many_exactly_one_accedes(self, booth: Booth) -> None:
@@ -139,7 +157,7 @@ class TestElection:
 class TestZooKeeperElection:
     """What only this one can get wrong."""
 
-    def one(self, hosts: str, timeout_s: float = 4.0) -> tuple[Session, ZooKeeperElection]:
+    def one(self, hosts: str, timeout_s: float = 15.0) -> tuple[Session, ZooKeeperElection]:
         session = Session(hosts, timeout_s=timeout_s)
         return session, ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
 
@@ -147,13 +165,7 @@ class TestZooKeeperElection:
         session, election = self.one(hosts)
         try:
             elect(election)
-            client = session.open()
-            before = session.id
-            thief = type(client)(hosts=hosts, client_id=client.client_id)
-            thief.start()
-            thief.stop()
-            thief.close()
-            wait_until(lambda: session.id not in (None, before))
+            expire(session)
             with pytest.raises(NotElected):
                 election.renew()
             with pytest.raises(NotElected):
@@ -166,12 +178,15 @@ class TestZooKeeperElection:
         session, election = self.one(hosts)
         try:
             elect(election)
+            heard: list[tuple[State, bool]] = []
+            # Looked at as it happens: it may be over at once.
+            session.listen(lambda state: heard.append((state, election.suspended)))
             session.drop()
-            wait_until(lambda: session.state is not State.CONNECTED)
-            assert election.suspended
+            wait_until(lambda: heard)
             with contextlib.suppress(OSError):
                 election.renew()
-            wait_until(lambda: session.state is State.CONNECTED)
+            wait_until(lambda: len(heard) > 1)
+            assert heard == [(State.SUSPENDED, True), (State.CONNECTED, False)]
             election.renew()
             assert election.leader() == (election.who, 1, 0.0)
         finally:
@@ -200,7 +215,7 @@ class TestZooKeeperElection:
             assert not third.stand()
             first.renew()
             first.resign(clean=True)
-            second.wait(5)
+            second.wait(30)
             assert second.stand()
             assert not third._changed.is_set()
         finally:

@@ -91,18 +91,18 @@ class NoDuties:
 
 
 def test_who_is_not_let_in_is_told_so_in_a_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
-    ours = Session(hosts, timeout_s=4, auth=[("digest", "shop:secret")])
-    wrong = Session(hosts, timeout_s=4, auth=[("digest", "shop:wrong")])
+    ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
+    wrong = Session(hosts, timeout_s=15, auth=[("digest", "shop:wrong")])
     office = Office(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())
     try:
         ours.open()
         with caplog.at_level(logging.INFO, "celery_dq"):
             office.open()
-            wait_until(lambda: "cannot be held" in caplog.text, 15)
+            wait_until(lambda: "cannot be held" in caplog.text, 60)
         told = [record for record in caplog.records if "cannot be held" in record.message]
         assert "does not let us in there: check auth and sasl" in told[0].message
         assert told[0].exc_info is None
     finally:
-        assert office.close(10)
+        assert office.close(60)
         wrong.close()
         ours.close()

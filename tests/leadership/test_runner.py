@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_dq.leadership.career import TRUST, Career, Term
+from celery_dq.leadership.career import Career, Term
 from celery_dq.leadership.runner import Runner
 from celery_dq.testing.waiting import wait_until
-from tests.leadership.booth import SESSION_S, Booth
+from tests.leadership.booth import SESSION_S, SHORT_S, Booth
 
 Line = tuple[float, str, object]
 
@@ -51,11 +51,11 @@ class Hall:
         self.inbox: queue.Queue[str] = queue.Queue()
         self.runners: list[Runner[str]] = []
 
-    def hire(self, name: str, **options: object) -> tuple[Diary, Runner[str]]:
+    def hire(self, name: str, session_s: float = SESSION_S, **options: object) -> tuple[Diary, Runner[str]]:
         diary = Diary(self.lines, name)
         runner = Runner(
             diary,
-            self.booth.candidate(),
+            self.booth.candidate(session_s),
             source=lambda timeout_s: self.inbox.get(timeout=timeout_s),
             **options,  # type: ignore[arg-type]
         ).open()
@@ -66,17 +66,17 @@ class Hall:
         return [f"{what} {more}" for _, what, more in self.lines]
 
     def when(self, what: str) -> float:
-        return wait_until(
-            lambda: next((at for at, said, _ in self.lines if said == what), 0.0), 10, what=what
-        )
+        return wait_until(lambda: next((at for at, said, _ in self.lines if said == what), 0.0), what=what)
 
 
 @pytest.fixture
 def hall(booth: Booth) -> Iterator[Hall]:
     made = Hall(booth)
     yield made
-    for runner in made.runners:
-        runner.close(5)
+    booth.heal()
+    for timeout_s in (0, 30):
+        for runner in made.runners:
+            runner.close(timeout_s)
 
 
 def test_a_career_is_led_in_order(hall: Hall) -> None:
@@ -84,7 +84,7 @@ def test_a_career_is_led_in_order(hall: Hall) -> None:
     hall.inbox.put("m1")
     hall.inbox.put("m2")
     wait_until(lambda: "ann has executed m2" in hall.said())
-    assert runner.close(5)
+    assert runner.close(30)
     assert hall.said() == [
         "ann inaugurates 1",
         "ann executes m1",
@@ -104,20 +104,20 @@ def test_execute_says_whether_to_go_on(hall: Hall) -> None:
     assert hall.said()[-2:] == ["ann hands over 1", "bob inaugurates 2"]
 
 
-def test_a_graceful_hand_over_takes_less_than_half_a_second(hall: Hall) -> None:
+def test_a_graceful_hand_over_does_not_wait_for_the_end_of_the_session(hall: Hall) -> None:
     _, first = hall.hire("ann")
     hall.when("ann inaugurates")
     hall.hire("bob")
     hall.hire("cid")
     wait_until(lambda: len(first.office.election.standing()) == 3, what="three in line")
-    assert first.close(5)
+    assert first.close(30)
     handed_over = hall.when("ann hands over")
     wait_until(lambda: len([line for line in hall.said() if "inaugurates" in line]) == 2)
-    assert hall.lines[-1][0] - handed_over < 0.5
+    assert hall.lines[-1][0] - handed_over < SESSION_S / 2
 
 
 def test_what_runs_is_finished_before_the_successor_begins(hall: Hall) -> None:
-    ann, first = hall.hire("ann")
+    ann, first = hall.hire("ann", SHORT_S)
     hall.when("ann inaugurates")
     hall.hire("bob")
     ann.holding.clear()
@@ -125,17 +125,21 @@ def test_what_runs_is_finished_before_the_successor_begins(hall: Hall) -> None:
     hall.when("ann executes")
     first.resign()
     assert first.term is not None
-    first.term.wait(1)
-    time.sleep(SESSION_S)  # longer than a session: the leader goes on renewing
-    assert "bob inaugurates 2" not in hall.said()
+    assert first.term.wait(30)
+    time.sleep(SHORT_S)  # longer than a session: the leader goes on renewing
+    assert not any(line.startswith("bob") for line in hall.said())
     ann.holding.set()
     hall.when("bob inaugurates")
-    assert hall.said()[2:] == ["ann has executed m1", "ann hands over 1", "bob inaugurates 2"]
+    assert hall.said()[2:] == [
+        "ann has executed m1",
+        f"ann hands over {ann.token}",
+        f"bob inaugurates {ann.token + 1}",
+    ]
 
 
 def test_who_is_cut_off_falls_before_the_successor_begins(hall: Hall) -> None:
     fallen: list[tuple[float, Term]] = []
-    ann, first = hall.hire("ann", on_fall=lambda term: fallen.append((time.monotonic(), term)))
+    ann, first = hall.hire("ann", SHORT_S, on_fall=lambda term: fallen.append((time.monotonic(), term)))
     hall.when("ann inaugurates")
     hall.hire("bob")
     ann.holding.clear()
@@ -145,13 +149,11 @@ def test_who_is_cut_off_falls_before_the_successor_begins(hall: Hall) -> None:
     first.office.election.renew = cut_off  # type: ignore[method-assign]
     hall.booth.silence(first.office.election)
     wait_until(lambda: fallen)
-    # Renewals go six times a session, and the term falls when none was confirmed for long enough.
-    assert fallen[0][0] - cut_at < (TRUST + 0.2) * SESSION_S
     ann.holding.set()
     hall.inbox.put("m2")
     begun = hall.when("bob inaugurates")
     assert fallen[0][0] < begun
-    assert begun - cut_at < 2 * SESSION_S + 1
+    assert begun - cut_at < 4 * SHORT_S
     hall.when("bob executes")
     assert "ann executes m2" not in hall.said()
 
@@ -163,10 +165,10 @@ def cut_off() -> None:
 def test_grace_is_waited_for_only_where_nobody_handed_over(hall: Hall) -> None:
     _, first = hall.hire("ann")
     hall.when("ann inaugurates")
-    _, second = hall.hire("bob", grace_s=0.6)
+    _, second = hall.hire("bob", SHORT_S, grace_s=60)
     began = time.monotonic()
-    first.close(5)
-    assert hall.when("bob inaugurates") - began < 0.5
+    first.close(30)
+    assert hall.when("bob inaugurates") - began < 30
     hall.hire("cid", grace_s=0.6)
     second.office.election.renew = cut_off  # type: ignore[method-assign]
     hall.booth.silence(second.office.election)
@@ -185,4 +187,4 @@ def test_a_failed_inauguration_is_tried_again_with_a_new_token(hall: Hall) -> No
 
     diary.inaugurate = fail_once  # type: ignore[method-assign]
     runner.resign()
-    wait_until(lambda: "ann inaugurates 3" in hall.said(), 10)
+    wait_until(lambda: "ann inaugurates 3" in hall.said())

@@ -17,7 +17,7 @@ from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 
-SESSION_S = 1.5
+SESSION_S = 3.0
 
 
 class Hands:
@@ -34,8 +34,8 @@ class Hands:
         term.inaugurated()
         self.runs.set()
         try:
-            term.wait(20)
-            self.let_go.wait(20)
+            term.wait(60)
+            self.let_go.wait(60)
         finally:
             self.runs.clear()
 
@@ -53,7 +53,7 @@ def own_redis() -> Any:
 
 
 def office(server: RedisServer, who: str, hands: Hands) -> Office:
-    client = redis.Redis.from_url(server.url(), socket_timeout=1)
+    client = redis.Redis.from_url(server.url(), socket_timeout=SESSION_S / 3)
     return Office(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
 
 
@@ -65,12 +65,12 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
     both = []
     try:
         offices[0].open()
-        wait_until(first.runs.is_set, 10)
+        wait_until(first.runs.is_set, 30)
         offices[1].open()
         term = offices[0].term
         assert term is not None
         admin.config_set("maxmemory", 1)
-        wait_until(lambda: not term.firm or offices[0].term is not term, 10)
+        wait_until(lambda: not term.firm or offices[0].term is not term, 30)
         admin.config_set("maxmemory", 0)
         until = time.monotonic() + SESSION_S
         while time.monotonic() < until:
@@ -79,7 +79,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
         assert not any(both), "two terms are served at the same time"
         # And somebody leads in the end: nobody has died of the error.
         first.let_go.set()
-        wait_until(lambda: any(each.term is not None and each.term.firm for each in offices), 10)
+        wait_until(lambda: any(each.term is not None and each.term.firm for each in offices), 30)
         assert all(each._thread is not None and each._thread.is_alive() for each in offices)
         # The term has outlived the trouble, or it is over for good.
         assert offices[0].term is term or term.phase is Phase.OVER
@@ -88,7 +88,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
         for hands in (first, second):
             hands.let_go.set()
         for each in offices:
-            each.close(5)
+            each.close(30)
 
 
 def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer) -> None:
@@ -111,4 +111,4 @@ def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer)
         wait_until(lambda: only.term not in (None, term), 30)
     finally:
         hands.let_go.set()
-        only.close(5)
+        only.close(30)

@@ -20,7 +20,6 @@ def main(election: str) -> None:
         task_default_queue="ledger",
         dq_singleton_queues=["ledger"],
         dq_election=election,
-        dq_election_session=2,
     )
     celery_dq.setup(app)
     seen: list[tuple[int, int]] = []
@@ -34,8 +33,8 @@ def main(election: str) -> None:
 
     for number in range(LAST + 1):
         post.delay(number)
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-        if not done.wait(20):
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60):
+        if not done.wait(60):
             raise TimeoutError(f"ran {seen}")
     print(*(number for number, _ in seen), "token", *{token for _, token in seen})
 

@@ -13,7 +13,12 @@ from tests.brokers import BROKERS
 from tests.singleton.bank import NAME, QUEUE, Book, add_tasks
 from tests.workers import WorkerProcess, make_app
 
-SESSION_S = 2.0
+#: So long that none ends because the machine stands still for a moment: the number of a term says so.
+SESSION_S = 10.0
+#: Where a leader is killed or cut off, and its session must run out.
+SHORT_S = 4.0
+#: However busy the machine is.
+DEADLINE_S = 60.0
 
 
 class Bank:
@@ -70,7 +75,7 @@ class Bank:
                 self.send(task, number, seconds, connection=connection)
         return list(numbers)
 
-    def finished(self, count: int, deadline: float = 20.0) -> list[int]:
+    def finished(self, count: int, deadline: float = DEADLINE_S) -> list[int]:
         """Wait for that many finished messages; their numbers in the order of the book."""
         wait_until(
             lambda: len(self.book.numbers("finish")) >= count,
@@ -79,21 +84,34 @@ class Bank:
         )
         return self.book.numbers("finish")
 
-    def wait_started(self, number: int, deadline: float = 20.0) -> None:
-        wait_until(lambda: number in self.book.numbers("start"), deadline, what=f"{number} to start")
+    def wait_started(self, number: int, times: int = 1, deadline: float = DEADLINE_S) -> None:
+        wait_until(
+            lambda: self.book.numbers("start").count(number) >= times, deadline, what=f"{number} to start"
+        )
 
-    def leader(self, deadline: float = 15.0) -> str:
-        """The worker that leads the queue, by its node name."""
+    def leaders(self, workers: int) -> dict[str, list[dict[str, Any]]]:
+        """What so many workers say that they lead, by their node names."""
+
+        def all_answered() -> dict[str, list[dict[str, Any]]] | None:
+            # Over as soon as all have answered.
+            answers = self.app.control.broadcast("leaders", reply=True, timeout=2.0, limit=workers) or []
+            rows = {node: rows for answer in answers for node, rows in answer.items()}
+            return rows if len(rows) >= workers else None
+
+        told = wait_until(all_answered, DEADLINE_S, what=f"the answers of {workers} workers")
+        assert told is not None
+        return told
+
+    def leader(self, workers: int = 1) -> str:
+        """The one of so many workers that leads the queue and executes its messages, by its node name."""
 
         def leading() -> str:
-            answers = self.app.control.broadcast("leaders", reply=True, timeout=1.0) or []
-            for answer in answers:
-                for node, rows in answer.items():
-                    if any(row["leads"] and row["queue"] == QUEUE for row in rows):
-                        return str(node)
+            for node, rows in self.leaders(workers).items():
+                if any(row["phase"] == "executing" and row["queue"] == QUEUE for row in rows):
+                    return node
             return ""
 
-        return wait_until(leading, deadline, what="a leader")
+        return wait_until(leading, DEADLINE_S, what="a leader")
 
     def depose(self) -> None:
         """The broker, which holds the election, forgets who leads."""

@@ -7,6 +7,7 @@ touches, and it refuses stale tokens.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -174,7 +175,7 @@ class Siege:
 
     def wire_of(self, crew: Crew) -> int:
         """Which of its wires a worker uses; it may be about to take another one."""
-        return wait_until(lambda: self._wires_of(crew), 15, what="a connection to ZooKeeper")[0]
+        return wait_until(lambda: self._wires_of(crew), 40, what="a connection to ZooKeeper")[0]
 
     def _wires_of(self, crew: Crew) -> list[int]:
         remote = {
@@ -189,7 +190,7 @@ class Siege:
     def kill_leader(self) -> Callable[[], None]:
         crew = self.leader()
         crew.worker.process.kill()  # type: ignore[union-attr]
-        crew.worker.wait(10)
+        crew.worker.wait(30)
 
         def heal() -> None:
             self.crews.remove(crew)
@@ -212,7 +213,8 @@ class Siege:
 
         def heal() -> None:
             for process in processes:
-                if process.is_running():
+                # It may die of it that its master goes on.
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
 
         return heal
@@ -240,7 +242,7 @@ class Siege:
         for proxy in others:
             proxy.black_hole()
             proxy.sever()
-        wait_until(lambda: self._wires_of(crew)[:1] == [number - 1], 15, what="the worker at the follower")
+        wait_until(lambda: self._wires_of(crew)[:1] == [number - 1], 40, what="the worker at the follower")
         self.progress("moving to the follower", 2)
         link = self._links[number, leader]
         link.black_hole()
@@ -292,7 +294,7 @@ class Siege:
         """Restart every worker in good order, under load."""
         for crew in list(self.crews):
             self.hire()
-            crew.worker.stop()
+            crew.worker.stop(deadline=60)
             self.crews.remove(crew)
             self._dismiss(crew)
         return lambda: None

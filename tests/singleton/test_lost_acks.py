@@ -7,9 +7,10 @@ from itertools import pairwise
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.chaos.proxy import Proxy
-from tests.singleton.office import Bank
+from tests.singleton.office import DEADLINE_S, Bank
 
-MESSAGES = 40
+#: The last are sent when it has been cut off, however long that took.
+MESSAGES, AFTER = 40, 5
 
 
 def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
@@ -17,7 +18,12 @@ def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
 ) -> None:
     """It has more messages at hand. The one it finished last comes back, and must not come after others."""
     proxy = Proxy(redis_server.port).start()
-    conf = {"dq_lease": 1.5, "dq_claim_ahead": 0.5, "worker_prefetch_multiplier": 16}
+    conf = {
+        "dq_lease": 1.5,
+        "dq_election_session": 2,
+        "dq_claim_ahead": 0.5,
+        "worker_prefetch_multiplier": 16,
+    }
     url = till.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
     try:
         with till.worker(concurrency=1, conf={**conf, "broker_url": url}) as cut:
@@ -26,7 +32,9 @@ def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
                 till.post(range(MESSAGES), task="post_late", seconds=0.02)
                 till.wait_started(20)
                 proxy.black_hole()
-                wait_until(lambda: set(till.book.numbers("finish")) == set(range(MESSAGES)), 60)
+                till.post(range(MESSAGES, MESSAGES + AFTER), task="post_late")
+                everything = set(range(MESSAGES + AFTER))
+                wait_until(lambda: set(till.book.numbers("finish")) == everything, DEADLINE_S)
                 proxy.restore()
                 proxy.sever()
     finally:

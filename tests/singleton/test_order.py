@@ -26,7 +26,7 @@ def test_a_claim_whose_answer_is_lost_ends_the_term_and_changes_no_order(
             bank.leader()
             proxy.drop_answers_to, proxy.drops_left = load_scripts()["claim"].sha1.encode(), 1
             bank.post(range(40), seconds=0.01)
-            assert bank.finished(40, 30) == list(range(40))
+            assert bank.finished(40) == list(range(40))
         assert proxy.dropped == 1
     assert bank.overlaps() == 0
     # Nothing was begun twice.

@@ -11,6 +11,7 @@ from tests.singleton.siege import FAULTS, Siege
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_strict_order_and_no_stale_effect_under_a_handful_of_faults() -> None:
     seed = int(os.environ.get("DQ_SIEGE_SEED", "1"))
     faults = [

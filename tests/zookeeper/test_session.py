@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session, State
+from tests.curator.expiry import expire
 
 
 def test_needs_hosts() -> None:
@@ -21,12 +24,13 @@ def test_needs_hosts() -> None:
         Session("")
 
 
-def test_makes_its_chroot_and_knows_the_negotiated_timeout(zookeeper: ZooKeeperServer, hosts: str) -> None:
-    session = Session(f"{hosts}/deeper", timeout_s=0.1)
+def test_makes_its_chroot_and_knows_the_negotiated_timeout(hosts: str) -> None:
+    session = Session(f"{hosts}/deeper", timeout_s=100)
     try:
         client = session.open()
         assert client.get_children("/") == []
-        assert session.timeout_s == 2 * zookeeper.tick_ms / 1000
+        # The servers of the tests grant no more.
+        assert session.timeout_s == 60
         assert session.id is not None
     finally:
         session.close()
@@ -34,7 +38,7 @@ def test_makes_its_chroot_and_knows_the_negotiated_timeout(zookeeper: ZooKeeperS
 
 
 def test_tells_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
-    session = Session(hosts, timeout_s=4)
+    session = Session(hosts, timeout_s=15)
     heard: list[State] = []
     session.listen(heard.append)
     try:
@@ -49,17 +53,13 @@ def test_tells_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
 
 
 def test_an_expired_session_is_lost(hosts: str) -> None:
-    session = Session(hosts, timeout_s=4)
+    session = Session(hosts, timeout_s=15)
     heard: list[State] = []
     try:
-        client = session.open()
+        session.open()
         session.listen(heard.append)
         before = session.id
-        # Whoever knows id and password may close a session; it has then expired for us.
-        thief = type(client)(hosts=hosts, client_id=client.client_id)
-        thief.start()
-        thief.stop()
-        thief.close()
+        expire(session)
         wait_until(lambda: State.LOST in heard and session.state is State.CONNECTED)
         assert session.id != before
     finally:
@@ -75,8 +75,14 @@ def test_a_paused_server_is_noticed_and_nothing_is_queued_for_it(own_zookeeper: 
         with pytest.raises(ZooKeeperUnreachable, match="did not answer within 0.1 s"):
             session.ask(lambda client: client.create_async("/late", b""), 0.1)
         own_zookeeper.resume()
-        client = session.open()
-        assert client.exists("/late") is None
+
+        def late() -> list[Any]:
+            # The session has ended meanwhile, perhaps while we ask: then it is asked for in the next one.
+            with contextlib.suppress(ZooKeeperUnreachable):
+                return [session.ask(lambda client: client.exists_async("/late"), 5)]
+            return []
+
+        assert wait_until(late) == [None]
     finally:
         own_zookeeper.resume()
         session.close()
@@ -96,11 +102,12 @@ def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeepe
             began = time.monotonic()
             with pytest.raises(ZooKeeperUnreachable):
                 session.open(0.5)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
             client = session._mine.client
+            began = time.monotonic()
             with pytest.raises((client.handler.timeout_exception, TimeoutError)):
                 client.handler.create_connection(hole.getsockname(), timeout=30)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 20
         finally:
             session.close()
             for filler in fillers:
@@ -108,7 +115,7 @@ def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeepe
 
 
 def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
-    session = Session(hosts, timeout_s=4)
+    session = Session(hosts, timeout_s=15)
     try:
         session.open()
         ours = session.id
@@ -122,7 +129,7 @@ def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
                 session.close()
             finally:
                 os._exit(0)
-        watchdog = threading.Timer(20, os.kill, (pid, signal.SIGKILL))
+        watchdog = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
         watchdog.start()
         os.waitpid(pid, 0)
         watchdog.cancel()
@@ -136,10 +143,10 @@ def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
 
 
 def test_digest_credentials_protect_what_they_made(hosts: str) -> None:
-    ours = Session(hosts, timeout_s=4, auth=[("digest", "shop:secret")])
+    ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
     try:
-        ours.ask(lambda client: client.create_async("/mine", b"x"), 5)
-        assert ours.ask(lambda client: client.get_async("/mine"), 5)[0] == b"x"
+        ours.ask(lambda client: client.create_async("/mine", b"x"), 30)
+        assert ours.ask(lambda client: client.get_async("/mine"), 30)[0] == b"x"
         # Whoever does not know the password hears it when the session is opened, not when work begins.
         for stranger in (Session(hosts), Session(hosts, auth=[("digest", "shop:wrong")])):
             with pytest.raises(ConfigurationError, match="does not let us in there: check auth and sasl"):

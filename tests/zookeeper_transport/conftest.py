@@ -18,11 +18,14 @@ def schemes() -> None:
 
 @pytest.fixture
 def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
-    """Opens a connection; they are closed after the test. Sessions last 4 seconds unless said otherwise."""
+    """Opens a connection; they are closed after the test.
+
+    Sessions last 15 seconds unless said otherwise: none ends because the machine stands still.
+    """
     opened: list[Connection] = []
 
     def make(url: str = f"dq-zookeeper://{hosts}", **options: object) -> Connection:
-        connection = Connection(url, transport_options={"session_timeout": 4, **options})
+        connection = Connection(url, transport_options={"session_timeout": 15, **options})
         opened.append(connection)
         return connection
 

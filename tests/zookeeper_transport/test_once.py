@@ -21,13 +21,13 @@ from tests.broker.proxy import Proxy
 NODES = BrokerNodes("online")
 
 
-def bodies(connection: Connection, queue: str = "q") -> list[Any]:
-    """What is in the queue, taken out of it."""
-    with connection.SimpleQueue(queue) as simple:
+def bodies(connection: Connection, amount: int) -> list[Any]:
+    """What is in the queue, taken out of it: so many messages, and what there is besides."""
+    with connection.SimpleQueue("q") as simple:
         found: list[Any] = []
         while True:
             try:
-                message = simple.get(timeout=0.3)
+                message = simple.get(timeout=60 if len(found) < amount else 0.3)
             except simple.Empty:
                 return found
             message.ack()
@@ -39,7 +39,7 @@ def test_a_lost_answer_to_a_create(
 ) -> None:
     with Proxy(zookeeper.port) as proxy:
         folder = hosts.partition("/")[2]
-        through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{folder}", session_timeout=4)
+        through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{folder}")
         channel = through.channel()
         producer = Producer(channel)
         Queue("q")(channel).declare()
@@ -52,7 +52,8 @@ def test_a_lost_answer_to_a_create(
             for number in range(3):
                 producer.publish(f"precious {number}", routing_key="q", serializer="json")
         producer.publish("after", routing_key="q", serializer="json")
-    assert bodies(connect()) == ["before", "precious", *[f"precious {n}" for n in range(3)], "after"]
+    published = ["before", "precious", *[f"precious {n}" for n in range(3)], "after"]
+    assert bodies(connect(), len(published)) == published
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
@@ -66,7 +67,7 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
     item = Item("q", NODES.queue("q").ready_prefix(0), b"data")
     if carried_out:
         steps = [set_data(node, b"", 0), create(item.prefix, item.data, sequence=True)]
-        transact(looker, steps, 5)
+        transact(looker, steps, 30)
     stamps = {"q": Stamp(node, 0)}
     # When another connection publishes it again, and again
     session = Session(hosts)
@@ -86,10 +87,11 @@ def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: 
     folder = hosts.partition("/")[2]
     with Proxy(zookeeper.port) as proxy:
         session = Session(f"127.0.0.1:{proxy.port}/{folder}", timeout_s=2)
-        publisher = Publisher(session, SystemClock(), give_up_s=0.3)
+        publisher = Publisher(session, SystemClock())
         item = Item("q", NODES.queue("q").ready_prefix(0), b"data")
         assert publisher.put([item], {}) == "q"
         proxy.black_hole.set()
+        publisher._give_up_s = 0.3
         stamps: dict[str, Stamp] = {}
         with pytest.raises(ZooKeeperUnreachable):
             publisher.put([item], stamps, "q")
@@ -106,4 +108,4 @@ def test_a_queue_that_was_deleted_meanwhile_is_made_again(connect: Callable[...,
     producer.publish(1, routing_key="q", serializer="json")
     other.queue_delete("q")
     producer.publish(2, routing_key="q", serializer="json")
-    assert bodies(connect()) == [2]
+    assert bodies(connect(), 1) == [2]

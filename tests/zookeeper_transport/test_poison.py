@@ -32,7 +32,7 @@ def lose(room: Mailroom) -> None:
     """End a consumer's session behind its back, as its crash would; its connection is of no use any more."""
     expire(room.connection)
     with pytest.raises(room.connection.connection_errors):
-        drain_until(room.connection, lambda: False, deadline=30)
+        drain_until(room.connection, lambda: False, deadline=60)
     room.connection.close()
 
 
@@ -40,14 +40,14 @@ def taken(connect: Connect, amount: int = 1, **options: Any) -> Mailroom:
     """A consumer that holds `amount` messages."""
     room = Mailroom(connect(), "q")
     room.consume(prefetch_count=amount, **options)
-    room.drain(amount, deadline=30)
+    room.drain(amount, deadline=60)
     return room
 
 
 @pytest.fixture
 def app(hosts: str) -> Iterator[DQCelery]:
     plain = Celery("t", broker=f"dq-zookeeper://{hosts}", set_as_current=False)
-    plain.conf.broker_transport_options = {"session_timeout": 4}
+    plain.conf.broker_transport_options = {"session_timeout": 15}
     app: DQCelery = celery_dq.setup(plain)
     yield app
     app.close()
@@ -71,7 +71,7 @@ def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> 
     assert (message.deliveries, message.headers.get("dq_deliveries")) == (0, None)
     # It is rejected, its connection is closed, its consumer is cancelled: nobody was lost.
     message.requeue()
-    room.drain(2)
+    room.drain(2, deadline=60)
     room.connection.close()
     room = taken(connect)
     assert stored(room)[0].deliveries == 0
@@ -85,7 +85,7 @@ def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
     room = Mailroom(connect(), "q")
     room.publish("first", "second")
     room.consume()
-    drain_until(room.connection, lambda: bool(room.received), deadline=30)
+    drain_until(room.connection, lambda: bool(room.received), deadline=60)
     room.connection.close()
     room = taken(connect, 2)
     assert [message.deliveries for message in stored(room)] == [0, 0]
@@ -98,7 +98,7 @@ def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect,
     room = Mailroom(connect(), "q")
     room.consume()
     # With room for all of them, it is in nobody's company, and what was lost before is known by its node.
-    room.drain(4, deadline=30)
+    room.drain(4, deadline=60)
     assert sorted(room.bodies) == ["a", "b", "c", "poison"]
     assert [message.deliveries for message in stored(room) if message.payload != "poison"] == [0, 0, 0]
     for message in room.received:
@@ -114,13 +114,13 @@ def test_one_suspect_at_a_time(connect: Connect) -> None:
     Mailroom(connect(), "q").publish("fine")
     room = Mailroom(connect(), "q")
     room.consume()
-    room.drain(2, deadline=30)
+    room.drain(2, deadline=60)
     drain_idle(room.connection)
     suspects = [message for message in stored(room) if message.deliveries]
     assert len(suspects) == 1
     assert "fine" in room.bodies
     suspects[0].ack()
-    room.drain(3, deadline=30)
+    room.drain(3, deadline=60)
     assert sorted(room.bodies) == ["fine", "one", "two"]
 
 
@@ -132,7 +132,7 @@ def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: DQCelery, loo
     room = Mailroom(connect(), "q")
     room.publish("fine", priority=0)
     room.consume(ack=True)
-    assert room.drain(1, deadline=30) == ["fine"]
+    assert room.drain(1, deadline=60) == ["fine"]
     # Then nobody gets it, and it lies with reason and last worker where one looks for it.
     client = looker.open()
     wait_until(lambda: len(app.dq.dead_letters["q"]) == 1)

@@ -30,7 +30,7 @@ from tests.conformance.mailroom import Mailroom
 from tests.conformance.workplace import Workplace
 from tests.zookeeper_transport.kinds import transport_of
 
-WAIT = 40
+WAIT = 60
 NODES = BrokerNodes("online")
 LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
 
@@ -62,7 +62,7 @@ def settings(fortress: Fortress, folder: str, **changes: Any) -> dict[str, Any]:
         "broker_url": f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}",
         "broker_login_method": "DIGEST-MD5",
         "broker_use_ssl": {"ca_certs": fortress.authority},
-        "broker_transport_options": {"session_timeout": 4},
+        "broker_transport_options": {"session_timeout": 15},
         "dq_max_deliveries": 1,
         **changes,
     }
@@ -175,7 +175,7 @@ def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, fo
     BROKERS["zookeeper"].prepare()
     owner = make_digest_acl("shop", "secret", all=True)
     everybody = make_acl("world", "anyone", read=True)
-    options = {"session_timeout": 4, "acl": [owner, everybody]}
+    options = {"session_timeout": 15, "acl": [owner, everybody]}
     with Connection(
         f"dq-zookeeper://shop:secret@{zookeeper.hosts}/{folder}", transport_options=options
     ) as connection:

@@ -53,19 +53,19 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
     room.publish("low", priority=1)
     room.publish("delayed", priority=5, **due(0.1))
     room.consume(prefetch_count=1)
-    drain_until(room.connection, lambda: bool(room.received))
+    drain_until(room.connection, lambda: bool(room.received), deadline=60)
     time_to_be_due = SystemClock().wall() + 0.2
     wait_until(lambda: SystemClock().wall() > time_to_be_due)
     for _ in range(3):
         message = room.received.pop()
         message.requeue()
-        room.drain(1)
+        room.drain(1, deadline=60)
         room.publish("later", priority=5)
     assert room.bodies == ["delayed"]
     assert stored(room)[0].properties["priority"] == 5
     assert room.received[0].delivery_info["redelivered"]
     room.received.pop().ack()
-    assert room.drain(1) == ["later"]
+    assert room.drain(1, deadline=60) == ["later"]
 
 
 def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
@@ -76,7 +76,7 @@ def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connecti
     room.consume(ack=True)
     room.publish("late", **due(1.7))
     room.publish("now")
-    assert room.drain(2) == ["now", "late"]
+    assert room.drain(2, deadline=60) == ["now", "late"]
 
 
 def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
@@ -86,7 +86,7 @@ def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], 
     looker.open().create(f"{nodes.delayed}/stranger", b"")
     room.publish("fine")
     room.consume(ack=True)
-    assert room.drain(1) == ["fine"]
+    assert room.drain(1, deadline=60) == ["fine"]
     wait_until(lambda: len(looker.open().get_children(nodes.unreadable)) == 1)
     wait_until(lambda: not looker.open().get_children(nodes.locks))
 
@@ -97,7 +97,7 @@ def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
     room = Mailroom(connect(), "q")
     room.publish(*range(3))
     room.consume()
-    room.drain(3)
+    room.drain(3, deadline=60)
     client, nodes = looker.open(), NODES.queue("q")
     client.delete(nodes.item(sorted(client.get_children(nodes.ready))[1]))
     for message in room.received:
@@ -141,7 +141,7 @@ def test_broadcasts_to_one_who_does_not_listen_are_bounded(
     producer = Producer(connect().channel(), exchange=exchange)
     for number in range(6):
         producer.publish(number, serializer="json")
-        keen.drain(number + 1)
+        keen.drain(number + 1, deadline=60)
     assert keen.bodies == [0, 1, 2, 3, 4, 5]
     assert deaf.count() == 3
 
@@ -169,4 +169,4 @@ def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], ho
     with pytest.raises((AccessDenied, *stranger.channel_errors)):
         Producer(stranger.channel()).publish(2, routing_key="q")
     owner.consume(ack=True)
-    assert owner.drain(1) == [1]
+    assert owner.drain(1, deadline=60) == [1]

@@ -108,7 +108,7 @@ def test_without_kazoo_the_error_says_what_to_install() -> None:
         "try: Connection('dq-zookeeper://h1/x')\n"
         "except ImportError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
     assert "pip install 'celery-dq[zookeeper]'" in done.stdout, done.stderr
 
 
