@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import redis
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis import transient
+from celery_dq.transport.redis.transient import Transients
 from tests.integration.shop import send
 
 
@@ -43,3 +46,20 @@ def test_what_was_cancelled_is_not_counted_as_waiting(shop: Any) -> None:
     shop.dq.queues["push"].cancel(first)
     with shop.connection_for_write() as connection:
         assert connection.default_channel.queue_declare("push", passive=True).message_count == 1
+
+
+def test_of_the_reply_queues_of_others_only_the_last_are_remembered(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transient, "REMEMBERED", 3)
+    asking, answering = Transients("t:"), Transients("t:")
+    with redis.Redis.from_url(redis_url) as client:
+        for number in range(10):
+            asking.declare(client, f"reply-{number}", None)
+            assert answering.holds(client, f"reply-{number}")
+            answering.put(client, f"reply-{number}", {"number": number})
+        assert [number for number in range(10) if answering.knows(f"reply-{number}")] == [7, 8, 9]
+        assert all(asking.knows(f"reply-{number}") for number in range(10))
+        assert answering.holds(client, "reply-0")
+        answering.put(client, "reply-0", {"number": 0})
+        assert asking.size(client, "reply-0") == 2

@@ -121,7 +121,7 @@ class Channel(DrivenChannel):
             self.client.sadd(self.session.registry_key, queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        if self.transients.declared_here(queue) or queue in self._fanout_queues:
+        if self.transients.knows(queue) or queue in self._fanout_queues:
             return True
         return bool(self.client.sismember(self.session.registry_key, queue)) or self.transients.holds(
             self.client, queue
@@ -264,7 +264,7 @@ class Channel(DrivenChannel):
             self._subscribed.clear()
             super()._basic_cancel(consumer_tag)
             return
-        if self.transients.declared_here(queue):
+        if self.transients.knows(queue):
             self.intake.fetcher.unlisten(self.transients.key(queue))
         else:
             self.intake.stop(queue, consumer_tag)
@@ -392,5 +392,5 @@ class Channel(DrivenChannel):
 
     def _delete_transients(self) -> None:
         for queue in list(self.auto_delete_queues):
-            if self.transients.declared_here(queue):
+            if self.transients.knows(queue):
                 self.transients.delete(self.client, queue)

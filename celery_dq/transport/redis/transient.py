@@ -35,7 +35,9 @@ class Transients:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._lives_ms: dict[str, int] = {}
+        self._declared_ms: dict[str, int] = {}
+        #: Of those that others have declared, the last: whoever asks a worker has a reply queue of his own.
+        self._heard_of_ms: dict[str, int] = {}
         self._durable: set[str] = set()
 
     def key(self, queue: str) -> str:
@@ -49,7 +51,7 @@ class Transients:
     def declare(self, client: redis.Redis, queue: str, arguments: dict[str, Any] | None) -> None:
         """Leave the mark by which publishers know the queue; *arguments* may hold ``x-expires`` (ms)."""
         life = max(_milliseconds((arguments or {}).get("x-expires")), SHORTEST_LIFE_S * 1000)
-        self._lives_ms[queue] = life
+        self._declared_ms[queue] = life
         client.set(self.mark(queue), life, px=life)
 
     def declare_durable(self, queue: str) -> None:
@@ -57,29 +59,32 @@ class Transients:
         if len(self._durable) < REMEMBERED:
             self._durable.add(queue)
 
-    def declared_here(self, queue: str) -> bool:
+    def knows(self, queue: str) -> bool:
         """Return whether this channel knows *queue* to be transient; asks nobody."""
-        return queue in self._lives_ms
+        return queue in self._declared_ms or queue in self._heard_of_ms
 
     def holds(self, client: redis.Redis, queue: str) -> bool:
         """Return whether *queue* is transient; asks Redis about a queue never heard of."""
         if queue in self._durable:
             return False
-        if queue in self._lives_ms:
+        if self.knows(queue):
             return True
         life: Any = client.get(self.mark(queue))
         if life is None:
             self.declare_durable(queue)
             return False
-        self._lives_ms[queue] = int(life)
+        while len(self._heard_of_ms) >= REMEMBERED:
+            del self._heard_of_ms[next(iter(self._heard_of_ms))]
+        self._heard_of_ms[queue] = int(life)
         return True
 
     def put(self, client: redis.Redis, queue: str, message: dict[str, Any]) -> None:
-        """Append *message*, as stock kombu would send it."""
+        """Append *message*, as stock kombu would send it, to a queue that this :meth:`holds`."""
         key = self.key(queue)
+        life_ms = self._declared_ms.get(queue) or self._heard_of_ms[queue]
         with client.pipeline(transaction=False) as pipe:
             pipe.rpush(key, dumps(message))
-            pipe.pexpire(key, self._lives_ms[queue])
+            pipe.pexpire(key, life_ms)
             pipe.execute()
 
     def get(self, client: redis.Redis, queue: str) -> dict[str, Any]:
@@ -114,7 +119,8 @@ class Transients:
     def delete(self, client: redis.Redis, queue: str) -> None:
         """Remove the queue with its mark."""
         client.delete(self.key(queue), self.mark(queue))
-        self._lives_ms.pop(queue, None)
+        self._declared_ms.pop(queue, None)
+        self._heard_of_ms.pop(queue, None)
 
 
 def _milliseconds(value: Any) -> int:
