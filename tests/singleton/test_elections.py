@@ -8,17 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.contrib.testing.worker import start_worker
-from kombu import Queue
 
-import celery_dq
 from celery_dq.errors import ConfigurationError
 from celery_dq.options.resolve import resolve
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.worker.singleton import ARGUMENT
 from tests.singleton.bank import QUEUE
 from tests.singleton.office import Bank
 
@@ -66,25 +63,24 @@ def test_who_stands_by_has_nothing_to_hand_over(till: Bank) -> None:
 
 
 def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
-    rabbitmq_server: RabbitMQServer,
+    open_bank: Callable[..., Bank], rabbitmq_server: RabbitMQServer
 ) -> None:
-    app = Celery("shop", broker=rabbitmq_server.url(), set_as_current=False)
-    queue = Queue(f"one-{uuid.uuid4().hex[:8]}", queue_arguments={"x-single-active-consumer": True})
-    app.conf.update(task_queues=[queue], task_default_queue=queue.name, broker_heartbeat=1)
-    celery_dq.setup(app)
-    seen: list[int] = []
-
-    @app.task(shared=False)
-    def note(number: int) -> None:
-        seen.append(number)
-
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-        note.delay(1)
-        wait_until(lambda: seen == [1], 20)
-    with app.connection_for_write() as connection:
+    name = f"one-{uuid.uuid4().hex[:8]}"
+    declared = {"exchange": name, "binding_key": name, "queue_arguments": {ARGUMENT: True}}
+    bank = open_bank(
+        broker="stock",
+        broker_url=rabbitmq_server.url(),
+        task_default_queue=name,
+        task_queues={name: declared},
+        dq_singleton_queues=[],
+    )
+    with bank.worker("solo", 1, queues=[name]):
+        posted = bank.post(range(2))
+        assert bank.finished(2, 40) == posted
+    assert {entry.token for entry in bank.book.entries()} == {0}
+    with bank.app.connection_for_write() as connection:
         channel: Any = connection.default_channel
-        channel.queue_delete(queue.name)
-    app.close()
+        channel.queue_delete(name)
 
 
 def test_nobody_to_hold_elections_is_an_error_that_says_for_what() -> None:
