@@ -22,19 +22,34 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
     child has, whole or in part, stays known during the flush and after it. A child that died first has put
     what it had not confirmed back into the buffer.
 
-    Does nothing to other pools.
+    Does nothing to other pools, and nothing when called again with the same `flushed`.
 
     Arguments:
         pool: the worker's pool; its ``flush`` is replaced on the instance.
         flushed: called after a flush with the ``id`` of each job that is still known; nobody runs the others.
+            Of several the last one that came is told first, as boot steps are stopped.
     """
     children = getattr(pool, "_pool", None)
-    flush = getattr(children, "flush", None)
-    if children is None or not callable(flush):
+    if children is None or not callable(getattr(children, "flush", None)):
         return
-    cache: dict[Any, Any] = children._cache
+    guard = pool.flush
+    if not isinstance(guard, _Guarded) or guard.children is not children:
+        guard = pool.flush = _Guarded(children)
+    if flushed not in guard.listeners:
+        guard.listeners.append(flushed)
 
-    def guarded() -> None:
+
+class _Guarded:
+    """Instead of the way in which Celery flushes the children of a pool."""
+
+    def __init__(self, children: Any) -> None:
+        self.children = children
+        self.listeners: list[Callable[[frozenset[int]], None]] = []
+
+    def __call__(self) -> None:
+        """Flush, and tell what is left."""
+        children = self.children
+        cache: dict[Any, Any] = children._cache
         buffered = set(map(id, children.outbound_buffer))
         busy = set(children._busy_workers)
         begun = {
@@ -55,7 +70,7 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
             if children._state == CLOSE and state.should_terminate in (None, False):
                 # Of a pool that goes on Celery does so itself, and a cold stop waits for nobody.
                 _write_the_rest(children, list(begun.values()))
-            flush()
+            children.flush()
         finally:
             children._put_back = put_back
             for job in begun.values():
@@ -67,9 +82,9 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
                 if child is not None and child._is_alive() and child.inqW_fd in busy:
                     # Celery 5.5 forgets it, and the next task would wait behind this one.
                     children._busy_workers.add(child.inqW_fd)
-        flushed(frozenset(map(id, cache.values())))
-
-    pool.flush = guarded
+        kept = frozenset(map(id, cache.values()))
+        for flushed in reversed(self.listeners):
+            flushed(kept)
 
 
 def _is_begun(job: Any) -> bool:

@@ -27,7 +27,7 @@ class ZooKeeperStep(bootsteps.StartStopStep):
             consumer.pool.apply_async = noting_crashes(consumer.pool.apply_async)
 
     def start(self, consumer: Any) -> None:
-        """The pool runs by now. Where claims are kept they hear of a flush, and guard the pool after this."""
+        """The pool runs by now, and has its own methods in place."""
         if self._is_its_broker:
             guard_flush(consumer.pool, _tell_nobody)
 
