@@ -34,8 +34,9 @@ class ClaimsStep(bootsteps.StartStopStep):
         ConfigurationError: A task takes part, and there is no Redis to keep claims in: set ``dq_dedup_url``.
     """
 
-    # The last one to guard the flush of the pool is the one who hears of it.
-    requires = ("celery.worker.consumer.tasks:Tasks", "celery_dq.worker.zookeeper_step:ZooKeeperStep")
+    # Made after the step of led queues, and so around it, and stopped before it: a message that is given back
+    # has let go of its key by then, and the token that its task sees is the leader's.
+    requires = ("celery.worker.consumer.tasks:Tasks", "celery_dq.worker.singleton:SingletonStep")
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)

@@ -13,6 +13,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
+from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError
 from celery_dq.hooks import WIRES, Wires
 from celery_dq.options.sections import Options
@@ -26,6 +27,7 @@ from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
 from celery_dq.worker.gate import stops
 from celery_dq.worker.pool_deaths import notice_deaths
+from celery_dq.worker.pool_flush import guard_flush
 from celery_dq.worker.pool_results import hear_results
 from celery_dq.worker.sequencer import Sequencer
 
@@ -98,7 +100,8 @@ class SingletonStep(bootsteps.StartStopStep):
             # Celery's own consumer must not have them: it does not know who leads.
             for name in sections:
                 consumer.app.amqp.queues.deselect(name)
-            self._sequencer = Sequencer(consumer, self._leaderships, sections)
+            lease_s = wires.options.lease_us / 1e6
+            self._sequencer = Sequencer(consumer, self._leaderships, sections, lease_s, SystemClock())
         self._heed_control(consumer, self._leaderships)
 
     def start(self, consumer: Any) -> None:
@@ -107,6 +110,7 @@ class SingletonStep(bootsteps.StartStopStep):
             # Who is killed for a hand-over is waited for. The pool runs by now, and the loop does not yet.
             notice_deaths(consumer.pool)
             hear_results(consumer.pool)
+            guard_flush(consumer.pool, self._sequencer.flushed)
             self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:

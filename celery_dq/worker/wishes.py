@@ -9,6 +9,7 @@ from celery_dq.dedup.key import Key
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.hooks import CLAIM_HEADER
+from celery_dq.worker.led_message import LedMessage
 
 
 class Wish(NamedTuple):
@@ -28,7 +29,13 @@ class Wishes:
         self._keys: dict[str, Key] = {}
 
     def of(self, request: Any) -> Wish | None:
-        """Return the wish of a request, its key in the scope of its queue and tenant."""
+        """Return the wish of a request, its key in the scope of its queue and tenant.
+
+        A led message that its worker has given back wishes for nothing here: it does so elsewhere.
+        """
+        led: LedMessage | None = getattr(request.message, "dq_led", None)
+        if led is not None and led.is_over:
+            return None
         said = request.request_dict.get(CLAIM_HEADER)
         if said is None:
             rule = rule_of(request.task)
@@ -44,6 +51,8 @@ class Wishes:
                 "policy": "replace" if rule.on_duplicate == "replace" else "decline",
                 "waiting": rule.waiting,
             }
+        if led is not None:
+            led.asks = True
         queue = (request.delivery_info or {}).get("routing_key") or ""
         return Wish(f"{queue}|{said['key']}", said["policy"], said["waiting"], said["timeout"])
 
