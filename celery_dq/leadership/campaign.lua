@@ -11,8 +11,8 @@
 --   floor: the token will be above this one, too
 --   since: wall time of the election, to show
 -- RETURNS
---   an array: the token, and '1' when the predecessor handed over cleanly or is this one; '0' and the µs until the
---   present term ends when somebody else leads
+--   an array: the token, '1' when the predecessor handed over cleanly or there was none, else '0', and the token of the
+--   predecessor when that is this one, else '0'; or '0' and the µs until the present term ends when somebody else leads
 -- COST
 --   four commands
 -- GUARANTEE
@@ -30,4 +30,4 @@ local token = math.max(tonumber(seen[1] or 0), tonumber(ARGV[3])) + 1
 call('HSET', KEYS[1], 'token', token, 'who', ARGV[1], 'since', ARGV[4], 'clean', '0',
   'until', now + tonumber(ARGV[2]) * 1000)
 call('DEL', KEYS[2])
-return {string.format('%.0f', token), (owned or not seen[2] or seen[4] == '1') and '1' or '0'}
+return {string.format('%.0f', token), (not seen[2] or seen[4] == '1') and '1' or '0', owned and seen[1] or '0'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 __all__ = ["Accession", "Election", "Leader"]
@@ -11,11 +12,12 @@ class Accession(NamedTuple):
     """An election won.
 
     ``token``: above all earlier ones. ``clean``: the predecessor has said that nothing of it runs any
-    more, or there was none.
+    more, or there was none. ``former``: the predecessor's token, where that was this candidate itself; else 0.
     """
 
     token: int
     clean: bool
+    former: int
 
 
 class Leader(NamedTuple):

@@ -80,6 +80,8 @@ class Office:
         self._lock = threading.Lock()
         #: The work of the present term has begun.
         self._serving = False
+        #: Our last term, if nothing of it and of all before it ran any more when it ended; else 0.
+        self._rested = 0
 
     @property
     def term(self) -> Term | None:
@@ -184,6 +186,10 @@ class Office:
         floor = self._duties.floor()
         sent_at = self._clock.monotonic()
         won = self.election.accede(floor, self._clock.wall())
+        # That the predecessor was one of ours says nothing of the one before: it may have been interrupted
+        # while it waited for that one.
+        rested = won.clean or (won.former > 0 and won.former == self._rested)
+        self._rested = 0
         term = self._term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
         logger.info("Elected to lead %r, token %d.", self.name, won.token)
         served = threading.Event()
@@ -192,7 +198,7 @@ class Office:
             self._tell_trust(term)
             if self._closing:
                 term.end("closed")
-            self._reign(term, 0.0 if won.clean else self._grace_s, sent_at, served)
+            self._reign(term, 0.0 if rested else self._grace_s, sent_at, served)
         except Exception as error:
             # Whatever it was: nobody may follow while the work goes on.
             self._lament(error)
@@ -200,8 +206,10 @@ class Office:
             self._abort(term)
         if self._serving:
             self._outlast(term, served)
-        # Who has only waited out the grace knows no more of the predecessor than at the beginning.
-        clean = term.trusted and (self._serving or won.clean)
+        # Who has only waited in the grace knows no more of the predecessor than at the beginning.
+        rested = rested or self._serving
+        self._rested = term.token if rested else 0
+        clean = term.trusted and rested
         term.close()
         self._term = None
         logger.info("The term of %r, token %d, is over: %s.", self.name, term.token, term.reason)

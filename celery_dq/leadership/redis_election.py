@@ -77,12 +77,12 @@ class RedisElection:
         """Take the lead; see the protocol."""
         session_ms = int(self.session_s * 1000)
         keys = (self._keys.leader, self._keys.vacant)
-        token, more = self._run("campaign", keys, self.who, session_ms, floor, f"{since:.3f}")
+        token, *more = self._run("campaign", keys, self.who, session_ms, floor, f"{since:.3f}")
         if int(token) == 0:
-            self._vacant_in_s = int(more) / 1e6
+            self._vacant_in_s = int(more[0]) / 1e6
             raise NotElected(f"somebody else was elected to lead {self.name!r}")
         self._token = int(token)
-        return Accession(self._token, int(more) == 1)
+        return Accession(self._token, int(more[0]) == 1, int(more[1]))
 
     def renew(self) -> None:
         """Stay the leader; see the protocol."""

@@ -177,7 +177,8 @@ class ZooKeeperElection:
             ),
         )
         self._epoch_version, self._token, self._since = version + 1, token, since
-        return Accession(token, bool(epoch["clean"]) or epoch["who"] == self.who)
+        former = int(epoch["token"]) if epoch["who"] == self.who else 0
+        return Accession(token, bool(epoch["clean"]), former)
 
     def renew(self) -> None:
         """Stay the leader: writes the candidate, if nobody has raised the epoch."""

@@ -44,7 +44,7 @@ class TestElection:
         first, second = booth.candidate(), booth.candidate()
         assert first.stand()
         won = first.accede(0, 12.5)
-        assert won == (1, True)
+        assert won == (1, True, 0)
         assert not second.stand()
         leader = second.leader()
         assert leader is not None
@@ -84,14 +84,14 @@ class TestElection:
         assert woken.wait(SESSION_S / 2)
         waiter.join()
         assert second.stand()
-        assert second.accede(0, 0.0) == (2, True)
+        assert second.accede(0, 0.0) == (2, True, 0)
 
     def test_a_successor_knows_that_the_predecessor_did_not_hand_over(self, booth: Booth) -> None:
         first, second = booth.candidate(), booth.candidate()
         elect(first)
         first.resign(clean=False)
         assert wait_until(second.stand)
-        assert second.accede(0, 0.0) == (2, False)
+        assert second.accede(0, 0.0) == (2, False, 0)
 
     def test_a_dead_leader_is_replaced_when_its_session_ends(self, booth: Booth) -> None:
         first, second = booth.candidate(SHORT_S), booth.candidate()
@@ -99,7 +99,7 @@ class TestElection:
         assert not second.stand()
         booth.silence(first)
         wait_until(second.stand)
-        assert second.accede(0, 0.0) == (token + 1, False)
+        assert second.accede(0, 0.0) == (token + 1, False, 0)
 
     def test_who_was_replaced_cannot_renew(self, booth: Booth) -> None:
         first, second = booth.candidate(), booth.candidate()
@@ -126,12 +126,12 @@ class TestElection:
         first.resign(clean=True)
         assert first.leader() is None
 
-    def test_its_own_former_term_is_no_reason_for_grace(self, booth: Booth) -> None:
+    def test_a_candidate_is_told_of_a_former_term_of_its_own(self, booth: Booth) -> None:
         first = booth.candidate()
         elect(first)
         first.resign(clean=False)
         assert wait_until(first.stand)
-        assert first.accede(0, 0.0) == (2, True)
+        assert first.accede(0, 0.0) == (2, False, 1)
 
     def test_of_many_exactly_one_accedes(self, booth: Booth) -> None:
         candidates = [booth.candidate() for _ in range(5)]

@@ -2,81 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from celery_dq.leadership.career import Career, Term
-from celery_dq.leadership.runner import Runner
+from celery_dq.leadership.career import Term
 from celery_dq.testing.waiting import wait_until
-from tests.leadership.booth import SESSION_S, SHORT_S, Booth
-
-Line = tuple[float, str, object]
-
-
-class Diary(Career[str]):
-    """Writes down what happens to it."""
-
-    def __init__(self, lines: list[Line], name: str) -> None:
-        self.lines, self.name, self.token = lines, name, 0
-        self.holding = threading.Event()
-        self.holding.set()
-
-    def note(self, what: str, more: object = "") -> None:
-        self.lines.append((time.monotonic(), f"{self.name} {what}", more))
-
-    def inaugurate(self, token: int) -> None:
-        self.token = token
-        self.note("inaugurates", token)
-
-    def execute(self, message: str) -> bool:
-        self.note("executes", message)
-        self.holding.wait(30)
-        self.note("has executed", message)
-        return message != "stop"
-
-    def hand_over(self) -> None:
-        self.note("hands over", self.token)
-
-
-class Hall:
-    """Runners that share an inbox and a diary."""
-
-    def __init__(self, booth: Booth) -> None:
-        self.booth = booth
-        self.lines: list[Line] = []
-        self.inbox: queue.Queue[str] = queue.Queue()
-        self.runners: list[Runner[str]] = []
-
-    def hire(self, name: str, session_s: float = SESSION_S, **options: object) -> tuple[Diary, Runner[str]]:
-        diary = Diary(self.lines, name)
-        runner = Runner(
-            diary,
-            self.booth.candidate(session_s),
-            source=lambda timeout_s: self.inbox.get(timeout=timeout_s),
-            **options,  # type: ignore[arg-type]
-        ).open()
-        self.runners.append(runner)
-        return diary, runner
-
-    def said(self) -> list[str]:
-        return [f"{what} {more}" for _, what, more in self.lines]
-
-    def when(self, what: str) -> float:
-        return wait_until(lambda: next((at for at, said, _ in self.lines if said == what), 0.0), what=what)
-
-
-@pytest.fixture
-def hall(booth: Booth) -> Iterator[Hall]:
-    made = Hall(booth)
-    yield made
-    booth.heal()
-    for timeout_s in (0, 30):
-        for runner in made.runners:
-            runner.close(timeout_s)
+from tests.leadership.booth import SESSION_S, SHORT_S
+from tests.leadership.hall import Hall
 
 
 def test_a_career_is_led_in_order(hall: Hall) -> None:
