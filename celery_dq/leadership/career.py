@@ -32,6 +32,7 @@ while the machine is suspended.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -69,9 +70,18 @@ class Term:
     :param token: the fencing token, above all earlier ones.
     :param sent_at: monotonic time at which the write that won the election was sent.
     :param session_s: how long the server keeps the session of a silent leader, in seconds.
+    :param on_fall: called when it falls, by whoever notices; it must not block.
     """
 
-    def __init__(self, name: str, token: int, sent_at: float, session_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        token: int,
+        sent_at: float,
+        session_s: float,
+        clock: Clock,
+        on_fall: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self.token = token
         self.session_s = session_s
@@ -82,6 +92,7 @@ class Term:
         #: Whether it has come to execute anything.
         self.executed = False
         self._clock = clock
+        self._on_fall = on_fall
         self._confirmed_at = sent_at
         self._doubt_at = sent_at + DOUBT * session_s
         self._suspended = False
@@ -194,6 +205,8 @@ class Term:
         self._phase = phase
         self.reason = self.reason or reason
         self._ending.set()
+        if phase is Phase.FALLEN:
+            self._on_fall()
 
 
 class Career(Generic[Message]):

@@ -49,6 +49,12 @@ class Election(Protocol):
     def suspended(self) -> bool:
         """Whether the connection is known to be broken."""
 
+    def listen(self, bell: Callable[[], None]) -> None:
+        """Call `bell` when :attr:`suspended` has changed without being asked, or the session has ended.
+
+        From any thread: it must not block. Only while this one stands or leads.
+        """
+
     def stand(self) -> bool:
         """Become or stay a candidate. Returns whether nobody is before us."""
 

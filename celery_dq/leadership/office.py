@@ -80,8 +80,11 @@ class Office:
         self._lock = threading.Lock()
         #: The work of the present term has begun.
         self._serving = False
+        #: The state of the connection has changed since the last renewal was sent.
+        self._shaken = False
         #: Our last term, if nothing of it and of all before it ran any more when it ended; else 0.
         self._rested = 0
+        election.listen(self._hear)
 
     @property
     def term(self) -> Term | None:
@@ -179,8 +182,10 @@ class Office:
 
     def _pause(self) -> None:
         pause_s = min(PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
-        self._bell.wait(pause_s * (1 + random.random()))
+        # What has rung for the term that is over is no reason to stand before the others.
         self._bell.clear()
+        if not self._closing:
+            self._bell.wait(pause_s * (1 + random.random()))
 
     def _lead(self) -> None:
         floor = self._duties.floor()
@@ -190,7 +195,9 @@ class Office:
         # while it waited for that one.
         rested = won.clean or (won.former > 0 and won.former == self._rested)
         self._rested = 0
-        term = self._term = Term(self.name, won.token, sent_at, self.election.session_s, self._clock)
+        term = self._term = Term(
+            self.name, won.token, sent_at, self.election.session_s, self._clock, on_fall=self._bell.set
+        )
         logger.info("Elected to lead %r, token %d.", self.name, won.token)
         served = threading.Event()
         self._serving = False
@@ -234,7 +241,8 @@ class Office:
                     return
                 if now >= grace_until:
                     self._serve(term, served)
-            if now >= renew_at:
+            if self._shaken or now >= renew_at:
+                self._shaken = False
                 renew_at = self._renew(term)
             wait_s = min(renew_at - self._clock.monotonic(), max(term.trust_left_s, 0.001))
             if not self._serving:
@@ -280,7 +288,8 @@ class Office:
             term.fall(str(error))
         except Exception as error:
             # An answer that is an error confirms nothing. Trust ends by itself.
-            term.suspend(self.election.suspended or not isinstance(error, OSError))
+            if self.election.suspended or not isinstance(error, OSError):
+                term.suspend(True)
             logger.info("A renewal for %r was not confirmed: %s", self.name, error)
             return sent_at + interval / 4
         else:
@@ -288,6 +297,15 @@ class Office:
                 term.suspend(self.election.suspended)
                 self._tell_trust(term)
         return sent_at + interval
+
+    def _hear(self) -> None:
+        """The connection has broken, or is whole again, perhaps without us: from a thread that must not wait."""
+        term = self._term
+        if term is not None and self.election.suspended:
+            term.suspend(True)
+        # That it is whole is no leave to start anything: only a renewal is.
+        self._shaken = True
+        self._bell.set()
 
     def _tell_trust(self, term: Term) -> None:
         self._duties.trust(term, self._clock.monotonic() + term.trust_left_s)

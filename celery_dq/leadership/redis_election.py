@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ class RedisElection:
         self._scripts = load_scripts()
         self._token = 0
         self._vacant_in_s = 0.0
+
+    def listen(self, bell: Callable[[], None]) -> None:
+        """Nothing is heard of Redis between two requests, so there is nothing to tell."""
 
     def stand(self) -> bool:
         """Whether the lead is vacant; see the protocol."""

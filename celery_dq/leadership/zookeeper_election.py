@@ -13,7 +13,8 @@ Where this departs from the recipe, it is because of what goes wrong there:
   *written*: acceding and renewing are transactions that check the candidate and the epoch.
 * The predecessor is watched by its (empty) list of children: such a watch fires when the node goes, and not
   whenever the leader renews by writing to it.
-* kazoo counts requests as signs of life. When renewals go unanswered, the connection is broken by us.
+* kazoo counts requests as signs of life. When renewals go unanswered, the connection is broken by us, and so is
+  the next one, if nobody speaks there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import contextlib
 import json
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
@@ -38,6 +40,8 @@ __all__ = ["ZooKeeperElection"]
 PATIENCE = 1 / 6
 #: Renewals unanswered for this share of the session: the server is taken for dead.
 DEAD = 1 / 3
+#: And once more after this share of it, if the connection that is made then is not answered either.
+DEAD_TOO = 1 / 5
 #: How often the list of candidates is read anew because it changed while being read.
 LOOKS = 20
 
@@ -65,8 +69,9 @@ class ZooKeeperElection:
         self._epoch_version = -1
         self._token = 0
         self._since = 0.0
-        self._answered_at = 0.0
+        self._answered_at = self._dropped_at = 0.0
         self._changed = threading.Event()
+        self._bell: Callable[[], None] | None = None
         self._listening = False
 
     @property
@@ -78,6 +83,10 @@ class ZooKeeperElection:
     def suspended(self) -> bool:
         """Whether the connection is known to be broken."""
         return self._session.state is not State.CONNECTED
+
+    def listen(self, bell: Callable[[], None]) -> None:
+        """Call `bell` at every change of the session's state; see the protocol."""
+        self._bell = bell
 
     # -- standing
 
@@ -120,6 +129,8 @@ class ZooKeeperElection:
 
     def _on_state(self, state: State) -> None:
         self._changed.set()
+        if self._bell is not None:
+            self._bell()
 
     def _line(self) -> list[str]:
         """The candidates by age."""
@@ -183,6 +194,10 @@ class ZooKeeperElection:
     def renew(self) -> None:
         """Stay the leader: writes the candidate, if nobody has raised the epoch."""
         self._check_session()
+        if self.suspended:
+            # To wait for a connection would be to miss that the session ends. Who is told of it comes again.
+            self._drop_the_dead(DEAD_TOO)
+            raise ZooKeeperUnreachable(f"the connection for {self.name!r} is broken")
         data = json.dumps({"who": self.who, "token": self._token}).encode()
         try:
             self._commit(
@@ -193,8 +208,7 @@ class ZooKeeperElection:
                 ),
             )
         except ZooKeeperUnreachable:
-            if self._clock.monotonic() - self._answered_at > DEAD * self.session_s:
-                self._session.drop()
+            self._drop_the_dead(0.0)
             raise
         # Another session may have written to what the old one had left.
         self._check_session()
@@ -253,8 +267,19 @@ class ZooKeeperElection:
 
     # -- inside
 
+    def _drop_the_dead(self, pause: float) -> None:
+        """Have the client look for another server, if this one has confirmed nothing for too long.
+
+        :param pause: as a share of the session, since it was done last.
+        """
+        now = self._clock.monotonic()
+        if now - self._answered_at > DEAD * self.session_s and now - self._dropped_at > pause * self.session_s:
+            self._dropped_at = now
+            self._session.drop()
+
     def _check_session(self) -> None:
-        if not self._node or self._node_session != self._session.id:
+        ended = self._session.state in (State.LOST, State.CLOSED)
+        if ended or not self._node or self._node_session != self._session.id:
             raise NotElected(f"our candidacy for {self.name!r} ended with its session")
 
     @property

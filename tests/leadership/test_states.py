@@ -1,0 +1,106 @@
+"""What an office does when the session with ZooKeeper breaks or ends: at once, not at its next renewal.
+
+Its clock stands still, so that no renewal is ever due and trust never ends by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from celery_dq.clock import ManualClock
+from celery_dq.leadership.career import Phase, Term
+from celery_dq.leadership.office import Office
+from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.znodes import LeadershipNodes
+from celery_dq.zookeeper.session import Session
+from tests.chaos.proxy import Proxy
+
+
+class Shop:
+    """Duties that last as long as the term, and after a fall until somebody stops them."""
+
+    def __init__(self) -> None:
+        self.aborted = threading.Event()
+
+    def floor(self) -> int:
+        return 0
+
+    def serve(self, term: Term) -> None:
+        term.inaugurated()
+        term.wait()
+        if term.phase is Phase.FALLEN:
+            self.aborted.wait(60)
+
+    def trust(self, term: Term, until: float) -> None:
+        """Nothing to arm."""
+
+    def abort(self, term: Term) -> None:
+        self.aborted.set()
+
+
+class Led(NamedTuple):
+    office: Office
+    session: Session
+    proxy: Proxy
+    shop: Shop
+
+    def term(self) -> Term:
+        return wait_until(lambda: self.office.term, 30)
+
+
+@pytest.fixture
+def led(zookeeper: ZooKeeperServer, hosts: str) -> Iterator[Led]:
+    proxy = Proxy(zookeeper.port).start()
+    session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=4)
+    shop = Shop()
+    election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
+    office = Office(election, shop, clock=ManualClock())
+    office.open()
+    yield Led(office, session, proxy, shop)
+    proxy.restore()
+    office.close(10)
+    session.close()
+    proxy.stop()
+
+
+def test_nothing_starts_while_the_connection_is_broken(led: Led) -> None:
+    term = led.term()
+    wait_until(lambda: term.firm, 30)
+    led.proxy.black_hole()  # so that it cannot be mended at once
+    led.proxy.sever()
+    wait_until(lambda: not term.firm, 30)
+    assert term.trusted
+    led.proxy.restore()
+    wait_until(lambda: term.firm, 30)
+    assert led.office.term is term
+
+
+def test_a_term_ends_with_its_session(led: Led) -> None:
+    term = led.term()
+    wait_until(lambda: term.firm, 30)
+    client, before = led.session.open(), led.session.id
+    stolen = client.client_id
+    while led.session.id == before:
+        # Whoever connects last has the session; it ends with him, unless its owner was quicker to come back.
+        thief = type(client)(hosts=led.session.hosts, client_id=stolen)
+        thief.start()
+        thief.stop()
+        thief.close()
+    wait_until(lambda: term.phase in (Phase.FALLEN, Phase.OVER), 30)
+    assert "session" in term.reason
+    assert led.shop.aborted.wait(30)
+    wait_until(lambda: led.term().token == 2 and led.term().firm, 30)
+
+
+def test_a_fall_that_others_notice_is_not_slept_through(led: Led) -> None:
+    term = led.term()
+    wait_until(lambda: term.firm, 30)
+    term.fall("the broker does not know this term")
+    assert led.shop.aborted.wait(30)
+    wait_until(lambda: led.term().token == 2, 30)
