@@ -12,7 +12,7 @@ these phases, never back::
 
 * *INAUGURATING*: elected; taking over from the predecessor. No message yet.
 * *EXECUTING*: messages are executed, as long as the term is *firm*.
-* *HANDING_OVER*: the leader steps down by itself; what runs may finish, nothing new starts.
+* *HANDING_OVER*: the leader steps down by itself; what runs may finish, nothing new is taken.
 * *FALLEN*: trust ended. What runs must be stopped; its effects are refused where tokens are checked.
 * *OVER*: nothing of this term runs any more.
 
@@ -117,6 +117,14 @@ class Term:
         # Asked several times for every message. Trust has not ended where there is not even a doubt, so that
         # nothing need be noticed here.
         return self._phase is _EXECUTING and not self._suspended and self._clock.monotonic() < self._doubt_at
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what was taken before the term began to end may start now: it is as sure as a firm one."""
+        with self._lock:
+            self._look()
+            sure = not self._suspended and self._clock.monotonic() < self._doubt_at
+            return sure and self._phase in (Phase.EXECUTING, Phase.HANDING_OVER)
 
     @property
     def trusted(self) -> bool:

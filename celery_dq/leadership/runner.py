@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from queue import Empty
 from types import TracebackType
@@ -45,7 +46,10 @@ class Runner(Generic[Message]):
     """Leads a career, now and then. A context manager; or call :meth:`open` and :meth:`close`.
 
     :param source: called with a number of seconds to wait, returns the next message; :exc:`queue.Empty` or
-        None when there is none. Default: ``execute(None)`` is called again and again.
+        None when there is none. Default: ``execute(None)`` is called again and again. A message that it
+        returns is executed, also when the term began to end while it was waited for, unless the term has fallen.
+    :param give_back: called with a message that was taken and is not executed, because the term has fallen
+        meanwhile, so that others may have it. Without it such a message is gone; the log says so.
     :param grace_s: see :class:`~celery_dq.leadership.office.Office`.
     :param on_fall: called when trust ends while :meth:`Career.execute` may run. A thread cannot be
         stopped from outside; where an overlap of execution is worse than a crash, end the process here.
@@ -57,12 +61,14 @@ class Runner(Generic[Message]):
         election: Election,
         *,
         source: Callable[[float], Message | None] | None = None,
+        give_back: Callable[[Message], None] | None = None,
         grace_s: float = 0.0,
         on_fall: Callable[[Term], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._career = career
         self._source = source
+        self._give_back = give_back
         self._on_fall = on_fall
         self.office = Office(election, self, grace_s=grace_s, clock=clock)
 
@@ -109,7 +115,9 @@ class Runner(Generic[Message]):
                 if message is None and self._source is not None:
                     continue
                 # Waiting for the message took time; what is asked here is what counts.
-                if _becomes_firm(term) and not self._career.execute(message):
+                if not _becomes_sure(term):
+                    self._return(message, term)
+                elif not self._career.execute(message):
                     term.end("the career does not go on")
         finally:
             self._career.hand_over()
@@ -130,10 +138,32 @@ class Runner(Generic[Message]):
         except Empty:
             return None
 
+    def _return(self, message: Any, term: Term) -> None:
+        """The term has fallen with the message in hand."""
+        if self._source is None:
+            return
+        if self._give_back is not None:
+            self._give_back(message)
+        else:
+            logger.error(
+                "A message of %r is lost: the term fell before it was executed, and there is no give_back.",
+                term.name,
+            )
+
 
 def _becomes_firm(term: Term) -> bool:
     """Wait while the term is in doubt; return whether it is firm, else it has come to its end."""
     while not term.firm:
         if term.wait(DOUBT_LOOK_S):
             return False
+    return True
+
+
+def _becomes_sure(term: Term) -> bool:
+    """Wait while the term is in doubt, also when it is about to end; return whether what was taken may start."""
+    while not term.lasts:
+        if not term.trusted:
+            return False
+        # An ending term has nothing more to wait for: this is until a renewal is confirmed.
+        time.sleep(DOUBT_LOOK_S)
     return True

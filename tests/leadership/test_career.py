@@ -80,10 +80,38 @@ class TestTerm:
         term.end("spread")
         assert (term.phase, term.trusted) == (Phase.HANDING_OVER, True)
         assert not term.firm
+        assert term.lasts
         assert not term.inaugurated()
         term.close()
+        assert not term.lasts
         assert term.phase is Phase.OVER
         assert term.reason == "spread"
+
+    def test_what_was_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
+        clock = ManualClock()
+        term = a_term(clock)
+        assert not term.lasts
+        term.inaugurated()
+        term.end("spread")
+        clock.advance(SESSION * DOUBT)
+        assert (term.trusted, term.lasts) == (True, False)
+        term.confirmed(clock.monotonic())
+        term.suspend(True)
+        assert not term.lasts
+        term.suspend(False)
+        assert term.lasts
+        clock.advance(SESSION * TRUST)
+        assert not term.lasts
+
+    def test_tells_once_that_it_has_fallen(self) -> None:
+        clock, told = ManualClock(), list[Phase]()
+        term = Term("ledger", 1, clock.monotonic(), SESSION, clock, lambda: told.append(Phase.FALLEN))
+        clock.advance(SESSION * TRUST)
+        assert not told  # nobody has looked
+        assert not term.trusted
+        term.fall("again")
+        term.close()
+        assert told == [Phase.FALLEN]
 
     def test_the_server_has_the_last_word(self) -> None:
         term = a_term(ManualClock())
@@ -170,9 +198,10 @@ class Ensemble(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_may_start(self) -> None:
-        firm = [each.term for each in self.contenders if each.term is not None and each.term.firm]
-        assert len(firm) <= 1
-        assert all(term.token == self.epoch for term in firm)
+        terms = [each.term for each in self.contenders if each.term is not None]
+        may_start = [term for term in terms if term.firm or term.lasts]
+        assert len(may_start) <= 1
+        assert all(term.token == self.epoch for term in may_start)
 
     @invariant()
     def at_most_one_is_trusted(self) -> None:

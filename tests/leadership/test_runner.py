@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 
-from celery_dq.leadership.career import Term
+import pytest
+
+from celery_dq.errors import NotElected
+from celery_dq.leadership.career import Phase, Term
 from celery_dq.testing.waiting import wait_until
 from tests.leadership.booth import SESSION_S, SHORT_S
 from tests.leadership.hall import Hall
@@ -119,3 +124,57 @@ def test_a_failed_inauguration_is_tried_again_with_a_new_token(hall: Hall) -> No
     diary.inaugurate = fail_once  # type: ignore[method-assign]
     runner.resign()
     wait_until(lambda: "ann inaugurates 3" in hall.said())
+
+
+class SlowSource:
+    """One message, which comes when it is told to; it waits for that longer than it was asked to."""
+
+    def __init__(self) -> None:
+        self.asked, self.comes = threading.Event(), threading.Event()
+        self.messages = ["m1"]
+
+    def __call__(self, timeout_s: float) -> str:
+        self.asked.set()
+        self.comes.wait(30)
+        if not self.messages:
+            raise queue.Empty
+        return self.messages.pop()
+
+
+@pytest.mark.parametrize("how", ["resign", "close"])
+def test_what_was_taken_before_the_end_is_executed(how: str, hall: Hall) -> None:
+    source = SlowSource()
+    _, runner = hall.hire("ann", source=source)
+    assert source.asked.wait(10)
+    term = runner.term
+    assert term is not None
+    ended = threading.Thread(target=getattr(runner, how))
+    ended.start()
+    wait_until(lambda: term.ended)
+    source.comes.set()
+    ended.join(30)
+    wait_until(lambda: "ann hands over 1" in hall.said())
+    assert hall.said()[:4] == ["ann inaugurates 1", "ann executes m1", "ann has executed m1", "ann hands over 1"]
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_what_was_taken_before_the_fall_is_given_back(
+    returns: bool, hall: Hall, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, returned = SlowSource(), list[str]()
+    options = {"give_back": returned.append} if returns else {}
+    _, runner = hall.hire("ann", source=source, **options)
+    assert source.asked.wait(10)
+    term = runner.term
+    assert term is not None
+
+    def refuse() -> None:
+        raise NotElected("as if the session had expired")
+
+    runner.office.election.renew = refuse  # type: ignore[method-assign]
+    wait_until(lambda: term.phase is Phase.FALLEN)
+    source.comes.set()
+    wait_until(lambda: "ann hands over 1" in hall.said())
+    assert returned == (["m1"] if returns else [])
+    assert ("is lost" in caplog.text) is not returns
+    assert "ann executes m1" not in hall.said()
