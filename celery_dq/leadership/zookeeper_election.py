@@ -7,8 +7,8 @@
 
 Where this departs from the recipe, it is because of what goes wrong there:
 
-* A candidate's creation may succeed while its answer is lost. The node is found again by its GUID, and
-  adopted only if it belongs to the current session.
+* A candidate's creation may succeed while its answer is lost. The node is found again by its GUID and deleted:
+  before another one is made and, because a server may not know of it yet, when the line is looked at afterwards.
 * A read may be answered by a server that is cut off from its ensemble. So nobody leads who has not
   *written*: acceding and renewing are transactions that check the candidate and the epoch.
 * The predecessor is watched by its (empty) list of children: such a watch fires when the node goes, and not
@@ -100,6 +100,7 @@ class ZooKeeperElection:
             if node not in line:
                 self._node = ""
                 continue
+            line = self._without_doubles(line)
             place = line.index(node)
             if place == 0:
                 return True
@@ -159,6 +160,13 @@ class ZooKeeperElection:
             raise ZooKeeperUnreachable(f"the session changed while we stood for {self.name!r}")
         self._node, self._node_session = path.rpartition("/")[2], session
         return self._node
+
+    def _without_doubles(self, line: list[str]) -> list[str]:
+        """The line, without nodes of ours that we did not know of: we would wait for ourselves."""
+        for name in line:
+            if self._guid in name and name != self._node:
+                self._delete(name)
+        return [name for name in line if self._guid not in name or name == self._node]
 
     def _sweep(self) -> None:
         """Delete what is left of a creation whose answer was lost, or of an earlier session of ours."""

@@ -63,6 +63,24 @@ def test_a_candidate_that_is_withdrawn_stands_in_nobodys_way(lost: str, hosts: s
         ours.close()
 
 
+def test_nobody_waits_for_himself(hosts: str) -> None:
+    """A creation without an answer, and a server that did not know of the node when it was asked for it."""
+    session = Session(hosts, timeout_s=30)
+    try:
+        client = session.open()
+        client.ensure_path(NODES.candidates)
+        election = ZooKeeperElection(session, NODES, "first")
+        prefix = NODES.candidate_prefix(election._guid)
+        client.create(prefix, b'{"who": "first"}', ephemeral=True, sequence=True)
+        sweep, election._sweep = election._sweep, lambda: None  # type: ignore[method-assign]
+        assert election.stand()
+        election._sweep = sweep  # type: ignore[method-assign]
+        assert len(client.get_children(NODES.candidates)) == 1
+        assert election.accede(0, 0.0).token == 1
+    finally:
+        session.close()
+
+
 def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
     session = Session(hosts, timeout_s=30)
     try:
