@@ -82,6 +82,8 @@ class Office:
         self._serving = False
         #: The state of the connection has changed since the last renewal was sent.
         self._shaken = False
+        #: What our last resignation said, while its answer has not come: whether all was at rest.
+        self._owed: bool | None = None
         #: Our last term, if nothing of it and of all before it ran any more when it ended; else 0.
         self._rested = 0
         election.listen(self._hear)
@@ -139,6 +141,9 @@ class Office:
     def _stand(self) -> None:
         """One candidacy: until something changes, or to the end of a term."""
         try:
+            if self._owed is not None:
+                # Who is after us may be waiting for it, and for a grace that is not called for.
+                self._give_up()
             if not self.election.stand():
                 self._failures = 0
                 if not self._closing:
@@ -146,7 +151,7 @@ class Office:
             elif self._may_lead():
                 self._lead()
             else:
-                self.election.resign(clean=False)
+                self._leave(clean=False)
                 self._pause()
         except Exception as error:
             self._lament(error)
@@ -160,7 +165,7 @@ class Office:
         deadline = self._clock.monotonic() + self.election.session_s
         while True:
             try:
-                self.election.resign(clean=False)
+                self._give_up()
                 return
             except Exception as error:
                 if self._clock.monotonic() >= deadline:
@@ -311,7 +316,15 @@ class Office:
         self._duties.trust(term, self._clock.monotonic() + term.trust_left_s)
 
     def _leave(self, clean: bool) -> None:
+        # What was at rest is so until we lead again, which we do not before this is told.
+        self._owed = clean or bool(self._owed)
         try:
-            self.election.resign(clean)
+            self._give_up()
         except Exception as error:
             logger.info("The resignation from %r was not confirmed: %s", self.name, error)
+            if not isinstance(error, OSError):
+                self._owed = None  # that was an answer, and the same one would come again
+
+    def _give_up(self) -> None:
+        self.election.resign(clean=bool(self._owed))
+        self._owed = None

@@ -96,11 +96,12 @@ class RedisElection:
 
     def resign(self, clean: bool) -> None:
         """Lead no more; see the protocol."""
-        token, self._token = self._token, 0
-        self._do("ZREM", self._keys.candidates, self.who)
-        if token:
+        if self._token:
             keys = (self._keys.leader, self._keys.vacant)
-            self._run("resign", keys, self.who, token, "1" if clean else "0")
+            self._run("resign", keys, self.who, self._token, "1" if clean else "0")
+            # Not before the answer: else to call again would say nothing.
+            self._token = 0
+        self._do("ZREM", self._keys.candidates, self.who)
 
     def standing(self) -> list[str]:
         """The leader, and all who have looked for a vacancy within the last session."""

@@ -66,6 +66,8 @@ class ZooKeeperElection:
         self._node_session: int | None = None
         #: The session in which a node of ours may be left whose name we do not know.
         self._left_in: int | None = None
+        #: Perhaps another one than the one we know.
+        self._has_doubles = False
         self._epoch_version = -1
         self._token = 0
         self._since = 0.0
@@ -145,6 +147,8 @@ class ZooKeeperElection:
         self._node = ""
         data = json.dumps({"who": self.who}).encode()
         self._sweep()
+        # The answer to an earlier one may have been lost, and the sweep have missed it.
+        self._has_doubles = self._left_in is not None
         session = self._left_in = self._session.id
         path, stat = self._ask(
             lambda client: client.create_async(
@@ -166,6 +170,7 @@ class ZooKeeperElection:
         for name in line:
             if self._guid in name and name != self._node:
                 self._delete(name)
+        self._has_doubles = False
         return [name for name in line if self._guid not in name or name == self._node]
 
     def _sweep(self) -> None:
@@ -174,7 +179,6 @@ class ZooKeeperElection:
             for name in self._line():
                 if self._guid in name:
                     self._delete(name)
-        self._left_in = None
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(NoNodeError):
@@ -224,34 +228,33 @@ class ZooKeeperElection:
     def resign(self, clean: bool) -> None:
         """Say whether the work has ended, and leave the line of candidates, in one transaction.
 
-        When that fails, a node may be left; calling again looks for it.
+        When that fails, a node may be left, and the epoch may say nothing; calling again makes up for both.
         """
         self._listen(False)
-        node, self._node = self._node, ""
-        token, self._token = self._token, 0
-        if self._left_in is None or self._left_in != self._session.id:
-            return  # there is none, or it has gone with its session
-        if not node:
-            self._sweep()
-            return
-        if token and clean:
-            data = {"token": token, "who": self.who, "since": self._since, "clean": True}
-            try:
-                self._commit(
-                    f"resignation from {self.name!r}",
-                    lambda batch: (
-                        batch.set_data(
-                            self._nodes.epoch, json.dumps(data).encode(), version=self._epoch_version
-                        ),
-                        batch.delete(self._nodes.candidate(node)),
-                    ),
-                )
-                self._left_in = None
-                return
-            except NotElected:
-                pass  # somebody else has the epoch, or the node is gone
-        self._delete(node)
-        self._left_in = None
+        if self._left_in is not None and self._left_in == self._session.id:
+            told = clean and self._token > 0 and self._node and self._hand_over()
+            if self._node and not told:
+                self._delete(self._node)
+            if not self._node or self._has_doubles:
+                self._sweep()
+        # Else there is none, or it has gone with its session. Not forgotten before the answer: that would never be
+        # repeated.
+        self._node, self._token, self._left_in = "", 0, None
+
+    def _hand_over(self) -> bool:
+        """Say that the work has ended; return whether it was for us to say."""
+        data = {"token": self._token, "who": self.who, "since": self._since, "clean": True}
+        try:
+            self._commit(
+                f"resignation from {self.name!r}",
+                lambda batch: (
+                    batch.set_data(self._nodes.epoch, json.dumps(data).encode(), version=self._epoch_version),
+                    batch.delete(self._nodes.candidate(self._node)),
+                ),
+            )
+        except NotElected:
+            return False  # somebody else has the epoch, or the node is gone
+        return True
 
     def standing(self) -> list[str]:
         """The names of all candidates, by age."""

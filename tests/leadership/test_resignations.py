@@ -1,0 +1,125 @@
+"""A resignation that got lost is made again, and says the same: the successor waits for nothing."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.election import Election
+from celery_dq.leadership.redis_election import RedisElection, load_scripts
+from celery_dq.leadership.runner import Runner
+from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.testing.waiting import wait_until
+from celery_dq.znodes import LeadershipNodes
+from celery_dq.zookeeper.session import Session
+from tests.leadership.hall import Diary, Line
+
+#: Longer than a test: who has not resigned stands in the way of the others.
+SESSION_S = 60.0
+
+
+class FrailSession(Session):
+    """Loses the next resignation, or the answer to it."""
+
+    loses = ""
+
+    def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
+        return super().ask(lambda client: request(FrailClient(client, self)), timeout_s)
+
+
+class FrailClient:
+    def __init__(self, client: Any, session: FrailSession) -> None:
+        self._client, self._session = client, session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def transaction(self) -> Any:
+        batch, session = self._client.transaction(), self._session
+        delete, commit_async = batch.delete, batch.commit_async
+
+        def commit() -> Any:
+            how, session.loses = session.loses, ""
+            if how == "answer":
+                commit_async().get(timeout=30)
+            raise ZooKeeperUnreachable(f"the {how} is lost")
+
+        def deleting(*args: Any) -> None:
+            delete(*args)
+            if session.loses:
+                batch.commit_async = commit
+
+        batch.delete = deleting
+        return batch
+
+
+class FrailRedis(redis.Redis):
+    """Does so, too."""
+
+    loses = ""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        if not self.loses or load_scripts()["resign"].sha1 not in args:
+            return super().execute_command(*args, **options)
+        how, self.loses = self.loses, ""
+        if how == "answer":
+            super().execute_command(*args, **options)
+        raise redis.ConnectionError(f"the {how} is lost")
+
+
+Made = tuple[Callable[[], Any], Callable[[Any], Election]]
+
+
+def by_zookeeper(request: pytest.FixtureRequest) -> Made:
+    hosts = request.getfixturevalue("hosts")
+
+    def make(session: Any) -> Election:
+        return ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
+
+    return lambda: FrailSession(hosts, timeout_s=SESSION_S), make
+
+
+def by_redis(request: pytest.FixtureRequest) -> Made:
+    url = request.getfixturevalue("redis_url")
+
+    def connect() -> FrailRedis:
+        client: FrailRedis = FrailRedis.from_url(url)
+        # Known there, so that it is one command.
+        client.script_load(load_scripts()["resign"].source)
+        return client
+
+    def make(client: Any) -> Election:
+        return RedisElection(client, PartitionKeys("online", "ledger"), "w", SESSION_S)
+
+    return connect, make
+
+
+@pytest.mark.parametrize("loses", ["request", "answer"])
+@pytest.mark.parametrize("by", [by_zookeeper, by_redis])
+def test_who_leaves_says_so_until_it_is_heard(
+    by: Callable[[pytest.FixtureRequest], Made], loses: str, request: pytest.FixtureRequest
+) -> None:
+    connect, make = by(request)
+    wire, other = connect(), connect()
+    lines: list[Line] = []
+    inbox: queue.Queue[str] = queue.Queue()
+    runner = Runner(Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)).open()
+    try:
+        wait_until(lambda: lines, 30)
+        successor = make(other)
+        assert not successor.stand()
+        wire.loses = loses
+        assert runner.close(30)
+        assert not wire.loses
+        assert successor.stand()
+        assert successor.accede(0, 0.0)[:2] == (2, True)
+    finally:
+        runner.close(30)
+        wire.close()
+        other.close()
