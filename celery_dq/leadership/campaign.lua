@@ -14,10 +14,12 @@
 --   an array: the token, '1' when the predecessor handed over cleanly or there was none, else '0', and the token of the
 --   predecessor when that is this one, else '0'; or '0' and the µs until the present term ends when somebody else leads
 -- COST
---   four commands
+--   five commands
 -- GUARANTEE
 --   Tokens only grow: the hash has no time to live. Two candidates are never elected within one term.
 local call = redis.call
+-- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+call('HDEL', KEYS[1], '')
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local seen = call('HMGET', KEYS[1], 'token', 'who', 'until', 'clean')

@@ -12,7 +12,8 @@ class Accession(NamedTuple):
     """An election won.
 
     ``token``: above all earlier ones. ``clean``: the predecessor has said that nothing of it runs any
-    more, or there was none. ``former``: the predecessor's token, where that was this candidate itself; else 0.
+    more, or there was none. ``former``: the predecessor's token, where that was this candidate itself, else
+    0.
     """
 
     token: int

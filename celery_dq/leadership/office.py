@@ -304,7 +304,7 @@ class Office:
         return sent_at + interval
 
     def _hear(self) -> None:
-        """The connection has broken, or is whole again, perhaps without us: from a thread that must not wait."""
+        """The connection has broken, or is whole again, perhaps without us. Must not wait."""
         term = self._term
         if term is not None and self.election.suspended:
             term.suspend(True)

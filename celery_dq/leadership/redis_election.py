@@ -57,13 +57,10 @@ class RedisElection:
 
     def stand(self) -> bool:
         """Whether the lead is vacant; see the protocol."""
-        who, until = self._do("HMGET", self._keys.leader, "who", "until")
-        seconds, micros = self._do("TIME")
-        self._do("ZADD", self._keys.candidates, int(seconds), self.who)
-        self._do("ZREMRANGEBYSCORE", self._keys.candidates, "-inf", int(seconds) - self.session_s)
-        left_s = int(until or 0) / 1e6 - int(seconds) - int(micros) / 1e6
-        self._vacant_in_s = max(left_s, 0.0)
-        return left_s <= 0 or _text(who) == self.who
+        keys = (self._keys.leader, self._keys.candidates)
+        is_first, left_us = self._run("stand", keys, self.who, self.session_s)
+        self._vacant_in_s = int(left_us) / 1e6
+        return int(is_first) == 1
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a resignation or for the end of the present lease."""

@@ -11,10 +11,12 @@
 -- RETURNS
 --   '1', or '0' when this one does not lead any more
 -- COST
---   three commands
+--   four commands
 -- GUARANTEE
 --   A term that has run out is never renewed, not even when nobody else was elected.
 local call = redis.call
+-- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+call('HDEL', KEYS[1], '')
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local seen = call('HMGET', KEYS[1], 'token', 'who', 'until')

@@ -47,7 +47,8 @@ class Runner(Generic[Message]):
 
     :param source: called with a number of seconds to wait, returns the next message; :exc:`queue.Empty` or
         None when there is none. Default: ``execute(None)`` is called again and again. A message that it
-        returns is executed, also when the term began to end while it was waited for, unless the term has fallen.
+        returns is executed, also when the term began to end while it was waited for, unless the term has
+        fallen.
     :param give_back: called with a message that was taken and is not executed, because the term has fallen
         meanwhile, so that others may have it. Without it such a message is gone; the log says so.
     :param grace_s: see :class:`~celery_dq.leadership.office.Office`.
@@ -160,7 +161,7 @@ def _becomes_firm(term: Term) -> bool:
 
 
 def _becomes_sure(term: Term) -> bool:
-    """Wait while the term is in doubt, also when it is about to end; return whether what was taken may start."""
+    """Wait while the term is in doubt, ending or not; return whether what was taken may start."""
     while not term.lasts:
         if not term.trusted:
             return False

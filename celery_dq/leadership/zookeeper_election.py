@@ -7,14 +7,14 @@
 
 Where this departs from the recipe, it is because of what goes wrong there:
 
-* A candidate's creation may succeed while its answer is lost. The node is found again by its GUID and deleted:
-  before another one is made and, because a server may not know of it yet, when the line is looked at afterwards.
+* A candidate's creation may succeed while its answer is lost. The node is found again by its GUID and deleted
+  before another one is made, and afterwards, because a server may not have known of it.
 * A read may be answered by a server that is cut off from its ensemble. So nobody leads who has not
   *written*: acceding and renewing are transactions that check the candidate and the epoch.
 * The predecessor is watched by its (empty) list of children: such a watch fires when the node goes, and not
   whenever the leader renews by writing to it.
-* kazoo counts requests as signs of life. When renewals go unanswered, the connection is broken by us, and so is
-  the next one, if nobody speaks there.
+* kazoo counts requests as signs of life. When renewals go unanswered, the connection is broken by us,
+  and so is the next one, if nobody speaks there.
 """
 
 from __future__ import annotations
@@ -237,8 +237,7 @@ class ZooKeeperElection:
                 self._delete(self._node)
             if not self._node or self._has_doubles:
                 self._sweep()
-        # Else there is none, or it has gone with its session. Not forgotten before the answer: that would never be
-        # repeated.
+        # Else there is none, or it has gone with its session. Forgotten any earlier, none is repeated.
         self._node, self._token, self._left_in = "", 0, None
 
     def _hand_over(self) -> bool:
@@ -284,7 +283,10 @@ class ZooKeeperElection:
         :param pause: as a share of the session, since it was done last.
         """
         now = self._clock.monotonic()
-        if now - self._answered_at > DEAD * self.session_s and now - self._dropped_at > pause * self.session_s:
+        if (
+            now - self._answered_at > DEAD * self.session_s
+            and now - self._dropped_at > pause * self.session_s
+        ):
             self._dropped_at = now
             self._session.drop()
 

@@ -79,8 +79,7 @@ class TestTerm:
         term.inaugurated()
         term.end("spread")
         assert (term.phase, term.trusted) == (Phase.HANDING_OVER, True)
-        assert not term.firm
-        assert term.lasts
+        assert (term.firm, term.lasts) == (False, True)
         assert not term.inaugurated()
         term.close()
         assert not term.lasts
@@ -90,16 +89,16 @@ class TestTerm:
     def test_what_was_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
         clock = ManualClock()
         term = a_term(clock)
-        assert not term.lasts
+        assert (term.trusted, term.lasts) == (True, False)
         term.inaugurated()
         term.end("spread")
         clock.advance(SESSION * DOUBT)
         assert (term.trusted, term.lasts) == (True, False)
         term.confirmed(clock.monotonic())
         term.suspend(True)
-        assert not term.lasts
+        assert (term.trusted, term.lasts) == (True, False)
         term.suspend(False)
-        assert term.lasts
+        assert (term.trusted, term.lasts) == (True, True)
         clock.advance(SESSION * TRUST)
         assert not term.lasts
 

@@ -57,7 +57,7 @@ def test_a_grace_that_was_interrupted_begins_anew(
     former.accede(0, 0.0)
     former.resign(clean=False)
     _, runner = hall.hire("bob", grace_s=LONG_S)
-    first = wait_until(lambda: runner.term, 10)
+    wait_until(lambda: runner.term, 10)
     runner.office._grace_s = SHORT_S
     election, elected_at = runner.office.election, list[float]()
     accede = election.accede
@@ -69,7 +69,6 @@ def test_a_grace_that_was_interrupted_begins_anew(
     election.accede = elect  # type: ignore[method-assign]
     interrupt(runner)
     wait_until(lambda: hall.said(), 10)
-    assert first.token == 2
     assert hall.lines[0][0] - elected_at[-1] >= SHORT_S
     assert hall.said()[0] == f"bob inaugurates {2 + len(elected_at)}"
 

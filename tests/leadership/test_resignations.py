@@ -59,17 +59,22 @@ class FrailClient:
         return batch
 
 
-class FrailRedis(redis.Redis):
+class FrailRedis:
     """Does so, too."""
 
-    loses = ""
+    def __init__(self, url: str) -> None:
+        self._client: Any = redis.Redis.from_url(url)
+        self.loses = ""
+        # Known there, so that it is one command.
+        self._client.script_load(load_scripts()["resign"].source)
+        self.close = self._client.close
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
+    def execute_command(self, *args: Any) -> Any:
         if not self.loses or load_scripts()["resign"].sha1 not in args:
-            return super().execute_command(*args, **options)
+            return self._client.execute_command(*args)
         how, self.loses = self.loses, ""
         if how == "answer":
-            super().execute_command(*args, **options)
+            self._client.execute_command(*args)
         raise redis.ConnectionError(f"the {how} is lost")
 
 
@@ -88,16 +93,10 @@ def by_zookeeper(request: pytest.FixtureRequest) -> Made:
 def by_redis(request: pytest.FixtureRequest) -> Made:
     url = request.getfixturevalue("redis_url")
 
-    def connect() -> FrailRedis:
-        client: FrailRedis = FrailRedis.from_url(url)
-        # Known there, so that it is one command.
-        client.script_load(load_scripts()["resign"].source)
-        return client
-
     def make(client: Any) -> Election:
         return RedisElection(client, PartitionKeys("online", "ledger"), "w", SESSION_S)
 
-    return connect, make
+    return lambda: FrailRedis(url), make
 
 
 @pytest.mark.parametrize("loses", ["request", "answer"])
@@ -109,7 +108,9 @@ def test_who_leaves_says_so_until_it_is_heard(
     wire, other = connect(), connect()
     lines: list[Line] = []
     inbox: queue.Queue[str] = queue.Queue()
-    runner = Runner(Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)).open()
+    runner = Runner(
+        Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)
+    ).open()
     try:
         wait_until(lambda: lines, 30)
         successor = make(other)

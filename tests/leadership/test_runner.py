@@ -154,7 +154,12 @@ def test_what_was_taken_before_the_end_is_executed(how: str, hall: Hall) -> None
     source.comes.set()
     ended.join(30)
     wait_until(lambda: "ann hands over 1" in hall.said())
-    assert hall.said()[:4] == ["ann inaugurates 1", "ann executes m1", "ann has executed m1", "ann hands over 1"]
+    assert hall.said()[:4] == [
+        "ann inaugurates 1",
+        "ann executes m1",
+        "ann has executed m1",
+        "ann hands over 1",
+    ]
 
 
 @pytest.mark.parametrize("returns", [True, False])

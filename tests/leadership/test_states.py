@@ -51,7 +51,9 @@ class Led(NamedTuple):
     shop: Shop
 
     def term(self) -> Term:
-        return wait_until(lambda: self.office.term, 30)
+        term = wait_until(lambda: self.office.term, 30)
+        assert term is not None
+        return term
 
 
 @pytest.fixture

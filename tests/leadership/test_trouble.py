@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Phase, Term
 from celery_dq.leadership.office import Office
 from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 
@@ -52,13 +54,21 @@ def own_redis() -> Any:
         yield server
 
 
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    with dead_port() as port:
+        yield port
+
+
 def office(server: RedisServer, who: str, hands: Hands) -> Office:
     client = redis.Redis.from_url(server.url(), socket_timeout=SESSION_S / 3)
     return Office(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
 
 
-def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_redis: RedisServer) -> None:
-    """A server out of memory refuses the renewal, and a moment later it is well again."""
+def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
+    own_redis: RedisServer, nobody: int
+) -> None:
+    """A server that has become a replica refuses the renewal, and a moment later it is a master again."""
     first, second = Hands(), Hands()
     offices = [office(own_redis, "one", first), office(own_redis, "two", second)]
     admin = redis.Redis.from_url(own_redis.url())
@@ -69,9 +79,9 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
         offices[1].open()
         term = offices[0].term
         assert term is not None
-        admin.config_set("maxmemory", 1)
+        admin.replicaof("127.0.0.1", nobody)
         wait_until(lambda: not term.firm or offices[0].term is not term, 30)
-        admin.config_set("maxmemory", 0)
+        admin.replicaof("no", "one")
         until = time.monotonic() + SESSION_S
         while time.monotonic() < until:
             both.append(first.runs.is_set() and second.runs.is_set())
@@ -84,7 +94,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(own_red
         # The term has outlived the trouble, or it is over for good.
         assert offices[0].term is term or term.phase is Phase.OVER
     finally:
-        admin.config_set("maxmemory", 0)
+        admin.replicaof("no", "one")
         for hands in (first, second):
             hands.let_go.set()
         for each in offices:

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.partition import Partition, load_scripts
 from celery_dq.transport.redis.replies import Outgoing
@@ -32,3 +33,33 @@ def test_what_waits_can_be_consumed_when_the_memory_is_full(full_server: redis.R
     assert partition.finish("c", [entry.tag for entry in rest.entries]).run(full_server) == 0
     full_server.config_set("maxmemory", 0)
     assert full_server.hlen(partition.keys.messages) == 0
+
+
+def test_a_led_queue_gets_a_new_leader_when_the_memory_is_full(full_server: redis.Redis) -> None:
+    keys = PartitionKeys("online", "full")
+    partition = Partition(keys, load_scripts())
+    partition.push([Outgoing(0, str(number), make_record("")) for number in range(3)]).run(full_server)
+    first, second = (RedisElection(full_server, keys, who, 30) for who in ("first", "second"))
+    assert first.stand()
+    assert first.accede(0, 0.0).token == 1
+    assert partition.fence(1).run(full_server).accepted
+    assert [each.id for each in partition.claim("c@1", lease_ms=60_000, want=2).run(full_server).entries] == [
+        "0",
+        "1",
+    ]
+    full_server.config_set("maxmemory", 1)
+    first.renew()
+    assert not second.stand()
+    assert len(first.standing()) == 2
+    first.resign(clean=True)
+    assert second.stand()
+    assert second.accede(0, 0.0) == (2, True, 0)
+    assert partition.fence(2).run(full_server).accepted
+    assert [each.id for each in partition.claim("d@2", lease_ms=60_000, want=1).run(full_server).entries] == [
+        "0"
+    ]
+    second.resign(clean=True)
+    # Nobody has led before.
+    newcomer = RedisElection(full_server, PartitionKeys("online", "other"), "third", 30)
+    assert newcomer.stand()
+    assert newcomer.accede(0, 0.0).token == 1

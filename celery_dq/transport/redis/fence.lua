@@ -46,6 +46,7 @@
 --   The epoch only grows. From the first call on, no other token claims, settles, finishes, releases or renews.
 --   What comes back has its old place and counts one delivery; settled messages are dropped.
 --@include state
+--@include full
 --@include epoch
 --@include reap
 --@include wake
