@@ -52,6 +52,9 @@ class Proxy:
 
     # In the proxy's thread.
 
+    def overhear(self, data: bytes) -> None:
+        """What passes, in either direction; for those who want to know."""
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._open.set()
@@ -102,6 +105,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._open.wait()
+                self.overhear(data)
                 writer.write(data)
                 await writer.drain()
         # One side is done: tell the other, after what was on its way.

@@ -22,6 +22,7 @@ from celery_dq.testing.zookeeper import Member, ZooKeeperEnsemble, ZooKeeperServ
 from tests.chaos.proxy import Proxy
 from tests.singleton.bank import Entry
 from tests.singleton.office import Bank
+from tests.singleton.thief import EavesdroppingProxy, end_sessions
 from tests.singleton.verdict import Verdict
 from tests.workers import WorkerProcess
 
@@ -37,7 +38,7 @@ class Crew:
     """One worker and the wires it hangs on."""
 
     worker: WorkerProcess
-    zookeepers: list[Proxy]
+    zookeepers: list[EavesdroppingProxy]
     broker: Proxy
 
     @property
@@ -102,7 +103,9 @@ class Siege:
 
     def hire(self) -> Crew:
         """One more worker."""
-        zookeepers = [Proxy(server.port).start() for server in self.ensemble.servers]
+        zookeepers = [EavesdroppingProxy(server.port) for server in self.ensemble.servers]
+        for proxy in zookeepers:
+            proxy.start()
         broker = Proxy(self.redis.port).start()
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in zookeepers)
         worker = self.bank.worker(
@@ -256,7 +259,13 @@ class Siege:
         return heal
 
     def cut_from_zookeeper(self) -> Callable[[], None]:
-        return self._swallow(self.leader().zookeepers)
+        return self._swallow(list(self.leader().zookeepers))
+
+    def expire_session(self) -> Callable[[], None]:
+        """It hears of that when a successor may lead already."""
+        crew = self.leader()
+        end_sessions(crew.zookeepers[self.wire_of(crew)], self.ensemble.hosts)
+        return lambda: None
 
     def cut_from_redis(self) -> Callable[[], None]:
         return self._swallow([self.leader().broker])
@@ -369,6 +378,7 @@ MUST_REPLACE = (
     "pause_leaders_head",
     "cut_its_follower",
     "cut_from_zookeeper",
+    "expire_session",
 )
 #: These are borne by the session, or not: what counts is how long they last.
 MUST_LAST = ("pause_its_zookeeper", "swallow_its_zookeeper", "kill_ensemble_leader")
