@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dq.errors import NotElected
 from celery_dq.leadership.election import Accession
 from celery_dq.leadership.runner import Runner
 from celery_dq.testing.waiting import wait_until
@@ -22,16 +21,9 @@ def is_told_to_resign(runner: Runner[str]) -> None:
 
 
 def falls(runner: Runner[str]) -> None:
-    """Its server does not know it any more, until it is elected again."""
-    term, election = runner.term, runner.office.election
-    renew = election.renew
-
-    def refuse() -> None:
-        raise NotElected("as if the session had expired")
-
-    election.renew = refuse  # type: ignore[method-assign]
-    wait_until(lambda: runner.term is not term, 10)
-    election.renew = renew  # type: ignore[method-assign]
+    term = runner.term
+    assert term is not None
+    term.fall("as if the session had expired")
 
 
 def hears_no_answer(runner: Runner[str]) -> None:
@@ -53,11 +45,11 @@ def test_a_grace_that_was_interrupted_begins_anew(
     interrupt: Callable[[Runner[str]], None], hall: Hall
 ) -> None:
     former = hall.booth.candidate()
-    wait_until(former.stand, 10)
+    wait_until(former.stand)
     former.accede(0, 0.0)
     former.resign(clean=False)
     _, runner = hall.hire("bob", grace_s=LONG_S)
-    wait_until(lambda: runner.term, 10)
+    wait_until(lambda: runner.term)
     runner.office._grace_s = SHORT_S
     election, elected_at = runner.office.election, list[float]()
     accede = election.accede
@@ -68,7 +60,7 @@ def test_a_grace_that_was_interrupted_begins_anew(
 
     election.accede = elect  # type: ignore[method-assign]
     interrupt(runner)
-    wait_until(lambda: hall.said(), 10)
+    wait_until(lambda: hall.said())
     assert hall.lines[0][0] - elected_at[-1] >= SHORT_S
     assert hall.said()[0] == f"bob inaugurates {2 + len(elected_at)}"
 
@@ -77,5 +69,5 @@ def test_who_knows_that_its_own_work_has_ended_waits_for_nobody(hall: Hall) -> N
     _, runner = hall.hire("ann", grace_s=LONG_S)
     hall.when("ann inaugurates")
     falls(runner)
-    wait_until(lambda: "ann inaugurates 2" in hall.said(), 10)
+    wait_until(lambda: "ann inaugurates 2" in hall.said())
     assert hall.said()[:3] == ["ann inaugurates 1", "ann hands over 1", "ann inaugurates 2"]

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from celery_dq.errors import NotElected
-from celery_dq.leadership.career import Phase, Term
+from celery_dq.leadership.career import Term
 from celery_dq.testing.waiting import wait_until
 from tests.leadership.booth import SESSION_S, SHORT_S
 from tests.leadership.hall import Hall
@@ -145,7 +144,7 @@ class SlowSource:
 def test_what_was_taken_before_the_end_is_executed(how: str, hall: Hall) -> None:
     source = SlowSource()
     _, runner = hall.hire("ann", source=source)
-    assert source.asked.wait(10)
+    assert source.asked.wait(30)
     term = runner.term
     assert term is not None
     ended = threading.Thread(target=getattr(runner, how))
@@ -167,17 +166,11 @@ def test_what_was_taken_before_the_fall_is_given_back(
     returns: bool, hall: Hall, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, returned = SlowSource(), list[str]()
-    options = {"give_back": returned.append} if returns else {}
-    _, runner = hall.hire("ann", source=source, **options)
-    assert source.asked.wait(10)
+    _, runner = hall.hire("ann", source=source, give_back=returned.append if returns else None)
+    assert source.asked.wait(30)
     term = runner.term
     assert term is not None
-
-    def refuse() -> None:
-        raise NotElected("as if the session had expired")
-
-    runner.office.election.renew = refuse  # type: ignore[method-assign]
-    wait_until(lambda: term.phase is Phase.FALLEN)
+    term.fall("as if the session had expired")
     source.comes.set()
     wait_until(lambda: "ann hands over 1" in hall.said())
     assert returned == (["m1"] if returns else [])
