@@ -315,11 +315,13 @@ class Channel(DrivenChannel):
     def basic_settle(self, delivery_tag: str) -> None:
         """Acknowledge before the task runs: never deliver it again, keep its slot."""
         self.qos.settle(delivery_tag)
+        self._tell_at_the_end()
 
     def basic_finish(self, delivery_tag: str) -> None:
         """The task of an acknowledged message is over: free its slot."""
         self.qos.forget(delivery_tag)
         self.ledger.finish(delivery_tag)
+        self._tell_at_the_end()
 
     def requeue_transient(self, message: Any) -> None:
         """Put a message of a transient queue back; at its end, as lists do."""
@@ -339,24 +341,6 @@ class Channel(DrivenChannel):
         """A stored message cannot be read: keep it as a dead letter and go on."""
         logger.error("Message %s of queue %s goes to the dead letters: %s.", entry.id, queue.name, why)
         self.ledger.bury(tag, f"unreadable: {why}", entry.record)
-
-    def tell_now(self) -> None:
-        """Where no loop turns, tell the broker at once what the ledger has for it.
-
-        Raises:
-            redis.RedisError: the broker did not answer; the ledger keeps what was not told.
-        """
-        if self.closed or self.connection is None or (self.poller.driven and not self._loop_turns):
-            # Others may run on, and a broker that does not answer must not keep them waiting.
-            self.process.keeper.tell_soon()
-        elif not self.poller.driven:
-            self._tell()
-
-    def _tell(self) -> None:
-        for key in self.ledger.pending():
-            queue = self.process.keeper.queue(key)
-            if queue is not None:
-                self.process.keeper.tell(queue, self.client)
 
     # -- the end ---------------------------------------------------------------
 
