@@ -12,6 +12,7 @@ expires; see :mod:`celery_dq.transport.redis.transient`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -104,9 +105,23 @@ class Channel(DrivenChannel):
         """Return the partition of the queue called *name*."""
         return self.queue(name).partition
 
+    def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
+        """Return what makes clients for another thread; it outlives this channel.
+
+        Arguments:
+            timeout_s: seconds to wait for a connection or an answer, if those of the channel are longer.
+        """
+        # It is made for these clients, and no connection has been.
+        pool = self._get_pool()
+        for name in {"socket_timeout", "socket_connect_timeout"} & pool.connection_kwargs.keys():
+            configured = pool.connection_kwargs[name]
+            if timeout_s < (math.inf if configured is None else configured):
+                pool.connection_kwargs[name] = timeout_s
+        return partial(self.Client, connection_pool=pool)
+
     def keeper_clients(self) -> Callable[[], redis.Redis]:
-        """Return what makes clients for the keeper's thread; it outlives this channel."""
-        return partial(self.Client, connection_pool=self._get_pool())
+        """Return what makes clients for the keeper's thread."""
+        return self.own_clients(self.process.keeper.patience_s)
 
     # -- declaring -------------------------------------------------------------
 
