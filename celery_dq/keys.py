@@ -151,6 +151,10 @@ class PartitionKeys:
         """ZSET: consumer -> deadline, µs."""
         return self.prefix + "leases"
 
+    def lenient(self, consumer: str) -> str:
+        """STRING: µs until when this consumer, whose lease was all but over, takes nobody for dead."""
+        return f"{self.prefix}lenient:{consumer}"
+
     def held(self, consumer: str) -> str:
         """HASH: message id -> packed claim number, score, claimed at, flags, tenant."""
         return f"{self.prefix}held:{consumer}"

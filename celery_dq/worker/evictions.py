@@ -49,7 +49,7 @@ class EvictionsStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         """The connection may be a new one after a reconnect."""
         if self._ear is not None and self._concerned:
-            self._ear.listen(consumer.connection.default_channel.keeper_clients())
+            self._ear.listen(consumer.connection.default_channel.own_clients())
 
     @property
     def _concerned(self) -> bool:

@@ -60,6 +60,7 @@ def keys() -> str:
     sample = {
         "tenant": "<tenant>",
         "held": "<consumer>",
+        "lenient": "<consumer>",
         "producer": "<producer>",
         "followers": "<message>",
     }

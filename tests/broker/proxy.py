@@ -24,6 +24,10 @@ class Proxy:
         self.drop_answers_to: bytes = b""
         self.drops_left = 0
         self.dropped = 0
+        #: A connection on which this was said is dead from then on, and nobody is told.
+        self.swallow: bytes = b""
+        self.swallows_left = 0
+        self.swallowed = 0
         #: Nothing passes, in either direction, and nobody is told.
         self.black_hole = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -36,27 +40,36 @@ class Proxy:
             except OSError:
                 return
             self._sockets += [client, server]
-            doomed = threading.Event()
-            threading.Thread(target=self._requests, args=(client, server, doomed), daemon=True).start()
-            threading.Thread(target=self._answers, args=(client, server, doomed), daemon=True).start()
+            doomed, dead = threading.Event(), threading.Event()
+            ends = (client, server, doomed, dead)
+            threading.Thread(target=self._requests, args=ends, daemon=True).start()
+            threading.Thread(target=self._answers, args=ends, daemon=True).start()
 
-    def _requests(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+    def _requests(
+        self, client: socket.socket, server: socket.socket, doomed: threading.Event, dead: threading.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
                 if self.drop_answers_to and self.drop_answers_to in data and self.drops_left > 0:
                     self.drops_left -= 1
                     doomed.set()
-                if not self.black_hole.is_set():
+                if self.swallow and self.swallow in data and self.swallows_left > 0:
+                    self.swallows_left -= 1
+                    self.swallowed += 1
+                    dead.set()
+                if not (self.black_hole.is_set() or dead.is_set()):
                     server.sendall(data)
         self._cut(client, server)
 
-    def _answers(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+    def _answers(
+        self, client: socket.socket, server: socket.socket, doomed: threading.Event, dead: threading.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 if doomed.is_set():
                     self.dropped += 1
                     break
-                if not self.black_hole.is_set():
+                if not (self.black_hole.is_set() or dead.is_set()):
                     client.sendall(data)
         self._cut(client, server)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -55,18 +58,55 @@ def test_who_was_away_takes_nobody_for_dead_at_once(counter: Counter) -> None:
     counter.partition.claim("other", lease_ms=60_000, want=1).run(counter.client)
     with counter.connect(lease="40s") as connection, counter.consuming(connection):
         process = connection.transport.session.process
+        me = consumer_of(connection)
         process.keeper.ring()
-        wait_until(lambda: process.ledger._renewed, 30)
+        wait_until(lambda: counter.client.zscore(counter.keys.leases, me), 30)
         # As if the machine had stood still: the other one may go on in a moment, as we do.
-        for name in process.ledger._renewed:
-            process.ledger._renewed[name] -= 100
-        counter.client.zadd(counter.keys.leases, {"other": 1})
+        counter.client.zadd(counter.keys.leases, {"other": 1, me: 1})
         rounds: list[float] = []
         process.keeper.watch(rounds.append)
         process.keeper.ring()
         wait_until(lambda: rounds, 30)
         process.keeper.unwatch(rounds.append)
         assert counter.client.zscore(counter.keys.leases, "other") == 1
+
+
+@pytest.fixture
+def hasty_switches() -> Iterator[None]:
+    """The interpreter changes threads between any two instructions, nearly."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_switches")
+def test_users_of_a_queue_that_go_in_several_threads_are_counted(counter: Counter) -> None:
+    with counter.connect(**QUICK) as connection:
+        channel: Any = connection.default_channel
+        keeper, queue, me = channel.process.keeper, channel.queue(counter.queue), consumer_of(connection)
+        each_has, amount = 5000, 4
+        for _ in range(each_has * amount + 1):
+            keeper.use(queue, channel.keeper_clients)
+
+        def go() -> None:
+            for _ in range(each_has):
+                keeper.leave(queue, soon=False)
+
+        threads = [threading.Thread(target=go) for _ in range(amount)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+
+        def deadline() -> float:
+            return float(counter.client.zscore(counter.keys.leases, me) or 0)
+
+        # One is left.
+        since = wait_until(deadline, 30)
+        wait_until(lambda: deadline() > since + 1e6, 30, what="renewals for a second")
+        keeper.leave(queue)
+        wait_until(lambda: not counter.client.exists(counter.keys.leases), 30, what="the end of the lease")
 
 
 def test_a_callback_that_takes_long_is_no_dead_connection(counter: Counter) -> None:

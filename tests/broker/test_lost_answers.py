@@ -51,6 +51,30 @@ def test_a_claim_whose_answer_is_lost_comes_back_to_who_connects_anew(counter: C
             counter.drain_until(connection, lambda: counter.depth() == 0)
 
 
+def test_what_the_keeper_could_not_tell_it_tells_with_its_next_round(counter: Counter, proxy: Proxy) -> None:
+    finish = counter.partition.finish("", []).script.sha1.encode()
+    with (
+        counter.connect(proxy.url(counter.url), lease="1s", watchdog=0) as connection,
+        counter.consuming(connection, prefetch=1) as got,
+    ):
+        counter.publish(1)
+        counter.drain(connection, got, 1, 30)
+        process: Any = connection.default_channel.process
+        untold: list[bool] = []
+
+        def look(now: float) -> None:
+            untold.append(bool(process.ledger.pending()))
+
+        proxy.drop_answers_to, proxy.drops_left = finish, 1
+        process.ledger.finish(got[0].delivery_tag)
+        process.keeper.tell_soon()
+        wait_until(lambda: proxy.dropped, 30)
+        process.keeper.watch(look)
+        wait_until(lambda: untold, 30)
+        assert untold[0] is False
+    assert counter.depth() == 0
+
+
 def test_get_whose_answer_is_lost_gives_its_message_back(counter: Counter, proxy: Proxy) -> None:
     claim = counter.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
     counter.publish(1)

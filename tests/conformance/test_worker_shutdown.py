@@ -20,9 +20,9 @@ from tests.conformance.workplace import Workplace
 WAIT = 30
 
 
-def held(workplace: Workplace, *keys: str) -> list[Any]:
+def held(workplace: Workplace, *keys: str, task: str = "hold_late") -> list[Any]:
     """The results of tasks that run and wait for their release, acknowledged late."""
-    results = [workplace.send("hold_late", key) for key in keys]
+    results = [workplace.send(task, key) for key in keys]
     for key in keys:
         workplace.witness.wait(f"started:{key}")
     # They say so themselves, before their worker hears of it. What Celery has not heard of it forgets at a
@@ -84,13 +84,14 @@ def test_a_warm_shutdown_hears_the_last_results_and_does_not_sleep(workplace: Wo
 
 # In the threads pool Celery keeps all acknowledgements until the last task has ended.
 @pytest.mark.parametrize("broker", ["dq"], indirect=True)
+@pytest.mark.parametrize("task", ["hold", "hold_late"])
 def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
-    workplace: Workplace, redis_server: RedisServer
+    workplace: Workplace, redis_server: RedisServer, task: str
 ) -> None:
     quick, slow = uuid4().hex, uuid4().hex
     # So long a lease that no heartbeat tells of it meanwhile
     with workplace.worker("prefork", concurrency=2, conf={"dq_lease": 300}) as worker:
-        results = held(workplace, quick, slow)
+        results = held(workplace, quick, slow, task=task)
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
         worker.wait_for_log("Warm shutdown")

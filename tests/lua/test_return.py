@@ -231,7 +231,7 @@ class TestReaping:
         desk.push("a")
         tag = desk.claim().entries[0].tag
         desk.lose()
-        assert desk.partition.renew("c1", lease_ms=LEASE_MS).run(desk.client)[:3] == (True, 0, False)
+        assert desk.partition.renew("c1", lease_ms=LEASE_MS).run(desk.client)[:2] == (True, 0)
         assert desk.finish(tag) == 0
 
     def test_unknown_consumer_is_not_alive(self, desk: Desk) -> None:
@@ -262,12 +262,70 @@ class TestReaping:
 
     def test_heartbeat_tidies(self, desk: Desk) -> None:
         desk.client.zadd(desk.keys.limiter, {f"t{i}": i for i in range(1, 30)})
+        desk.reap(limit=0)
+        assert desk.client.zcard(desk.keys.limiter) == 29
         desk.client.zadd(desk.keys.tombstones, {"gone": 1, "there": desk.now_us() + 10_000_000})
         desk.reap(limit=20)
         assert desk.client.zcard(desk.keys.limiter) == 9
         desk.reap(limit=20)
         assert desk.left_over() == {"tombstones", "leases"}
         assert desk.client.zrange(desk.keys.tombstones, 0, -1) == [b"there"]
+
+
+class TestComingBack:
+    """Who finds his own lease all but over takes nobody for dead: perhaps the server was away."""
+
+    @pytest.fixture
+    def tags(self, desk: Desk) -> dict[str, Tag]:
+        """What c1 and c2 hold, both of whom were away."""
+        desk.push("a", "b")
+        tags = {each: desk.claim(1, each).entries[0].tag for each in ("c1", "c2")}
+        for each in tags:
+            desk.lose(each)
+        return tags
+
+    @pytest.mark.parametrize("claims_first", [False, True])
+    def test_takes_nothing_from_another_who_may_be_coming_back(
+        self, desk: Desk, tags: dict[str, Tag], claims_first: bool
+    ) -> None:
+        if claims_first:
+            assert desk.claim(0, "c1").alive is True
+        # The second heartbeat: requests that got no answer have piled up.
+        assert [desk.reap("c1"), desk.reap("c1"), desk.reap("c2")] == [0, 0, 0]
+        assert [desk.finish(tags[each], consumer=each) for each in tags] == [0, 0]
+
+    def test_takes_what_nobody_came_back_for_when_a_lease_has_passed(
+        self, desk: Desk, tags: dict[str, Tag]
+    ) -> None:
+        heartbeat = desk.partition.renew("c1", lease_ms=LEASE_MS)
+        assert 0 < heartbeat.run(desk.client).next_end_s <= LEASE_MS / 1000
+        left_ms = desk.client.pttl(desk.keys.lenient("c1"))
+        assert 0 < left_ms <= LEASE_MS + 1
+        desk.client.set(desk.keys.lenient("c1"), desk.now_us())
+        assert heartbeat.run(desk.client).reaped == 1
+        assert desk.finish(tags["c1"]) == 0
+        assert desk.take() == ["b"]
+
+    def test_who_is_new_takes_what_is_lost_at_once(self, desk: Desk, tags: dict[str, Tag]) -> None:
+        assert desk.reap("c1") == 0
+        assert desk.reap("c3") == 1
+        assert desk.finish(*tags.values()) == 1
+
+    def test_late_is_who_has_little_of_a_lease_left(self, desk: Desk, tags: dict[str, Tag]) -> None:
+        lease_us = LEASE_MS * 1000
+        desk.client.zadd(desk.keys.leases, {"c1": desk.now_us() + 0.3 * lease_us})
+        assert desk.reap("c1") == 0
+        desk.client.delete(desk.keys.lenient("c1"))
+        desk.client.zadd(desk.keys.leases, {"c1": desk.now_us() + 0.5 * lease_us})
+        assert desk.reap("c1") == 1
+
+    def test_does_everything_else(self, desk: Desk, tags: dict[str, Tag]) -> None:
+        desk.push("later", due_us=desk.now_us() + 10**9)
+        desk.client.zadd(desk.keys.delayed, {"later": 1})
+        desk.client.zadd(desk.keys.tombstones, {"gone": 1})
+        desk.reap("c1")
+        assert desk.waiting() == ["later"]
+        assert not desk.client.exists(desk.keys.tombstones)
 
 
 class TestDeadLetters:

@@ -113,8 +113,7 @@ def test_heartbeat_finds_what_nobody_was_woken_for(desk: Desk) -> None:
     delay(desk, "a", 30)
     desk.claim(5)
     desk.client.zadd(desk.keys.delayed, {"a": 5})
-    renewed = desk.partition.renew("c2", lease_ms=LEASE_MS).run(desk.client)
-    assert renewed.overdue is True
+    desk.partition.renew("c2", lease_ms=LEASE_MS).run(desk.client)
     assert desk.token()
 
 

@@ -104,4 +104,5 @@ class WatchedPartition(RuleBasedStateMachine):
                 )
         # Tokens of slow rates, quotas and what must be remembered; nothing else.
         allowed = {"leases", "quotas", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
+        allowed |= {f"lenient:{consumer}" for consumer in CONSUMERS}
         assert self.desk.left_over() - allowed - {"producer:p", "wake"} == set()

@@ -223,6 +223,18 @@ class PartitionMachine(WatchedPartition):
         self.model.promote()
         self.token_taken = False
 
+    @rule(first=st.sampled_from(CONSUMERS), claims=st.booleans())
+    def come_back_after_an_outage(self, first: str, claims: bool) -> None:
+        """All leases are over, and nobody takes another one for dead."""
+        for consumer in CONSUMERS:
+            self.desk.lose(consumer)
+        for consumer in sorted(CONSUMERS, key=lambda each: each != first):
+            if claims:
+                self.desk.claim(0, consumer)
+            assert self.desk.reap(consumer, max_deliveries=MAX_DELIVERIES) == 0
+        self.model.promote()
+        self.token_taken = False
+
     @rule(consumer=st.sampled_from(CONSUMERS))
     def renew(self, consumer: str) -> None:
         self.desk.partition.renew(consumer, lease_ms=LEASE_MS).run(self.client)

@@ -12,6 +12,7 @@ expires; see :mod:`celery_dq.transport.redis.transient`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -104,9 +105,23 @@ class Channel(DrivenChannel):
         """Return the partition of the queue called *name*."""
         return self.queue(name).partition
 
+    def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
+        """Return what makes clients for another thread; it outlives this channel.
+
+        Arguments:
+            timeout_s: seconds to wait for a connection or an answer, if those of the channel are longer.
+        """
+        # It is made for these clients, and no connection has been.
+        pool = self._get_pool()
+        for name in {"socket_timeout", "socket_connect_timeout"} & pool.connection_kwargs.keys():
+            configured = pool.connection_kwargs[name]
+            if timeout_s < (math.inf if configured is None else configured):
+                pool.connection_kwargs[name] = timeout_s
+        return partial(self.Client, connection_pool=pool)
+
     def keeper_clients(self) -> Callable[[], redis.Redis]:
-        """Return what makes clients for the keeper's thread; it outlives this channel."""
-        return partial(self.Client, connection_pool=self._get_pool())
+        """Return what makes clients for the keeper's thread."""
+        return self.own_clients(self.process.keeper.patience_s)
 
     # -- declaring -------------------------------------------------------------
 
@@ -315,11 +330,13 @@ class Channel(DrivenChannel):
     def basic_settle(self, delivery_tag: str) -> None:
         """Acknowledge before the task runs: never deliver it again, keep its slot."""
         self.qos.settle(delivery_tag)
+        self._tell_at_the_end()
 
     def basic_finish(self, delivery_tag: str) -> None:
         """The task of an acknowledged message is over: free its slot."""
         self.qos.forget(delivery_tag)
         self.ledger.finish(delivery_tag)
+        self._tell_at_the_end()
 
     def requeue_transient(self, message: Any) -> None:
         """Put a message of a transient queue back; at its end, as lists do."""
@@ -339,24 +356,6 @@ class Channel(DrivenChannel):
         """A stored message cannot be read: keep it as a dead letter and go on."""
         logger.error("Message %s of queue %s goes to the dead letters: %s.", entry.id, queue.name, why)
         self.ledger.bury(tag, f"unreadable: {why}", entry.record)
-
-    def tell_now(self) -> None:
-        """Where no loop turns, tell the broker at once what the ledger has for it.
-
-        Raises:
-            redis.RedisError: the broker did not answer; the ledger keeps what was not told.
-        """
-        if self.closed or self.connection is None or (self.poller.driven and not self._loop_turns):
-            # Others may run on, and a broker that does not answer must not keep them waiting.
-            self.process.keeper.tell_soon()
-        elif not self.poller.driven:
-            self._tell()
-
-    def _tell(self) -> None:
-        for key in self.ledger.pending():
-            queue = self.process.keeper.queue(key)
-            if queue is not None:
-                self.process.keeper.tell(queue, self.client)
 
     # -- the end ---------------------------------------------------------------
 

@@ -1,5 +1,5 @@
--- Takes messages under a lease, in fair order. On the way it settles and finishes, renews the lease, promotes
--- what is due, and hands the next appointment to whoever may keep it.
+-- Takes messages under a lease, in fair order. On the way it settles and finishes, renews the lease as renew does,
+-- promotes what is due, and hands the next appointment to whoever may keep it.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -18,6 +18,7 @@
 --   reasons HASH
 --   deliveries HASH
 --   leases ZSET
+--   lenient:<consumer> STRING
 --   wake LIST
 --   leader HASH
 --   dead HASH
@@ -47,13 +48,12 @@
 --   n_finish: number of tags to finish, at most 1000
 --   (claim, id)*: the tags
 -- RETURNS
---   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer
---   keeps, or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when
---   the consumer is fenced out, else '0'; '1' when
---   the consumer had its lease until now, '0' when it had none or had lost it with all that it held; then
---   three strings per message: message id, 'claim number|deliveries|reason', record. Deliveries is '' for a message
---   that was never delivered before, '0' for one that came back without a crash. The reason is '' but for a
---   discard, which is delivered for its bookkeeping only and took neither token nor slot.
+--   an array: '1' when something may be served right now, else '0'; µs until the appointment that this consumer keeps,
+--   or '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the consumer is
+--   fenced out, else '0'; '1' when the consumer had its lease until now, '0' when it had none or had lost it with all
+--   that it held; then three strings per message: message id, 'claim number|deliveries|reason', record. Deliveries is
+--   '' for a message that was never delivered before, '0' for one that came back without a crash. The reason is '' but
+--   for a discard, which is delivered for its bookkeeping only and took neither token nor slot.
 -- COST
 --   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies
 --   at most 128 of each kind, passes over at most 64 removed messages and 1000 suspects, these at three each
@@ -62,6 +62,7 @@
 --   consumer's name before it is removed from its tenant. Rates and concurrency are never exceeded.
 --@include state
 --@include full
+--@include lease
 --@include record
 --@include bury
 --@include held
@@ -84,8 +85,8 @@ promote(PROMOTE)
 
 local claim = state.claim + 1
 local plain = string.format('%.0f||', claim)
-local alive = call('ZSCORE', P .. 'leases', consumer) and '1' or '0'
-local reply = {'0', '-1', tostring(stale), '0', alive}
+local alive = call('ZSCORE', P .. 'leases', consumer)
+local reply = {'0', '-1', tostring(stale), '0', alive and '1' or '0'}
 if is_fenced_out(consumer) or is_out_of_office() then
   -- The token that woke this one up was the leader's.
   wake()
@@ -370,7 +371,7 @@ for i = 1, #leaving do dedup().leave(leaving[i].id, false) end
 close_busy_period()
 collect(P .. 'finish', text(state.v), PROMOTE)
 collect(P .. 'limiter', now, PROMOTE)
-call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
+renew_lease(consumer, alive, tonumber(ARGV[2]))
 
 -- The end of a claim is that of the other scripts, but that it may keep the next appointment itself.
 local may_hold = ARGV[5] == '1' or (ARGV[5] == '0' and got == 0)

@@ -29,7 +29,6 @@ class DrivenChannel(RedisChannel):
     _subscribed: set[str]
     _health_checked_at: float
     _broken: bool
-    _tell: Callable[[], None]
     session: Session
 
     def _separate(self) -> None:
@@ -139,6 +138,31 @@ class DrivenChannel(RedisChannel):
             except self.connection_errors:
                 # The keeper will see to it.
                 self._lose()
+
+    def tell_now(self) -> None:
+        """Where no loop turns, tell the broker at once what the ledger has for it.
+
+        Raises:
+            redis.RedisError: the broker did not answer; the ledger keeps what was not told.
+        """
+        if self.closed or self.connection is None:
+            self.process.keeper.tell_soon()
+        elif not self.poller.driven:
+            self._tell()
+        else:
+            self._tell_at_the_end()
+
+    def _tell_at_the_end(self) -> None:
+        """Where the loop does not turn any more, for the worker stops, leave the telling to the keeper."""
+        # Other tasks may run on, and a broker that does not answer must not keep them waiting.
+        if self.poller.driven and not self._loop_turns:
+            self.process.keeper.tell_soon()
+
+    def _tell(self) -> None:
+        for key in self.process.ledger.pending():
+            queue = self.process.keeper.queue(key)
+            if queue is not None:
+                self.process.keeper.tell(queue, self.client)
 
     @property
     def _loop_turns(self) -> bool:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import redis
 
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.transport.redis.fitness import PASSING_ERRORS, recognised
-from celery_dq.transport.redis.ledger import TRUST, Burial
+from celery_dq.transport.redis.ledger import Burial
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Tag
 from celery_dq.transport.redis.reports import TELL_LIMIT, bury, release, tags
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Renewals per lease. Three may fail in a row before the lease is lost.
+#: Renewals per lease. Two in a row may get no answer at all, and a third one is in time; one, where the lease
+#: is shorter than two seconds.
 RENEWALS_PER_LEASE = 4
+#: Seconds that an answer may take at least, however short the lease: a busy server is not a dead connection.
+LEAST_PATIENCE_S = 0.5
 #: Seconds between rounds at least, however soon the next lease runs out.
 SHORTEST_WAIT_S = 0.05
 #: Leases after which a broker that does not answer, and that nobody uses any more, is forgotten.
@@ -50,13 +54,13 @@ class Keeper:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._queues: dict[str, Queue] = {}
-        self._users: dict[str, int] = {}
+        #: By their length, as several threads count: appending and popping are atomic.
+        self._users: dict[str, deque[None]] = {}
         self._idle_checks: list[Callable[[float], None]] = []
         self._connect: Callable[[], redis.Redis] | None = None
         self._client: redis.Redis | None = None
         self._running = False
         self._late: set[str] = set()
-        self._judges_from: dict[str, float] = {}
         self._start_stop = unpatched("_thread", "allocate_lock")()
         self._bell = unpatched("_thread", "allocate_lock")()
         self._bell.acquire()
@@ -77,7 +81,7 @@ class Keeper:
         with self._start_stop:
             if not self._queues or self._connect is None:
                 self._connect = clients()
-            self._users[name] = self._users.get(name, 0) + 1
+            self._users.setdefault(name, deque()).append(None)
             self._queues[name] = queue
             if not self._running:
                 # The last one gives the lock back as the last thing it does.
@@ -93,10 +97,17 @@ class Keeper:
             queue: what was consumed.
             soon: end it now if possible; else at the next heartbeat, as the caller may be back by then.
         """
-        name = queue.key
-        self._users[name] = max(self._users.get(name, 0) - 1, 0)
+        # Not under the lock, which the keeper holds while it resigns: the broker may not answer.
+        with contextlib.suppress(IndexError):
+            self._users.get(queue.key, deque()).pop()
         if soon:
             self.ring()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds to wait for an answer: a connection that has died silently must not cost the lease."""
+        lease_s = self._process.lease_s
+        return min(max(lease_s / RENEWALS_PER_LEASE, LEAST_PATIENCE_S), lease_s / 2)
 
     def queue(self, key: str) -> Queue | None:
         """Return the queue whose partition the ledger names *key*, while it has a lease."""
@@ -208,19 +219,14 @@ class Keeper:
     def _beat(self, queue: Queue, client: redis.Redis) -> float:
         process, ledger, name = self._process, self._process.ledger, queue.key
         sent_at = process.clock.monotonic()
-        if ledger.silence(name, sent_at) > process.lease_s * TRUST:
-            # The broker was away, or we were. Others may be on their way back as we are, so from this renewal
-            # on and for one lease nobody is taken for dead by us.
-            self._judges_from[name] = sent_at + process.lease_s
         renewal = queue.partition.renew(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
-            limit=0 if sent_at < self._judges_from.get(name, 0.0) else CHUNK,
+            limit=CHUNK,
             max_deliveries=queue.max_deliveries,
         ).run(client)
-        next_end_s = renewal.next_end_s
-        if sent_at < self._judges_from.get(name, 0.0):
-            next_end_s = min(next_end_s, self._judges_from[name] - sent_at)
+        if renewal.reaped:
+            logger.info("%d messages of %s came back from lost consumers.", renewal.reaped, queue.name)
         if renewal.fenced:
             process.fenced_out(queue)
         else:
@@ -233,13 +239,16 @@ class Keeper:
         late = name in self._late
         # Before it is told: another thread may say meanwhile that there is more.
         self._late.discard(name)
-        if late or not ledger.has_listener:
-            self.tell(queue, client)
-        if ledger.outbox(name):
-            self._late.add(name)
+        try:
+            if late or not ledger.has_listener:
+                self.tell(queue, client)
+        finally:
+            # Also what could not be told.
+            if ledger.outbox(name):
+                self._late.add(name)
         if not self._users.get(name) and not self.owes(name):
             self._resign(queue, client)
-        return next_end_s
+        return renewal.next_end_s
 
     def owes(self, name: str) -> bool:
         """Whether something of that partition is held, to be told, or on its way."""
@@ -329,7 +338,6 @@ class Keeper:
     def _forget(self, name: str) -> None:
         self._queues.pop(name, None)
         self._users.pop(name, None)
-        self._judges_from.pop(name, None)
         self._late.discard(name)
         self._process.ledger.forget(name)
         self._process.doubts.forget(name)

@@ -34,7 +34,7 @@ from celery_dq.clock import Clock
 
 _T = TypeVar("_T")
 
-#: Past this share of a lease since its last renewal, nothing new may start.
+#: Past this share of a lease since its last renewal, nothing new may start (see include/lease.lua).
 TRUST = 0.6
 #: Seconds that a finish waits for the next claim to ride along with.
 COMPANY_SECONDS = 0.01

@@ -65,7 +65,8 @@ class Process:
             lost = self.ledger.lose(partition, self.running_tags(), last_claim)
             logger.warning(
                 "The lease of %s on %s had run out, and what it held may be with others now; %d messages "
-                "that had not begun are let go. A longer dq_lease or a less loaded machine avoids this.",
+                "that had not begun are let go. Either the broker was away for longer than dq_lease, or this "
+                "machine stood still: a longer dq_lease, or a less loaded machine, avoids this.",
                 self.consumer,
                 partition,
                 lost,

@@ -84,15 +84,14 @@ class Claimed(NamedTuple):
 class Renewed(NamedTuple):
     """The answer to a heartbeat.
 
-    ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers. ``overdue``:
-    something was due that nobody had been woken for. ``fenced``: as in a claim; nothing was done. ``claim``:
-    the number of the last claim before this; what was claimed later is not lost. ``next_end_s``: seconds
-    until the first lease of anybody runs out, infinite when the caller did not ask to take anything back.
+    ``alive``: the lease had not been lost. ``reaped``: messages taken back from lost consumers.
+    ``fenced``: as in a claim; nothing was done. ``claim``: the number of the last claim before this; what was
+    claimed later is not lost. ``next_end_s``: seconds until there may be something to take back, infinite
+    when the caller did not ask.
     """
 
     alive: bool
     reaped: int
-    overdue: bool
     fenced: bool = False
     claim: int = 0
     next_end_s: float = math.inf
@@ -162,8 +161,8 @@ def read_entries(reply: Any) -> list[ClaimedEntry]:
 def read_renewed(reply: Any) -> Renewed:
     """Return what a heartbeat found."""
     alive = int(reply[0])
-    next_end_s = math.inf if reply[4] in (b"-", "-") else int(reply[4]) / 1e6
-    return Renewed(alive == 1, int(reply[1]), int(reply[2]) == 1, alive < 0, int(reply[3]), next_end_s)
+    next_end_s = math.inf if reply[3] in (b"-", "-") else int(reply[3]) / 1e6
+    return Renewed(alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s)
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:

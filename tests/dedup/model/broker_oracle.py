@@ -25,6 +25,8 @@ class BrokerOracle(World):
         self.discards: set[str] = set()
         self.outside: set[str] = set()
         self.leases: dict[str, int] = {}
+        #: Until when who had been away takes nobody for dead.
+        self.lenient: dict[str, int] = {}
         self.zombies: list[tuple[str, Run]] = []
         self.counted: Counter[str] = Counter()
         self.sequence = 0

@@ -59,7 +59,7 @@ end
 -- Removes members whose score is not above `bound`, at most `limit` of them.
 local function collect(key, bound, limit)
   local over = call('ZCOUNT', key, '-inf', bound)
-  if over > 0 then call('ZREMRANGEBYRANK', key, 0, math.min(over, limit) - 1) end
+  if over > 0 and limit > 0 then call('ZREMRANGEBYRANK', key, 0, math.min(over, limit) - 1) end
 end
 
 -- Writes that take lists: nothing happens for an empty one.
