@@ -59,6 +59,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         """The pool runs by now, and has its own methods in place."""
         if self._lifecycle is not None:
             self._lifecycle.guard_flush(consumer.pool)
+            self._lifecycle.reserve_again()
             notice_deaths(consumer.pool)
             hear_results(consumer.pool)
 

@@ -55,7 +55,8 @@ class _Guarded:
         begun = {
             number: job for number, job in list(cache.items()) if id(job) not in buffered and _is_begun(job)
         }
-        put_back = children._put_back
+        # Before the loop has turned there is none yet, and no child has anything.
+        put_back = getattr(children, "_put_back", None)
 
         def forget(job: Any) -> None:
             # Its child has died just now, and what is put back is emptied out with the buffer.
@@ -65,14 +66,16 @@ class _Guarded:
 
         for job in begun.values():
             job.discard = _stay
-        children._put_back = forget
+        if put_back is not None:
+            children._put_back = forget
         try:
             if children._state == CLOSE and state.should_terminate in (None, False):
                 # Of a pool that goes on Celery does so itself, and a cold stop waits for nobody.
                 _write_the_rest(children, list(begun.values()))
             children.flush()
         finally:
-            children._put_back = put_back
+            if put_back is not None:
+                children._put_back = put_back
             for job in begun.values():
                 del job.discard
         for number, job in begun.items():

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import redis
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.exceptions import Ignore, Reject
 from kombu import Consumer, Queue
 
@@ -105,6 +105,20 @@ def add_tasks(app: Celery, port: int) -> Celery:
     return app
 
 
+class Stumble(bootsteps.StartStopStep):
+    """The connection is lost when all else has started for the first time, and the loop has not."""
+
+    requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._starts = count()
+
+    def start(self, consumer: Any) -> None:
+        if not next(self._starts):
+            raise ConnectionError("stumbled")
+
+
 class _ShortLived(WorkerProcess):
     def stop(self, how: signal.Signals = signal.SIGKILL, deadline: float = 25.0) -> int:
         return super().stop(how, deadline)
@@ -193,3 +207,5 @@ class Yard:
 if ENVIRONMENT in os.environ:
     app = app_from_environment(NAME)
     add_tasks(app, app.conf["witness_port"])
+    if app.conf.get("stumbles"):
+        app.steps["consumer"].add(Stumble)
