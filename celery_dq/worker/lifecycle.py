@@ -46,7 +46,7 @@ class Lifecycle:
         self._clock = clock
         self._dead_letter_failures = dead_letter_failures
         self._in_pool: dict[str, float] = {}
-        self._jobs: dict[str, tuple[Any, Message]] = {}
+        self._jobs: dict[str, tuple[Any, Any]] = {}
         self._started: dict[str, None] = {}
         #: Delivery tags of what Celery cancels now, to be run elsewhere.
         self._cancelling: set[str] = set()
@@ -80,7 +80,7 @@ class Lifecycle:
             TaskRevokedError: its message is not ours any more. Celery frees the
                 pool slot and forgets the request.
         """
-        request = getattr(options.get("callback"), "__self__", None)
+        request: Any = getattr(options.get("callback"), "__self__", None)
         message = getattr(request, "message", None)
         if not isinstance(message, Message):
             return self._apply(target, args, kwargs, **options)
@@ -88,6 +88,8 @@ class Lifecycle:
         if not self._asks_at_once:
             # Who does not ask when it begins has its last chance here.
             self._veto(request, message, starts=not self.asks_first)
+        if message.permit is not None and request.task.acks_late:
+            _note_late(message)
         self._in_pool[tag] = self._clock.monotonic()
         self._answer_at_once(request, message)
         self._cancel_for_good(request, tag)
@@ -102,7 +104,7 @@ class Lifecycle:
         except BaseException:
             self._forget(tag)
             raise
-        self._jobs[tag] = (job, message)
+        self._jobs[tag] = (job, request)
         if tag not in self._in_pool:
             # A thread has ended it meanwhile: asked afterwards, for it may do so at any moment.
             self._jobs.pop(tag, None)
@@ -111,8 +113,9 @@ class Lifecycle:
     def _stop_then_give_back(self) -> None:
         """A pool of threads cancels what waits in its queue, and tells nobody."""
         self._stop_pool()
-        for tag, (_, message) in reversed(list(self._jobs.items())):
+        for tag, (_, request) in reversed(list(self._jobs.items())):
             if tag not in self._started:
+                message = request.message
                 self._forget(tag)
                 message.channel.qos.forget(tag)
                 message.channel.ledger.release(tag, "unstarted")
@@ -128,9 +131,6 @@ class Lifecycle:
 
         def on_ack(*args: Any) -> Any:
             if not message.settles:
-                held = message.channel.ledger.get(tag)
-                if held is not None:
-                    held.late = True
                 message.channel.basic_finish(tag)
             return ack(*args)
 
@@ -168,10 +168,19 @@ class Lifecycle:
         guard_flush(pool, self._give_back_others)
 
     def _give_back_others(self, kept: frozenset[int]) -> None:
-        for tag, (job, message) in list(self._jobs.items()):
+        for tag, (job, request) in list(self._jobs.items()):
             if id(job) not in kept:
                 self._forget(tag)
-                message.channel.ledger.release(tag, "unstarted")
+                request.message.channel.ledger.release(tag, "unstarted")
+
+    def reserve_again(self) -> None:
+        """Let what the pool has take its slots in Celery's eyes, after a lost connection.
+
+        Celery 5.5 forgets all that it had reserved, later ones what had not begun; the pool would look empty.
+        """
+        for _, request in list(self._jobs.values()):
+            # Known weakly, so what ends just now in another thread is not there for long.
+            state.reserved_requests.add(request)
 
     def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
         """Do not start what others may have by now."""
@@ -282,6 +291,13 @@ class Lifecycle:
             message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
         if self.turns is not None:
             self.turns.over(message.delivery_tag)
+
+
+def _note_late(message: Message) -> None:
+    """However it ends, acknowledged, refused or buried: a kill brings it back until the broker knows."""
+    held = message.channel.ledger.get(message.delivery_tag)
+    if held is not None:
+        held.late = True
 
 
 def _note_successor(message: Message, exc: BaseException | None) -> None:

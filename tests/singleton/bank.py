@@ -134,6 +134,13 @@ def add_tasks(app: Celery, port: int) -> Celery:
             raise Reject("not yet", requeue=True)
         finish(self, number)
 
+    @task(name="refuse_late", bind=True, acks_late=True)
+    def refuse_late(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:
+        start(self, number)
+        time.sleep(seconds)  # the work
+        finish(self, number)
+        raise Reject("not this one", requeue=False)
+
     @task(name="hold", bind=True)
     def hold(self: Task[Any, Any], number: int) -> None:
         start(self, number)

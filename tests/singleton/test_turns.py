@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -170,3 +172,44 @@ def test_a_lost_connection_gives_back_what_is_behind(
             assert till.finished(len(ALL), DEADLINE_S) == ALL
     assert till.book.numbers("start") == ALL
     assert till.overlaps() == 0
+
+
+def claims(bank: Bank) -> int:
+    """How many claims have brought something."""
+    with bank.app.connection_for_write() as connection:
+        channel: Any = connection.default_channel
+        return int(channel.client.hget(channel.partition(QUEUE).keys.state, "claim") or 0)
+
+
+def wait_more(count: Callable[[], int], before: int) -> None:
+    wait_until(lambda: count() > before, DEADLINE_S, what=f"more than {before}")
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_what_comes_back_after_a_lost_connection_goes_before_what_was_claimed_since(
+    till: Bank, redis_server: RedisServer, slots: int
+) -> None:
+    """A retry, and what a killed child was running: both have begun before the connection was lost."""
+    conf = {"worker_prefetch_multiplier": 16, "dq_claim_ahead": 2}
+    with Proxy(redis_server.port) as proxy:
+        till.conf["broker_url"] = proxy.url(till.conf["broker_url"])
+        with till.worker("prefork", slots, conf=conf) as worker:
+            till.post(range(2))  # from these it has learnt that it may claim ahead
+            for turn, task in enumerate(["hold_and_retry", "hold_late"]):
+                first = 2 + 3 * turn
+                till.send(task, first)
+                till.wait_started(first)
+                before = claims(till)
+                proxy.cut_all()
+                worker.wait_for_log("Connected to", DEADLINE_S, occurrences=turn + 2)
+                till.post(range(first + 1, first + 3))
+                wait_more(partial(claims, till), before)
+                if task == "hold_late":
+                    os.kill(pid_of(till, first), signal.SIGKILL)
+                else:
+                    till.book.release(str(first))
+                # Whatever begins next: the one that has come back, and holds again.
+                wait_more(lambda: len(till.book.numbers("start")), first + turn + 1)
+                till.book.release(str(first))
+                till.finished(first + 3, DEADLINE_S)
+    assert till.book.numbers("start") == [0, 1, 2, 2, 3, 4, 5, 5, 6, 7]

@@ -31,6 +31,7 @@ class Doubts:
         self._answered: dict[str, dict[str, None]] = {}
         self._looks: dict[str, int] = {}
         self._strangers: dict[str, set[tuple[str, str]]] = {}
+        self._waiting: dict[str, Callable[[], None]] = {}
 
     # -- on their way ----------------------------------------------------------
 
@@ -59,6 +60,10 @@ class Doubts:
             under_way.append(None)
         else:
             under_way.pop()
+            if self._waiting and not under_way:
+                answered = self._waiting.pop(partition, None)
+                if answered is not None:
+                    answered()
 
     def under_way(self, partition: str) -> bool:
         """Whether the broker may hear something yet, or know something that we do not."""
@@ -67,6 +72,15 @@ class Doubts:
     def speaks(self, partition: str) -> bool:
         """Whether a call is on its way."""
         return bool(self._claims.get(partition) or self._reports.get(partition))
+
+    def awaits_report(self, partition: str, answered: Callable[[], None]) -> bool:
+        """Whether a settle, finish or release is on its way, or about to be; if so, *answered* is called."""
+        # First: another thread may hear the answer just now.
+        self._waiting[partition] = answered
+        if self._reports.get(partition):
+            return True
+        self._waiting.pop(partition, None)
+        return False
 
     # -- the keeper ------------------------------------------------------------
 
@@ -107,3 +121,4 @@ class Doubts:
         self._answered.pop(partition, None)
         self._looks.pop(partition, None)
         self._strangers.pop(partition, None)
+        self._waiting.pop(partition, None)

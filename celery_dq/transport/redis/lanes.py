@@ -34,6 +34,7 @@ from celery_dq.transport.redis.source import Source
 if TYPE_CHECKING:
     from celery_dq.transport.redis.fetcher import Fetcher
     from celery_dq.transport.redis.message import Message
+    from celery_dq.transport.redis.teller import Teller
 
 #: Messages that a lane holds at most while one of them is worked on.
 MOST_WAITING = 64
@@ -59,8 +60,6 @@ class Lane:
         self.under_way: deque[Held] = deque()
         #: Something has come back: so will what is under way behind it, and nothing is delivered before that.
         self.broken = False
-        #: What was begun before a reconnect may not be over yet.
-        self.inherits = True
         self.since = 0.0
         self.service_s: float | None = None
         #: How many may be under way; one after something came back, for it takes all that is behind along.
@@ -204,8 +203,12 @@ class Lanes:
     def _open(self, lane: Lane, queue: Queue) -> None:
         lane.queue, lane.key = queue, queue.key
         lane.permit = self._terms.permit(queue.name, queue.token)
-        lane.under_way.clear()
-        lane.broken, lane.inherits, lane.window, lane.untold = False, True, 1, False
+        ledger = self._process.ledger
+        # What was begun before a lost connection goes on. A claim has one number, and its messages an order.
+        lane.under_way = deque(sorted(ledger.held_of(queue.key), key=lambda held: int(held.claim)))
+        # What has ended meanwhile may not be told yet.
+        lane.broken, lane.window, lane.untold = False, 1, True
+        lane.since = self._process.clock.monotonic()
         self._process.keeper.use(queue, self._clients)
         lane.source = self._fetcher().consume(queue, lambda: self._limit(lane), lambda: self._claimed(lane))
 
@@ -258,12 +261,8 @@ class Lanes:
             # the worker is killed in between, or what was sent does not arrive.
             teller = self._fetcher().teller
             teller.send_untold(self._process.clock.monotonic(), urgent=queue.key)
-            lane.untold = bool(self._process.ledger.outbox(queue.key).finishes) or teller.finishes(queue)
+            lane.untold = self._is_untold(queue, teller)
             if lane.untold:
-                return
-        if lane.inherits:
-            lane.inherits = self._process.ledger.holds_of(queue.key) > len(lane.waiting) + len(under_way)
-            if lane.inherits:
                 return
         most = min(self._in_turn(), lane.window, self._pace(lane))
         waiting, ledger = lane.waiting, self._process.ledger
@@ -297,6 +296,16 @@ class Lanes:
             past = 0.0 if lane.service_s is None else 0.8**over
             lane.service_s = past * (lane.service_s or 0.0) + (1 - past) * seen
             lane.window = 1 if lane.broken or lane.untold else min(lane.window + over, MOST_WAITING)
+
+    def _is_untold(self, queue: Queue, teller: Teller) -> bool:
+        """Whether the broker may not know yet of a message that is over."""
+        process = self._process
+        box = process.ledger.outbox(queue.key)
+        if box.finishes or box.burials or teller.ends(queue):
+            return True
+        # The keeper may be telling it, and puts back what gets no answer.
+        awaited = process.doubts.awaits_report(queue.key, process.ledger.heard)
+        return awaited or bool(box.finishes or box.burials)
 
     def _waits(self, lane: Lane, message: Message) -> bool:
         """Whether the next message is a retry that is not due yet: it keeps its place, all others wait."""

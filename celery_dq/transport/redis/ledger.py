@@ -53,8 +53,8 @@ class Held:
         gone: finished or released.
         comes_back: it will be delivered again, so what was claimed after it must wait.
         begun: plain kombu's consumer has it, so it cannot be taken back unseen.
-        late: acknowledged when it had run; until the broker has been told, a kill brings it back, so nothing
-            that comes after it on a led queue may start before that.
+        late: from a led queue, and acknowledged, refused or buried when it has run; until the broker has been
+            told, a kill brings it back, so nothing that comes after it may start before that.
         after: what was given to the pool before it and must be over, for good, when it starts.
     """
 
@@ -151,9 +151,10 @@ class Ledger:
 
     def holds_of(self, partition: str, last_claim: int | None = None) -> int:
         """Return how many messages of *partition* are held; of those up to the claim of this number."""
-        return len(self._held_of(partition, last_claim))
+        return len(self.held_of(partition, last_claim))
 
-    def _held_of(self, partition: str, last_claim: int | None = None) -> list[Held]:
+    def held_of(self, partition: str, last_claim: int | None = None) -> list[Held]:
+        """Return them, in the order in which they were claimed."""
         return [
             held
             for held in list(self._held.values())
@@ -174,11 +175,12 @@ class Ledger:
         """Forget this message and free its slot. A second call does nothing."""
         held = self._held.pop(tag, None)
         if held is not None:
-            held.gone = True
             box = self.outbox(held.partition)
             if not box.finishes:
                 box.finishes_since = self._clock.monotonic()
             box.finishes.append(held)
+            # Last: who sees that it is gone looks whether the broker has been told.
+            held.gone = True
             self._tell()
 
     def release(self, tag: str, mode: str) -> None:
@@ -216,8 +218,8 @@ class Ledger:
         """Keep this message as a dead letter, and free its slot."""
         held = self._held.pop(tag, None)
         if held is not None:
-            held.gone = True
             self.outbox(held.partition).burials.append(Burial(held, reason, record))
+            held.gone = True
             self._tell()
 
     def lose(self, partition: str, running: frozenset[str], last_claim: int | None = None) -> int:
@@ -229,7 +231,7 @@ class Ledger:
         """
         lost = [
             held.tag
-            for held in self._held_of(partition, last_claim)
+            for held in self.held_of(partition, last_claim)
             if held.tag not in running and not (held.settled or held.begun)
         ]
         for tag in lost:
@@ -322,7 +324,7 @@ class Ledger:
     def abandon(self, partition: str) -> int:
         """Hold nothing of *partition* any more; return how many were held or finished and not told."""
         box = self.outbox(partition)
-        held = [held.tag for held in self._held_of(partition)]
+        held = [held.tag for held in self.held_of(partition)]
         for tag in held:
             self._held.pop(tag, None)
         return len(held) + len(box.finishes) + len(box.releases) + len(box.burials)
@@ -343,6 +345,10 @@ class Ledger:
     def has_listener(self) -> bool:
         """Some connection will send what there is to tell."""
         return bool(self._listeners)
+
+    def heard(self) -> None:
+        """The broker has answered what somebody waits for."""
+        self._tell()
 
     def _tell(self) -> None:
         for listener in tuple(self._listeners):

@@ -147,9 +147,9 @@ class Teller:
         """Return whether a claim from *queue* is on its way."""
         return any(sent.claim is not None and sent.queue.key == queue.key for sent in self._sent)
 
-    def finishes(self, queue: Queue) -> bool:
+    def ends(self, queue: Queue) -> bool:
         """Return whether the end of a message from *queue* is on its way."""
-        return any(sent.finishes and sent.queue.key == queue.key for sent in self._sent)
+        return any((sent.finishes or sent.burials) and sent.queue.key == queue.key for sent in self._sent)
 
     def nudge(self, queue: Queue, now: float) -> None:
         """Let somebody else look at *queue*."""
