@@ -313,11 +313,11 @@ def test_getting_one_by_one_never_gets_a_message_twice(counter: Counter) -> None
 def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(counter: Counter) -> None:
     with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
         fetcher = connection.default_channel.intake.fetcher
-        counter.drain_until(connection, lambda: fetcher._waits_since is not None)
+        counter.drain_until(connection, lambda: fetcher.tokens.waits)
         # As if all this had been sent before a callback that took minutes: the answers lie there.
         counter.publish(1)
-        wait_until(lambda: select.select([fetcher.tokens.fd], [], [], 0)[0])
-        fetcher._waits_since -= 120
+        wait_until(lambda: select.select([fetcher.tokens.wire.fd], [], [], 0)[0])
+        fetcher.tokens.since -= 120
         counter.drain(connection, got, 1)
         fetcher.wake()
         connection.default_channel.tick()

@@ -72,7 +72,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.renew("c", lease_ms=1), 4),
         (partition.resign("c"), 2),
         (partition.fence(1), 3),
-        (partition.nudge(), 0),
+        (partition.nudge("c"), 1),
         (partition.set_quota("t", None), 2),
         (partition.place(["t"]), 1 + 1),
         (partition.cancel(["a"]), 3 + 1),

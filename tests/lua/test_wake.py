@@ -109,6 +109,60 @@ def test_appointment_of_one_who_resigns_is_taken_over(desk: Desk) -> None:
     assert desk.take_token()
 
 
+def test_who_nudges_keeps_its_appointment_no_more(desk: Desk) -> None:
+    delay(desk, "a", 0.1)
+    delay(desk, "b", 30)
+    assert desk.claim(5, "c1").appointment_s is not None
+    desk.take_token()
+    wait_until(lambda: desk.partition.nudge("c1").run(desk.client), 5)
+    assert desk.take_token()
+    claimed = desk.claim(5, "c2", hold=True)
+    assert [entry.id for entry in claimed.entries] == ["a"]
+    assert claimed.appointment_s == pytest.approx(30, abs=5)
+    assert not desk.token()
+
+
+def test_who_nudges_before_its_time_hands_the_appointment_on(desk: Desk) -> None:
+    delay(desk, "a", 30)
+    desk.claim(5, "c1")
+    assert desk.partition.nudge("c1").run(desk.client) is False
+    assert desk.take_token()
+    assert desk.claim(5, "c2").appointment_s == pytest.approx(30, abs=5)
+
+
+@pytest.mark.parametrize("who", ["c2", ""])
+def test_a_nudge_takes_no_appointment_from_others(desk: Desk, who: str) -> None:
+    delay(desk, "a", 30)
+    desk.claim(5, "c1")
+    desk.partition.nudge(who).run(desk.client)
+    assert not desk.token()
+    assert desk.state("appt") > desk.now_us()
+    assert desk.client.hget(desk.keys.state, "appt_owner") == b"c1"
+
+
+def test_an_appointment_in_the_past_counts_for_nothing(desk: Desk) -> None:
+    """Its owner lives, and is full or has forgotten it; somebody else was served meanwhile."""
+    delay(desk, "a", 0.1)
+    delay(desk, "b", 30)
+    desk.claim(5, "c1")
+    wait_until(lambda: desk.now_us() > desk.state("appt"), interval_s=0.02)
+    claimed = desk.claim(5, "c2", hold=True)
+    assert [entry.id for entry in claimed.entries] == ["a"]
+    assert claimed.appointment_s == pytest.approx(30, abs=5)
+    # Its owner comes after all.
+    assert desk.claim(5, "c1").appointment_s is None
+
+
+def test_a_heartbeat_replaces_an_appointment_in_the_past(desk: Desk) -> None:
+    delay(desk, "a", 0.1)
+    delay(desk, "b", 30)
+    desk.claim(5, "c1")
+    desk.client.zrem(desk.keys.delayed, "a")  # cancelled, and nobody was told
+    wait_until(lambda: desk.now_us() > desk.state("appt"), interval_s=0.02)
+    desk.partition.renew("c2", lease_ms=LEASE_MS).run(desk.client)
+    assert desk.token()
+
+
 def test_heartbeat_finds_what_nobody_was_woken_for(desk: Desk) -> None:
     delay(desk, "a", 30)
     desk.claim(5)

@@ -22,6 +22,8 @@ class WatchedPartition(RuleBasedStateMachine):
     desk: Desk
     model: Model
     token_taken: bool
+    #: Consumers that have a timer for their appointment.
+    keeping: set[str]
 
     def ids_in(self, key: str) -> list[str]:
         return [each.decode() for each in self.client.zrange(key, 0, -1)]
@@ -89,7 +91,8 @@ class WatchedPartition(RuleBasedStateMachine):
         if dues:
             state = self.client.hgetall(self.desk.keys.state)
             assert self.client.zscore(self.desk.keys.leases, state[b"appt_owner"]) > self.desk.now_us()
-            assert float(state[b"appt"]) <= min(dues)
+            assert state[b"appt_owner"].decode() in self.keeping
+            assert self.desk.now_us() < float(state[b"appt"]) <= min(dues)
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):

@@ -65,6 +65,7 @@ class PartitionMachine(WatchedPartition):
         self.sequence = 0
         self.last: list[Outgoing] = []
         self.token_taken = False
+        self.keeping = set()
         for tenant, quota in limits:
             self.set_quota(tenant, quota)
         self.push(batch, "")
@@ -139,11 +140,11 @@ class PartitionMachine(WatchedPartition):
         consumer=st.sampled_from(CONSUMERS),
         want=st.integers(0, 9),
         free=st.integers(0, 9),
-        hold=st.booleans(),
+        hold=st.sampled_from([True, False, None]),
         suspects=st.booleans(),
     )
     def claim(
-        self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool, suspects: bool
+        self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool | None, suspects: bool
     ) -> None:
         settle = self.some_tags(data, consumer)
         finish = self.some_tags(data, consumer)
@@ -163,8 +164,7 @@ class PartitionMachine(WatchedPartition):
         assert claimed.suspect == expected.suspect
         assert claimed.stale == stale
         assert claimed.more == bool(self.model.start or self.model.discards)
-        if claimed.appointment_s is not None:
-            assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
+        self.remembers(consumer, claimed.appointment_s)
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
@@ -172,10 +172,18 @@ class PartitionMachine(WatchedPartition):
     def claim_much(self, consumer: str) -> None:
         """The common case, more often than its share."""
         claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
+        self.remembers(consumer, claimed.appointment_s)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
+
+    def remembers(self, consumer: str, appointment_s: float | None) -> None:
+        """The consumer sets its timer to what a claim says, or has none."""
+        self.keeping.discard(consumer)
+        if appointment_s is not None:
+            self.keeping.add(consumer)
+            assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def settle(self, data: st.DataObject, consumer: str) -> None:
@@ -211,11 +219,13 @@ class PartitionMachine(WatchedPartition):
     @rule(consumer=st.sampled_from(CONSUMERS))
     def resign(self, consumer: str) -> None:
         assert self.desk.partition.resign(consumer).run(self.client) == 0
+        self.keeping.discard(consumer)
         self.model.give_all(consumer, "unstarted", MAX_DELIVERIES)
         self.token_taken = False
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def lose_and_reap(self, consumer: str) -> None:
+        self.keeping.discard(consumer)
         self.desk.lose(consumer)
         assert self.desk.reap(max_deliveries=MAX_DELIVERIES) == (
             self.model.give_all(consumer, "crashed", MAX_DELIVERIES)
@@ -253,10 +263,12 @@ class PartitionMachine(WatchedPartition):
         self.model.delayed[message_id] = self.sequence
         self.token_taken = True  # time passes without a script
 
-    @rule()
-    def nudge(self) -> None:
+    @rule(consumer=st.sampled_from([*CONSUMERS, ""]))
+    def nudge(self, consumer: str) -> None:
         self.model.promote()
-        assert self.desk.partition.nudge().run(self.client) == bool(self.model.start or self.model.discards)
+        served = self.desk.partition.nudge(consumer).run(self.client)
+        assert served == bool(self.model.start or self.model.discards)
+        self.keeping.discard(consumer)
         self.token_taken = False
 
     @rule()

@@ -125,7 +125,7 @@ class DrivenChannel(RedisChannel):
         """Read what is on its way, where no loop is going to."""
         fetcher = self.intake.live_fetcher
         if fetcher is not None:
-            self._where_no_loop_turns(fetcher.teller.hear_out)
+            self._where_no_loop_turns(fetcher.hear_out)
 
     def speak_out(self) -> None:
         """Tell what there is to tell, where no loop is going to."""

@@ -9,7 +9,9 @@ A *hungry* queue may have something eligible; it is claimed from while the
 channel has room, and it stays hungry as long as claims come back full or say
 "more". A *quiet* one waits for its token. An *appointment* is the promise of this
 process to look again when the next delayed or throttled message is due; the claim
-script hands it out, to one consumer at a time.
+script hands it out, to one consumer at a time. Others *rely on* whoever has taken a
+token or has an appointment. If he has no room when he ought to look, or stops, he
+hands on what he has by a nudge.
 
 Whatever the ledger has to tell (settles, finishes) rides along with the next
 claim of that partition, or goes alone when no claim is due.
@@ -32,8 +34,9 @@ from celery_dq.transport.redis.replies import Claimed
 from celery_dq.transport.redis.reports import TELL_LIMIT, tags
 from celery_dq.transport.redis.source import Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, NoUse, Sent, Teller
+from celery_dq.transport.redis.tokens import Tokens
 from celery_dq.transport.redis.transient import Listener
-from celery_dq.transport.redis.wire import BLPOP_SECONDS, OVERDUE_SECONDS, Wire
+from celery_dq.transport.redis.wire import OVERDUE_SECONDS
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.replies import ClaimedEntry
@@ -73,13 +76,13 @@ class Fetcher:
         self._keeps_appointments = keeps_appointments
         self._deliver = deliver
         self.teller = Teller(process, pool, self._waits_for_company)
-        self.tokens = Wire(pool)
+        self.tokens = Tokens(pool)
         self._pool = pool
         self._sources: dict[str, Source] = {}
         self._turn: deque[Source] = deque()
         self._claiming = False
-        self._waits_since: float | None = None
-        self._waits_for: dict[bytes, str] = {}
+        #: Queues that are consumed no more, and how often to nudge them.
+        self._left: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
         self._listeners: dict[str, Listener] = {}
         #: Delivery tag of a message that has killed a worker before. Until it is over, no second
@@ -109,7 +112,9 @@ class Fetcher:
         source = self._sources.pop(queue, None)
         if source is not None:
             self._turn.remove(source)
-            self._rearm()
+            waited = self._rearm()
+            if waited or source.relied_on or source.appointment is not None:
+                self._leave(source, 2 if waited else 1)
         return source
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
@@ -124,7 +129,7 @@ class Fetcher:
 
     def connections(self) -> Iterator[tuple[str, Any]]:
         """The connections to be watched, with what is read from them."""
-        wires = [("scripts", self.teller.wire), ("tokens", self.tokens)]
+        wires = [("scripts", self.teller.wire), ("tokens", self.tokens.wire)]
         wires += [("messages", listener.wire) for listener in self._listeners.values()]
         for kind, wire in wires:
             if wire.connection is not None:
@@ -158,7 +163,7 @@ class Fetcher:
         for source in self._turn:
             if source.appointment is not None and source.appointment <= now:
                 source.appointment = None
-                source.hungry = True
+                source.hungry = source.relied_on = True
             if source.rest_until and source.rest_until <= now:
                 source.rest_until = 0.0
             if source.look_at is not None and source.look_at <= now:
@@ -169,16 +174,15 @@ class Fetcher:
             if hungry is not None:
                 self._send_claim(hungry, want, free, now)
         if want <= 0:
-            self._pass_on(now)
+            for source in self._turn:
+                if source.relied_on:
+                    self._pass_on(source, now)
+        self._hand_on(now)
         self.teller.send_untold(now)
-        if self._waits_since is None:
-            waits = want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None
-            if waits:
-                self._send_wait(now)
-        elif now - self._waits_since > BLPOP_SECONDS + OVERDUE_SECONDS and not self.tokens.arrived():
-            raise redis.ConnectionError(
-                f"Redis has not answered a BLPOP for {now - self._waits_since:.0f} s: the connection is dead"
-            )
+        if self.tokens.waits:
+            self.tokens.check(now)
+        elif want > 0 and not self._claiming and self._quiet and self._keeps_appointments() is not None:
+            self.tokens.wait((source.queue for source in self._turn), now)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
         oldest = self.teller.oldest()
@@ -212,7 +216,7 @@ class Fetcher:
         Raises:
             redis.RedisError: the connection broke, or a script failed.
         """
-        if fd == self.tokens.fd:
+        if fd == self.tokens.wire.fd:
             self._read_token()
             return False
         if fd == self.teller.wire.fd:
@@ -256,8 +260,14 @@ class Fetcher:
         process, key = self._process, source.queue.key
         if claimed is NoUse.REFUSED:
             source.rest_until, source.free = process.clock.monotonic() + REFUSED_SECONDS, LARGE
+        is_gone = self._sources.get(source.queue.name) is not source
         if isinstance(claimed, NoUse):
-            return  # what was disowned is asked for again at once: we are back
+            # What was disowned is asked for again at once: we are back. Whether it has brought an appointment
+            # is not known.
+            source.relied_on = True
+            if is_gone:
+                self._leave(source)
+            return
         if claimed.fenced:
             self._fenced(source)
             return
@@ -270,11 +280,13 @@ class Fetcher:
         source.hungry = claimed.more or len(claimed.entries) >= want
         # What is eligible there is not for us now (at its concurrency, or suspect): look again soon.
         source.rest_until = now + REST_SECONDS if claimed.more and not claimed.entries else 0.0
-        if claimed.appointment_s is not None:
-            source.appointment = now + claimed.appointment_s
+        source.appointment = None if claimed.appointment_s is None else now + claimed.appointment_s
+        source.relied_on = False
+        if is_gone and source.appointment is not None:
+            self._leave(source)
         for entry in claimed.entries:
             held = process.ledger.hold(key, entry.id, entry.claim)
-            if self._sources.get(source.queue.name) is not source:
+            if is_gone:
                 # Cancelled while the claim was on its way.
                 process.ledger.release(held.tag, "unstarted")
                 continue
@@ -292,12 +304,24 @@ class Fetcher:
             self.cancel(source.queue.name)
         self._process.fenced_out(source.queue)
 
-    def _pass_on(self, now: float) -> None:
-        """Without room, hand on what others could serve."""
-        for source in self._turn:
-            if source.appointment is not None and source.appointment <= now + 0.001:
-                source.appointment = None
-                self.teller.nudge(source.queue, now)
+    # -- what others rely on us for --------------------------------------------
+
+    def _pass_on(self, source: Source, now: float, times: int = 1) -> None:
+        """We have no room: somebody else is to look, now and when the next message is due."""
+        if not source.queue.token:  # nobody else consumes it
+            source.appointment, source.relied_on = None, False
+            self.teller.nudge(source.queue, now, times)
+
+    def _leave(self, source: Source, times: int = 1) -> None:
+        # Sent by who finds out if the connection is broken.
+        if not source.queue.token and self.teller.wire.connection is not None:
+            self._left.append((source.queue, times))
+
+    def _hand_on(self, now: float) -> None:
+        """Let others look at the queues that are consumed no more."""
+        while self._left:
+            queue, times = self._left.pop()
+            self.teller.nudge(queue, now, times)
 
     def step_back(self) -> None:
         """We are about to be busy, for who knows how long: tokens and appointments are for others.
@@ -305,26 +329,25 @@ class Fetcher:
         Raises:
             redis.RedisError: the connection broke.
         """
-        now, process = self._process.clock.monotonic(), self._process
+        waited = self._rearm()
+        now = self._process.clock.monotonic()
         for source in self._turn:
-            if source.appointment is not None:
-                source.appointment = None
-                call = source.queue.partition.claim(
-                    source.queue.consumer(process.consumer), lease_ms=process.lease_ms, want=0, hold=None
-                )
-                self.teller.send(Sent(call, source.queue, now, partial(self._stepped_back, source, now)))
-        self._rearm()
+            if waited or source.relied_on or source.appointment is not None:
+                self._pass_on(source, now, 2 if waited else 1)
+        if waited:
+            # Nobody turns the loop, and the second nudge waits for the answer to the first.
+            self.teller.hear_out()
 
-    def _stepped_back(self, source: Source, sent_at: float, claimed: Claimed | NoUse) -> None:
-        if isinstance(claimed, NoUse):
-            return
-        if claimed.fenced:
-            self._fenced(source)
-        else:
-            if not claimed.alive:
-                self._process.lease_was_lost(source.queue.key)
-            self._process.ledger.renewed(source.queue.key, sent_at)
-            self._process.ledger.stale += claimed.stale
+    def hear_out(self) -> None:
+        """Hand on what is left and wait for all answers: nobody turns the loop that would read them.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        self._hand_on(self._process.clock.monotonic())
+        while len(self.teller):
+            self.teller.hear_out()
+            self._hand_on(self._process.clock.monotonic())
 
     # -- telling ---------------------------------------------------------------
 
@@ -338,37 +361,23 @@ class Fetcher:
 
     # -- the token wire --------------------------------------------------------
 
-    def _rearm(self) -> None:
-        """The set of keys has changed: the BLPOP on its way names the wrong ones."""
-        if self._waits_since is not None:
-            self._waits_since = None
-            self.tokens.close()
+    def _rearm(self) -> bool:
+        """The set of keys has changed; return whether a BLPOP was on its way, which names the wrong ones."""
+        waited = self.tokens.give_up()
+        if waited:
             # A token may have been on its way to the connection that is gone.
             self.wake()
-
-    def _send_wait(self, now: float) -> None:
-        self._waits_for = {
-            source.queue.partition.keys.wake.encode(): source.queue.name for source in self._turn
-        }
-        self.tokens.open()
-        self.tokens.send(("BLPOP", *self._waits_for, BLPOP_SECONDS))
-        self._waits_since = now
+        return waited
 
     def _read_token(self) -> None:
-        answer = self.tokens.read()
-        self._waits_since = None
-        if answer is None:
-            return
-        key = answer[0]
-        queue = self._waits_for.get(key.encode() if isinstance(key, str) else bytes(key))
+        queue = self.tokens.take()
         source = self._sources.get(queue) if queue is not None else None
         if source is None:
             return
-        source.hungry = True
+        source.hungry = source.relied_on = True
         if self._room()[0] <= 0:
             # Somebody else may have room: the script puts the token back if it is due.
-            now = self._process.clock.monotonic()
-            self.teller.nudge(source.queue, now)
+            self._pass_on(source, self._process.clock.monotonic())
 
     # -- the end ---------------------------------------------------------------
 
@@ -376,7 +385,9 @@ class Fetcher:
         """Close all wires; what was on its way goes back into the ledger."""
         for key in tuple(self._listeners):
             self.unlisten(key)
-        self._waits_since = None
         self._claiming = False
+        self._left.clear()
+        for source in self._turn:
+            source.hungry = source.relied_on = True
         self.teller.close()
         self.tokens.close()

@@ -1,4 +1,5 @@
--- Promotes what is due and makes sure that a token is there when there must be one.
+-- Lets others look: a consumer gives its appointment up, what is due is promoted, and there is a token if there must
+-- be one.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -32,17 +33,19 @@
 --   verdicts HASH
 --   evicted CHANNEL
 -- ARGV
---   none
+--   consumer: who looks no more and keeps no appointment from now on; '' for nobody
 -- RETURNS
 --   1 when something may be served right now, else 0
 -- COST
 --   some 15 commands; promotes at most 128 of each kind
 -- GUARANTEE
---   Harmless at any time.
+--   It takes nothing, and wakes one consumer at most, which may find nothing; however often it is called, there is one
+--   token. Only the appointment of the consumer named is given up, so a consumer names none but itself.
 --@include state
 --@include full
 --@include promote
 --@include wake
+if state.owner == ARGV[1] then state.owner = '' end
 promote(128)
 wake()
 save()

@@ -184,9 +184,12 @@ class Partition:
         """
         return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), read_fenced)
 
-    def nudge(self) -> Call[bool]:
-        """Promotes what is due and wakes somebody if need be. Returns whether something may be served."""
-        return self._call("nudge", (), read_flag)
+    def nudge(self, consumer: str = "") -> Call[bool]:
+        """Promotes what is due and wakes somebody if need be. Returns whether something may be served.
+
+        :param consumer: who keeps no appointment from now on, so that somebody else does.
+        """
+        return self._call("nudge", (consumer,), read_flag)
 
     def set_quota(self, tenant: str, packed: bytes | None) -> Call[None]:
         """Gives a tenant its own quota, or with None takes it away; in force at once."""

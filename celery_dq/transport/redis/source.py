@@ -16,6 +16,8 @@ class Source:
         queue: what is consumed.
         hungry: something may be eligible.
         appointment: monotonic time at which to look again; None without one.
+        relied_on: others rely on this process to look, and it has not yet: it has taken a token, its
+            appointment has come, or it is not known what a claim or an earlier connection has brought.
         rest_until: monotonic time until which a claim would find nothing for this channel …
         free: … unless more pool slots are free than at the last claim.
         look_at: monotonic time at which the tick must run, whatever else happens; None for none.
@@ -26,6 +28,7 @@ class Source:
     queue: Queue
     hungry: bool = True
     appointment: float | None = None
+    relied_on: bool = True
     rest_until: float = 0.0
     free: int = 0
     look_at: float | None = None

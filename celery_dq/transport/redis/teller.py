@@ -51,6 +51,7 @@ class Sent:
         settles, finishes, releases, burials: what it carries out of the ledger.
         awaited: popped by who sees to what the claim takes: the loop with the answer, or the keeper, who has
             given up on it. Both may come at the same time, and popping is atomic.
+        nudges: above 0 for a nudge: how often it is sent, each time when the one before was answered.
     """
 
     call: Call[Any]
@@ -62,6 +63,12 @@ class Sent:
     releases: list[tuple[str, Held]] = field(default_factory=list)
     burials: list[Burial] = field(default_factory=list)
     awaited: list[None] = field(default_factory=lambda: [None])
+    nudges: int = 0
+
+    @property
+    def tells(self) -> bool:
+        """It tells the broker what must be heard before the lease is given back."""
+        return self.claim is None and not self.nudges
 
     def see_to_it(self) -> bool:
         """Return whether the caller, and nobody else, is to see to what the claim takes."""
@@ -135,10 +142,10 @@ class Teller:
         Raises:
             redis.RedisError: the connection broke; :meth:`close` puts back what it carried.
         """
-        if sent.claim is None:
-            self._process.doubts.reports(sent.queue.key, +1)
-        else:
+        if sent.claim is not None:
             self._process.doubts.claims(sent.queue.key)
+        elif sent.tells:
+            self._process.doubts.reports(sent.queue.key, +1)
         self._sent.append(sent)
         self.wire.open()
         self.wire.send(sent.call.command())
@@ -151,9 +158,17 @@ class Teller:
         """Return whether the end of a message from *queue* is on its way."""
         return any((sent.finishes or sent.burials) and sent.queue.key == queue.key for sent in self._sent)
 
-    def nudge(self, queue: Queue, now: float) -> None:
-        """Let somebody else look at *queue*."""
-        self.send(Sent(queue.partition.nudge(), queue, now))
+    def nudge(self, queue: Queue, now: float, times: int = 1) -> None:
+        """Let somebody else look at *queue*: this process keeps no appointment there any more.
+
+        Arguments:
+            queue: where.
+            now: monotonic time.
+            times: 2 when a wait for tokens was given up just now. The broker may not have noticed and send
+                the token there; by the answer it has.
+        """
+        call = queue.partition.nudge(queue.consumer(self._process.consumer))
+        self.send(Sent(call, queue, now, nudges=times))
 
     def send_untold(self, now: float, urgent: str = "") -> None:
         """Send what the ledger has for the broker.
@@ -250,6 +265,10 @@ class Teller:
         if sent.claim is not None:
             self._answered(sent, result)
             return
+        if sent.nudges:
+            if sent.nudges > 1:
+                self.nudge(sent.queue, self._process.clock.monotonic(), sent.nudges - 1)
+            return
         self._process.doubts.reports(sent.queue.key, -1)
         if sent.settles or sent.finishes or sent.releases:
             self._process.ledger.stale += result
@@ -289,9 +308,9 @@ class Teller:
 
     def _take_back(self, sent: Sent) -> None:
         ledger, doubts, key = self._process.ledger, self._process.doubts, sent.queue.key
-        if sent.claim is None:
+        if sent.tells:
             doubts.reports(key, -1)
-        elif sent.see_to_it():
+        elif sent.claim is not None and sent.see_to_it():
             # It may have taken messages all the same.
             doubts.unanswered(key)
         ledger.untold(key, sent.settles, sent.finishes, sent.releases, sent.burials)

@@ -10,9 +10,10 @@ local function next_due()
   return due
 end
 
--- Whether somebody else keeps an appointment that is early enough for `due`.
+-- Whether a living consumer is going to look by `due`. Whoever has let the time of his appointment pass does not
+-- count: he has no room, or keeps it no longer. If he comes after all, he finds that somebody else has it.
 local function is_kept(due)
-  if state.owner == '' or state.appt > due then return false end
+  if state.owner == '' or state.appt > due or state.appt <= now then return false end
   local deadline = call('ZSCORE', P .. 'leases', state.owner)
   return deadline and tonumber(deadline) > now
 end
