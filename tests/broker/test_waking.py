@@ -149,6 +149,24 @@ def test_the_next_one_keeps_the_appointment_of_who_died(yard: Yard) -> None:
             yard.settled()
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_full_worker_hands_its_appointments_on(yard: Yard, stops: bool) -> None:
+    """They are due while it works, and while it is told to stop and works on; somebody else is idle."""
+    with yard.worker("threads", 1) as full:
+        for countdown in (3.0, 3.3, 3.6):
+            yard.send("timed", time.time() + countdown, countdown=countdown)
+        wait_until(lambda: yard.client.hget(yard.keys.state, "appt_owner"))
+        yard.send("hold", "long")
+        yard.ran(1, subject="began")
+        with yard.worker("threads", 1):
+            if stops:
+                os.kill(full.pid, signal.SIGTERM)
+            late = [float(each) for each in yard.ran(3, subject="late", timeout_s=20)]
+            yard.witness.release("long")
+            assert max(late) < 8, late
+            yard.settled()
+
+
 def test_a_busy_solo_worker_hands_its_appointments_on(yard: Yard) -> None:
     """The delayed message is due while its keeper works; somebody else is idle."""
     with yard.worker("solo", 1):
