@@ -4,8 +4,9 @@ With a loop (Celery's solo, threads and prefork pools) the poller hangs on its
 ticks and readers. Without one (gevent, eventlet, plain kombu) ``drain_events``
 calls :meth:`Poller.get`, which waits by itself.
 
-A pipe wakes the wait when another thread or greenlet has put something into the
-ledger.
+A bell wakes the wait when another thread or greenlet has put something into the
+ledger: a pair of sockets. The end of a pipe is a mere number, and whoever writes to it
+while it is closed may meet somebody else's file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from queue import Empty
@@ -51,7 +53,7 @@ class Poller:
         self._asked_at = 0.0
         self._on_tick: Callable[[], None] | None = None
         self._poller: Any = None
-        self._pipe: tuple[int, int] | None = None
+        self._bell: tuple[socket.socket, socket.socket] | None = None
         self._rung = False
         self._interrupted = False
         self._thread: int | None = None
@@ -91,7 +93,7 @@ class Poller:
         self._thread = None
         self._on_tick = self._tick
         loop.on_tick.add(self._on_tick)
-        loop.add_reader(self._open_pipe(), self._drain_pipe)
+        loop.add_reader(self._hang_bell(), self._heard)
         # Channels that were opened before the loop took over were watched by our own poller.
         for fd in list(self._watched):
             loop.add_reader(fd, self._read, fd)
@@ -108,8 +110,8 @@ class Poller:
             self._timer = None
         for fd in list(self._watched):
             loop.remove_reader(fd)
-        if self._pipe is not None:
-            loop.remove_reader(self._pipe[0])
+        if self._bell is not None:
+            loop.remove_reader(self._bell[0].fileno())
 
     def _tick(self) -> None:
         self._thread = threading.get_ident()
@@ -206,8 +208,8 @@ class Poller:
             longest = min(longest, max(deadline - now, 0.0))
         delivered = False
         for fd, _event in self._open_poller().poll(longest) or ():
-            if self._pipe is not None and fd == self._pipe[0]:
-                self._drain_pipe()
+            if self._bell is not None and fd == self._bell[0].fileno():
+                self._heard()
             elif self._read(fd):
                 delivered = True
         return delivered
@@ -218,7 +220,7 @@ class Poller:
     def _open_poller(self) -> Any:
         if self._poller is None:
             self._poller = poll()
-            self._poller.register(self._open_pipe(), READ | ERR)
+            self._poller.register(self._hang_bell(), READ | ERR)
             for fd in self._watched:
                 self._poller.register(fd, READ | ERR)
         return self._poller
@@ -276,7 +278,7 @@ class Poller:
 
     def wake(self) -> None:
         """End the wait that goes on in another thread or greenlet, if there is one."""
-        if self._rung or self._pipe is None or self._thread is None:
+        if self._rung or self._bell is None or self._thread is None:
             return
         if self._thread == threading.get_ident():
             # Whoever turns the loop looks before he waits. For how long is computed before the tick.
@@ -299,25 +301,31 @@ class Poller:
         self._ring()
 
     def _ring(self) -> None:
-        if self._pipe is None:
+        bell = self._bell  # which may be taken down meanwhile
+        if bell is None:
             return
         self._rung = True
         try:
-            os.write(self._pipe[1], b"!")
-        except (BlockingIOError, OSError) as exc:
+            bell[1].send(b"!")
+        except BlockingIOError:
+            pass  # it rings loudly enough
+        except OSError as exc:
+            self._rung = False
             logger.debug("The poller could not be woken: %r.", exc)
 
-    def _open_pipe(self) -> int:
-        if self._pipe is None:
-            self._pipe = os.pipe()
-            for end in self._pipe:
-                os.set_blocking(end, False)
-        return self._pipe[0]
+    def _hang_bell(self) -> int:
+        if self._bell is None:
+            self._bell = socket.socketpair()
+            for end in self._bell:
+                end.setblocking(False)
+            # What was rung where there was no bell was heard by nobody.
+            self._rung = False
+        return self._bell[0].fileno()
 
-    def _drain_pipe(self) -> None:
-        if self._pipe is not None:
+    def _heard(self) -> None:
+        if self._bell is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._pipe[0], 4096)
+                self._bell[0].recv(4096)
         # Not before: a bell rung in between would have lost its byte, and no other one would ring.
         self._rung = False
         if self._loop is not None:
@@ -345,7 +353,7 @@ class Poller:
         if self._poller is not None:
             self._poller.close()
             self._poller = None
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None:
-            for end in pipe:
-                os.close(end)
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            for end in bell:
+                end.close()
