@@ -17,9 +17,22 @@ from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import ClaimedEntry
 from celery_dq.transport.redis.source import Source
+from celery_dq.transport.redis.wire import Wire
 
 #: Of the leases: there is no heartbeat here, so nobody is helped by one.
 LEASE_S = 600.0
+
+
+class CountingWire(Wire):
+    """Knows how many scripts went over it."""
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        super().__init__(pool)
+        self.sent = 0
+
+    def send(self, command: tuple[Any, ...]) -> None:
+        self.sent += 1
+        super().send(command)
 
 
 class Lookout:
@@ -37,7 +50,7 @@ class Lookout:
         self,
         url: str,
         room: int,
-        queues: tuple[str, ...] = ("push",),
+        queues: tuple[str, ...],
         process: Process | None = None,
         holds: bool = True,
     ) -> None:
@@ -45,6 +58,7 @@ class Lookout:
         self.holds = holds
         self.process = process or Process(LEASE_S)
         self.got: list[str] = []
+        self.tags: list[str] = []
         self.on_message: Callable[[], None] | None = None
         self._pool = redis.ConnectionPool.from_url(url)
         self.fetcher = Fetcher(
@@ -54,6 +68,7 @@ class Lookout:
             keeps_appointments=lambda: self.holds,
             deliver=self._deliver,
         )
+        self.scripts = self.fetcher.teller.wire = CountingWire(self._pool)
         for name in queues:
             partition = Partition(PartitionKeys("online", name), self.process.scripts)
             self.fetcher.consume(Queue(name, partition))
@@ -69,6 +84,7 @@ class Lookout:
 
     def _deliver(self, source: Source, entry: ClaimedEntry, tag: str) -> None:
         self.got.append(entry.id)
+        self.tags.append(tag)
         if self.on_message is not None:
             self.on_message()
 
@@ -101,12 +117,6 @@ def turn_until(condition: Callable[[], Any], *lookouts: Lookout, timeout_s: floa
         return condition()
 
     wait_until(turned, timeout_s, interval_s=0.001, what=lambda: f"got: {[each.got for each in lookouts]}")
-
-
-def scripts_run(client: Any) -> int:
-    """How many scripts the server has run so far."""
-    stats = client.info("commandstats")
-    return sum(int(stats.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("evalsha", "eval"))
 
 
 def turn_for(seconds: float, *lookouts: Lookout) -> None:

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from celery_dq.testing.waiting import wait_until
 from tests.broker.counter import Counter, bodies, consumer_of
 
@@ -85,6 +87,46 @@ def test_a_busy_consumer_claims_before_all_is_worked_off(counter: Counter) -> No
                 break
             time.sleep(0.02)  # the work: what is left would last longer than a claim on a busy machine
         assert len(got) < 90
+
+
+def test_to_wait_is_not_to_be_busy(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    came_at: list[float] = []
+    kept_waiting_until: list[float] = []
+    with counter.connect() as connection, counter.consuming(connection, prefetch=4) as got:
+        channel = connection.default_channel
+        clock, intake, fetcher = channel.process.clock, channel.intake, channel.intake.fetcher
+        was_busy, deliver = intake.was_busy, fetcher._deliver
+
+        def came(*args: Any) -> None:
+            came_at.append(clock.monotonic())
+            deliver(*args)
+
+        def ask(since: float) -> bool:
+            if intake.has_undelivered:
+                kept_waiting_until.append(since)
+            return bool(was_busy(since))
+
+        monkeypatch.setattr(fetcher, "_deliver", came)
+        monkeypatch.setattr(intake, "was_busy", ask)
+        counter.publish(1)
+        connection.drain_events(timeout=30)
+        assert bodies(got) == [1]
+        assert min(kept_waiting_until) >= came_at[0]
+
+
+def test_silence_does_not_slow_a_consumer_down(counter: Counter) -> None:
+    with counter.connect() as connection, counter.consuming(connection) as got:
+        intake = connection.default_channel.intake
+        counter.publish(1)
+        counter.drain(connection, got, 1)
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.5)
+        counter.publish(2)
+        counter.drain(connection, got, 2)
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        # Half a second, or a third of it beside what was seen before, if it counted.
+        assert intake._service_s < 0.15
 
 
 def test_acks_from_other_threads(counter: Counter) -> None:

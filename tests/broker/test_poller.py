@@ -15,7 +15,7 @@ from celery_dq.transport.redis.poller import Poller
 
 
 class ClosesMeanwhile:
-    """As if another thread closed the poller, and opened a pipe, when this one comes to a line of its ringing."""
+    """As if another thread closed the poller, and opened a pipe, when this one comes to a line of `_ring`."""
 
     def __init__(self, poller: Poller, line: int) -> None:
         self.poller = poller

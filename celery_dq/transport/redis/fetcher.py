@@ -32,7 +32,7 @@ from celery_dq.transport.redis.process import Process
 from celery_dq.transport.redis.queue import Queue
 from celery_dq.transport.redis.replies import Claimed
 from celery_dq.transport.redis.reports import TELL_LIMIT, tags
-from celery_dq.transport.redis.source import Source
+from celery_dq.transport.redis.source import REST_SECONDS, Source
 from celery_dq.transport.redis.teller import REFUSED_SECONDS, NoUse, Sent, Teller
 from celery_dq.transport.redis.tokens import Tokens
 from celery_dq.transport.redis.transient import Listener
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: Seconds until a queue is looked at again whose eligible messages are not for this channel.
-REST_SECONDS = 0.02
 #: More pool slots than anybody has.
 LARGE = 1 << 30
 
@@ -145,6 +143,10 @@ class Fetcher:
         """No queue has anything for this channel, so that it must wait for a token."""
         return not any(source.hungry for source in self._turn)
 
+    @property
+    def _runs_suspect(self) -> bool:
+        return self._suspect is not None and self._suspect in self._process.ledger
+
     def wake(self, queue: str | None = None) -> None:
         """Look at *queue* (or at all) even though no token came."""
         for source in self._sources.values():
@@ -166,6 +168,8 @@ class Fetcher:
                 source.hungry = source.relied_on = True
             if source.rest_until and source.rest_until <= now:
                 source.rest_until = 0.0
+            elif source.rest_s > REST_SECONDS and not self._runs_suspect:
+                source.rise()
             if source.look_at is not None and source.look_at <= now:
                 source.look_at = None
         want, free = self._room() if self._turn else (0, 0)
@@ -246,7 +250,7 @@ class Fetcher:
             free=free,
             hold=self._keeps_appointments(),
             max_deliveries=queue.max_deliveries,
-            suspects=self._suspect is None or self._suspect not in process.ledger,
+            suspects=not self._runs_suspect,
             settle=tags(settles),
             finish=tags(finishes),
         )
@@ -278,8 +282,10 @@ class Fetcher:
         self.claimed_at = now = process.clock.monotonic()
         process.strikes = 0
         source.hungry = claimed.more or len(claimed.entries) >= want
-        # What is eligible there is not for us now (at its concurrency, or suspect): look again soon.
-        source.rest_until = now + REST_SECONDS if claimed.more and not claimed.entries else 0.0
+        if claimed.more and not claimed.entries:
+            source.rest(now, self._runs_suspect)
+        else:
+            source.rise()
         source.appointment = None if claimed.appointment_s is None else now + claimed.appointment_s
         source.relied_on = False
         if is_gone and source.appointment is not None:

@@ -256,10 +256,17 @@ class Intake:
         """The consumer was busy with a message for longer than a claim, and has others in the inbox.
 
         Arguments:
-            since: monotonic time before which it was us who kept it waiting.
+            since: monotonic time until which it was us who kept it waiting, at its last question.
         """
         busy_s = self._process.clock.monotonic() - max(self._delivered_at, since)
         return busy_s >= LONG_SERVICE_S and bool(self._inbox)
+
+    def asked(self) -> None:
+        """The consumer asks for a message: so long it was busy with the one before."""
+        if self._timing:
+            self._timing = False
+            seen = self._process.clock.monotonic() - self._delivered_at
+            self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
 
     def deliver_all(self) -> None:
         """Deliver what lies in the inbox. An exception leaves the rest there."""
@@ -268,6 +275,7 @@ class Intake:
         while self._inbox:
             while self._inbox:
                 self.deliver_one()
+            self.asked()
             if self.lanes is not None:
                 # The next ones of a led queue need not wait for a round of the loop.
                 self._channel.follow_terms()
@@ -286,16 +294,11 @@ class Intake:
 
     def deliver_one(self) -> bool:
         """Deliver the oldest message; return whether somebody got it."""
-        now = self._process.clock.monotonic()
-        if self._timing:
-            # From a delivery to the next question: that long the consumer was busy with it.
-            self._timing = False
-            seen = now - self._delivered_at
-            self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
+        self.asked()
         message = self._inbox.take()
         if message is None:
             return False
-        self._delivered_at = now
+        self._delivered_at = self._process.clock.monotonic()
         self._timing = True
         channel = self._channel
         tag: str = message.delivery_tag

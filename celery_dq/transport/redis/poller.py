@@ -50,7 +50,7 @@ class Poller:
         self._loop: Any = None
         self._timer: Any = None
         self._timer_at = 0.0
-        self._asked_at = 0.0
+        self._waited_until = 0.0
         self._on_tick: Callable[[], None] | None = None
         self._poller: Any = None
         self._bell: tuple[socket.socket, socket.socket] | None = None
@@ -160,9 +160,11 @@ class Poller:
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._thread = threading.get_ident()
         try:
+            for channel in self._channels:
+                channel.intake.asked()
             while True:
                 for channel in self._channels:
-                    if channel.intake.was_busy(self._asked_at):
+                    if channel.intake.was_busy(self._waited_until):
                         # Between two messages: what is in the inbox may not be what is next by now.
                         if self._wait(self._clock.monotonic()):
                             return
@@ -189,7 +191,6 @@ class Poller:
                 channel.tell_at_end_of_batch()
 
     def _ask(self) -> None:
-        self._asked_at = self._clock.monotonic()
         for channel in tuple(self._channels):
             channel.tick()
             self._watch_wires(channel)
@@ -212,6 +213,8 @@ class Poller:
                 self._heard()
             elif self._read(fd):
                 delivered = True
+        # Until now it was us who kept the consumer waiting.
+        self._waited_until = self._clock.monotonic()
         return delivered
 
     def _any_inbox(self) -> bool:
