@@ -335,12 +335,12 @@ class Fetcher:
         Raises:
             redis.RedisError: the connection broke.
         """
-        waited = self._rearm()
+        waited, on_their_way = self._rearm(), len(self.teller)
         now = self._process.clock.monotonic()
         for source in self._turn:
             if waited or source.relied_on or source.appointment is not None:
                 self._pass_on(source, now, 2 if waited else 1)
-        if waited:
+        if waited and len(self.teller) > on_their_way:
             # Nobody turns the loop, and the second nudge waits for the answer to the first.
             self.teller.hear_out()
 

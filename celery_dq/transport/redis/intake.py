@@ -299,7 +299,7 @@ class Intake:
         if message is None:
             return False
         self._delivered_at = self._process.clock.monotonic()
-        self._timing = True
+        self._timing = self._gate is None  # a worker measures by itself
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.ledger.get(tag)
