@@ -240,7 +240,7 @@ class PartitionMachine(WatchedPartition):
             self.desk.lose(consumer)
         for consumer in sorted(CONSUMERS, key=lambda each: each != first):
             if claims:
-                self.desk.claim(0, consumer)
+                self.remembers(consumer, self.desk.claim(0, consumer).appointment_s)
             assert self.desk.reap(consumer, max_deliveries=MAX_DELIVERIES) == 0
         self.model.promote()
         self.token_taken = False
