@@ -250,7 +250,7 @@ def test_wraps_any_scheduler(
     beats[0].close()
     lead(beats[1])
     beats[1].tick()
-    assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=60)
+    assert beats[1].schedule["tick"].last_run_at - ran < timedelta(seconds=5)
     tick_until(beats[1], app, 4)
     assert once(app)
     app.close()

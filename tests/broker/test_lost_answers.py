@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,12 @@ def test_a_claim_whose_answer_is_lost_gives_its_messages_back(counter: Counter, 
             with pytest.raises(connection.connection_errors):
                 counter.drain(connection, got, 1)
         # The process lives on and keeps its lease; whoever asks next gets them, unharmed.
+        since = time.monotonic()
         with counter.connect() as other, counter.consuming(other) as got:
             counter.drain(other, got, 2)
             assert bodies(got) == [1, 2]
             assert [message.deliveries for message in got] == [0, 0]
+            assert time.monotonic() - since < 3
             for message in got:
                 message.ack()
     assert counter.depth() == 0

@@ -49,9 +49,11 @@ def test_a_queue_that_stops_draining_gives_its_inbox_back(counter: Counter) -> N
         counter.consuming(idle, prefetch=5) as got,
     ):
         counter.drain(idle, got, 1)
+        since = time.monotonic()
         with counter.connect() as other, counter.consuming(other, prefetch=5) as others:
             counter.drain(other, others, 4)
             assert bodies(others) == [1, 2, 3, 4]
+            assert time.monotonic() - since < 3
             for message in others:
                 message.ack()
         got[0].ack()
@@ -224,15 +226,10 @@ def test_drain_events_without_patience(counter: Counter) -> None:
         wait_until(turn, 30, interval_s=0)
         for message in got:
             message.ack()
-
-        def took_s() -> float:
-            before = time.monotonic()
-            with contextlib.suppress(TimeoutError):
-                connection.drain_events(timeout=0)
-            return time.monotonic() - before
-
-        # The machine may stand still for once.
-        assert min(took_s() for _ in range(5)) < 1
+        before = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0)
+        assert time.monotonic() - before < 1
 
 
 def test_simple_queue(counter: Counter) -> None:

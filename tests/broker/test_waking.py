@@ -19,7 +19,7 @@ from tests.broker.counter import Counter
 from tests.broker.yard import Yard
 
 #: Seconds in which somebody is told, however slow the machine is, rather than by the next heartbeat.
-SOON_S = 30
+SOON_S = 8
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.brokers import ACTIVE, BROKERS
+from tests.chaos.__main__ import RECOVERY_ALLOWANCE
 from tests.chaos.driver import Plan, run
 
 #: Seconds, for a machine that is slow: a run starts ten workers.
@@ -25,9 +26,6 @@ SHORT = Plan(
 )
 #: On stock what a worker held is stuck for an hour: nobody waits for it.
 STOCK = replace(SHORT, lease=2.0, patience=5.0)
-#: Seconds beyond the lease that recovery may take where other tests run on the same two cores; `make chaos`
-#: allows two. What does not come back with the lease does not come back.
-RECOVERY_ALLOWANCE = 15.0
 
 
 @pytest.mark.parametrize("name", ACTIVE)

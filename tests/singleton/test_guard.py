@@ -77,7 +77,7 @@ def test_who_is_not_confirmed_any_more_is_killed() -> None:
 
     began = time.monotonic()
     assert fate(forked(work)) == -signal.SIGALRM
-    assert 0.25 < time.monotonic() - began < 8  # the work would end by itself after 10 s
+    assert 0.25 < time.monotonic() - began < 2
 
 
 def test_who_is_confirmed_in_time_lives() -> None:
@@ -122,7 +122,7 @@ def test_a_revoked_term_ends_at_once() -> None:
     began = time.monotonic()
     guard.revoke("ledger", 1)
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 8  # the work would end by itself after 10 s
+    assert time.monotonic() - began < 1
     assert not guard.runs("ledger")
 
 
@@ -171,7 +171,7 @@ def test_a_stopped_process_dies_when_it_goes_on() -> None:
     os.kill(pid, signal.SIGCONT)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 8  # the work would end by itself after 10 s
+    assert time.monotonic() - began < 2  # the work would end by itself after 10 s
 
 
 def test_two_queues_have_two_ends() -> None:

@@ -61,7 +61,7 @@ def test_a_rolling_restart_loses_and_reorders_nothing_and_runs_nothing_twice(til
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["resigns", "stops"])
-def test_gevent_hands_over_long_before_a_session_ends(till: Bank, stops: bool) -> None:
+def test_gevent_hands_over_within_its_two_seconds_and_a_half(till: Bank, stops: bool) -> None:
     conf = {"dq_lease": 3 * SESSION_S}
     with till.worker("gevent", conf=conf) as one, till.worker("gevent", conf=conf) as two:
         leader = till.leader(2)
@@ -76,6 +76,5 @@ def test_gevent_hands_over_long_before_a_session_ends(till: Bank, stops: bool) -
         assert till.finished(70) == list(range(70))
     starts, finishes = till.book.entries("start"), till.book.entries("finish")
     first = next(number for number, entry in enumerate(starts) if entry.token == 2)
-    # Two seconds and a half, in which its loop sleeps, and what a busy machine takes.
-    assert starts[first].monotonic - finishes[first - 1].monotonic < 0.75 * SESSION_S
+    assert starts[first].monotonic - finishes[first - 1].monotonic < 2.5
     assert till.overlaps() == 0

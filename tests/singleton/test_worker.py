@@ -56,8 +56,8 @@ def test_who_stands_by_takes_over_when_the_leader_stops(bank: Bank) -> None:
     assert {entry.token for entry in bank.book.entries("finish")[4:]} == {2}
     assert bank.overlaps() == 0
     # Half a second for us; half a second per process is what Celery takes to see that a task has ended once
-    # its event loop has stopped; and what a busy machine takes.
-    assert taken_over - handed_over < SESSION_S / 2
+    # its event loop has stopped.
+    assert taken_over - handed_over < 0.5 + 2 * 0.5
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
@@ -122,7 +122,7 @@ def test_a_paused_leader_takes_no_further_message_and_its_late_words_are_refused
     assert bank.book.refused() == []
 
 
-def test_a_resignation_hands_over_at_once(bank: Bank) -> None:
+def test_a_resignation_hands_over_within_half_a_second(bank: Bank) -> None:
     conf = {"dq_lease": 3 * SESSION_S}
     with bank.worker(conf=conf), bank.worker(conf=conf):
         leader = bank.leader(2)
@@ -135,8 +135,7 @@ def test_a_resignation_hands_over_at_once(bank: Bank) -> None:
     starts, finishes = bank.book.entries("start"), bank.book.entries("finish")
     assert {entry.token for entry in starts} == {1, 2}
     first = next(number for number, entry in enumerate(starts) if entry.token == 2)
-    # A quarter of a second, and what a busy machine takes; without a word it would be a session.
-    assert starts[first].monotonic - finishes[first - 1].monotonic < SESSION_S / 2
+    assert starts[first].monotonic - finishes[first - 1].monotonic < 0.5
     assert bank.overlaps() == 0
 
 

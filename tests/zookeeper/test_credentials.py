@@ -58,7 +58,7 @@ def refused(match: str, hosts: str, **credentials: Any) -> None:
     began = time.monotonic()
     with pytest.raises(ConfigurationError, match=match):
         session.open(30)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 10
     assert session.state is State.CLOSED
 
 
