@@ -11,6 +11,13 @@ from tests.broker.yard import Yard
 
 
 @pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis that the test may stop and start again; it forgets nothing."""
+    with RedisServer(appendonly=True) as server:
+        yield server
+
+
+@pytest.fixture
 def counter(redis_url: str) -> Iterator[Counter]:
     counter = Counter(redis_url)
     yield counter

@@ -15,12 +15,6 @@ from tests.broker.yard import Yard
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer(appendonly=True) as server:
-        yield server
-
-
-@pytest.fixture
 def yard(server: RedisServer) -> Iterator[Yard]:
     yard = Yard(server)
     yield yard

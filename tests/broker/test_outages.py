@@ -16,12 +16,6 @@ from tests.broker.proxy import Proxy
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer(appendonly=True) as server:
-        yield server
-
-
-@pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     with Proxy(server.port) as proxy:
         yield proxy
