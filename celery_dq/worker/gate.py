@@ -11,6 +11,7 @@ from celery_dq.transport.redis.message import Message
 from celery_dq.worker.burial import fail
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.lifecycle import Lifecycle
+from celery_dq.worker.stopping import stops
 
 #: Long ago: a worker whose clock is behind must not run what the broker knows to be expired.
 _LONG_AGO = "1970-01-01T00:00:00+00:00"
@@ -127,10 +128,3 @@ class Gate:
 
     def _receive(self, message: Message) -> None:
         self._consumer.task_consumer.on_message(message)
-
-
-def stops() -> bool:
-    """Whether the worker shuts down: a step is also stopped when the connection is lost."""
-    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
-    # The exit code 0 is one to stop with, too.
-    return any(flag is not None and flag is not False for flag in flags)

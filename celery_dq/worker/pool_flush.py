@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from billiard.pool import CLOSE
-from celery.worker import state
+
+from celery_dq.worker.stopping import terminates
 
 
 def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
@@ -69,7 +70,7 @@ class _Guarded:
         if put_back is not None:
             children._put_back = forget
         try:
-            if children._state == CLOSE and state.should_terminate in (None, False):
+            if children._state == CLOSE and not terminates():
                 # Of a pool that goes on Celery does so itself, and a cold stop waits for nobody.
                 _write_the_rest(children, list(begun.values()))
             children.flush()

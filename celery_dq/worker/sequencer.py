@@ -32,8 +32,8 @@ from kombu.transport.virtual import Channel as VirtualChannel
 
 from celery_dq.clock import Clock
 from celery_dq.hooks import QUEUE, TOKEN, Terms
-from celery_dq.worker.gate import stops
 from celery_dq.worker.led_message import LedMessage
+from celery_dq.worker.stopping import stops
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
 from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
-from celery_dq.worker.gate import stops
 from celery_dq.worker.pool_deaths import notice_deaths
 from celery_dq.worker.pool_flush import guard_flush
 from celery_dq.worker.pool_results import hear_results
 from celery_dq.worker.sequencer import Sequencer
+from celery_dq.worker.stopping import stops
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from celery.worker import state
 
 from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.gate import Gate
+from celery_dq.worker.stopping import terminates
 from tests.broker.yard import Yard
 
 
@@ -30,6 +31,7 @@ def test_a_worker_closes_with_whatever_celery_leaves(
     monkeypatch.setattr(state, flag, value)
     # It looks at Celery's flags only, and a worker made here would change this whole process.
     assert object.__new__(Gate).closing is closing
+    assert terminates() is (closing and flag == "should_terminate")
 
 
 def test_a_message_that_a_child_has_in_part_is_written_whole_before_the_end(yard: Yard) -> None:
