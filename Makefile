@@ -8,9 +8,16 @@ JOBS ?= 3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LEDGER_ARGS ?=
+# The unit and architecture tests, without the files that test servers, and without the programs of the documentation,
+# which talk to servers.
+DOCS = tests/architecture/test_docs.py
+QUICK = tests/unit tests/architecture --ignore=tests/unit/test_servers.py --ignore=tests/unit/test_rabbitmq_server.py \
+	--deselect=$(DOCS)::test_the_programs_of_the_readme_run --deselect=$(DOCS)::test_the_tutorial_runs \
+	--deselect=$(DOCS)::test_the_program_for_plain_kombu_runs --deselect=$(DOCS)::test_the_careers_outside_of_celery_run \
+	--deselect=$(DOCS)::test_the_test_that_users_are_shown_passes
 CHAOS_ARGS ?=
 .DEFAULT_GOAL = help
-.PHONY: help venv example example-ledger example-storm test tests lint types bench figures chaos docs clean
+.PHONY: help venv example example-ledger example-storm test tests quick lint types bench figures chaos docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +55,9 @@ tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" choo
 	$(PY) tests/provision.py
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
+quick: $(VENV)/stamp-develop ## unit and architecture tests that need no server, within half a minute
+	$(PY) -m pytest -q $(QUICK) $(PYTEST_ARGS)
+
 lint: $(VENV)/stamp-develop ## style, formatting, and who may import whom
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -60,7 +70,7 @@ bench: $(VENV)/stamp-develop ## benchmarks beside the stock transport; BENCH_ARG
 	$(PY) tests/provision.py
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
-figures: $(VENV)/stamp-develop ## what `make bench` has left in benchmarks/out, into README.rst
+figures: $(VENV)/stamp-develop ## write the results in benchmarks/out into README.rst and the guide
 	$(PY) -m benchmarks --readme
 
 chaos: $(VENV)/stamp-develop ## 200 SIGKILLs and 60 other faults over 200,000 messages; CHAOS_ARGS="--seed 8"

@@ -1,1 +1,1 @@
-"""Benchmarks: stock and ours side by side, in one run. ``python -m benchmarks --help``."""
+"""Benchmarks of celery-dq beside Celery's own transports, in one run. ``python -m benchmarks --help``."""

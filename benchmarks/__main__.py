@@ -1,9 +1,9 @@
-"""``python -m benchmarks [name …] [--quick]``: every figure of the README, measured here.
+"""``python -m benchmarks [name …] [--quick]``: measures all figures of the README.
 
 Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
 It prints medians with (min-max) and ratios round by round, and writes JSON, reST tables and plots to
 ``benchmarks/out/``. From what lies there it makes ``ratios.rst``: all ratios beside the stock transport. With
-``--readme`` it puts them, and the curve by tenant count, into README.rst.
+``--readme`` it writes them, and the curve by tenant count, into README.rst and the guide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
-from benchmarks.readme import show_in_readme
+from benchmarks.readme import write_figures
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.summary import summary
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="put what is in --out into README.rst; without names only that",
+        help="write the results in --out into README.rst and the guide; without names, measure nothing",
     )
     parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
     options = parser.parse_args(arguments)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         (out / "ratios.rst").write_text(ratios.rst())
         print(ratios.text())
     if options.readme:
-        show_in_readme(out)
+        write_figures(out)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Consumers that speak to the scripts themselves and know at what time of the server each claim was.
+"""Consumers that call the scripts directly and record the server's time of each claim.
 
-What a consumer's own clock shows is when a message arrived: answers lie in sockets while the consumer is
-busy, so that two batches may arrive closer together than they were claimed. A quota is promised at the claim.
+The clock of a consumer shows only when a message arrived. Answers wait in sockets while the consumer is busy,
+so two batches may arrive closer together than they were claimed. The promise of a quota is about the claims.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.transport.redis.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
 
-#: How long one waits at most before it asks again, in seconds; nobody wakes it.
+#: Longest pause between two claims in seconds, because these consumers receive no wake-ups.
 PATIENCE = 0.02
-#: Of what is held: claim number, score, claimed at, flags, charge; then the tenant.
+#: Packed form of an in-flight message: claim number, score, claimed at, flags, charge; then the tenant.
 _HELD = struct.Struct(">dddBd")
 
 
 class Moment(NamedTuple):
     """One claimed message."""
 
-    #: Microseconds, by the clock of the server.
+    #: In microseconds, by the clock of the server.
     at_us: int
     tenant: str
 
 
 def read_held(entry: bytes) -> tuple[float, Moment]:
-    """(score, when and whose) of an entry of the hash ``held:<consumer>``."""
+    """Return score, claim time and tenant of an entry of the hash ``held:<consumer>``."""
     _, score, at_us, _, _ = _HELD.unpack(entry[: _HELD.size])
     return score, Moment(int(at_us), entry[_HELD.size :].decode())
 
@@ -40,10 +40,10 @@ def read_held(entry: bytes) -> tuple[float, Moment]:
 def claim_for(
     port: int, queue: str, seconds: float, *, consumers: int = 4, want: int = 20
 ) -> list[list[Moment]]:
-    """Claim and finish for `seconds`; what each of the consumers was given."""
+    """Claim and finish for `seconds`; return the messages of each consumer."""
     end, stop = time.monotonic() + seconds, threading.Event()
     partition = Partition(PartitionKeys("online", queue), load_scripts())
-    # Every thread needs the scripts; one loads them.
+    # All threads need the scripts, and one loads them.
     with redis.Redis(port=port, socket_timeout=None) as client:
         partition.claim("loader", lease_ms=1000, want=0).run(client)
 
@@ -56,11 +56,11 @@ def claim_for(
 
 
 def keep_house(port: int, queue: str, heartbeats: int) -> None:
-    """Do what the heartbeats of a worker do: tidy up, a chunk at a time."""
+    """Do the maintenance of a worker's heartbeat, one chunk per call."""
     partition = Partition(PartitionKeys("online", queue), load_scripts())
     with redis.Redis(port=port, socket_timeout=None) as client:
         for _ in range(heartbeats):
-            partition.renew("keeper", lease_ms=1000, limit=1000).run(client)
+            partition.heartbeat("keeper", lease_ms=1000, limit=1000).run(client)
         partition.resign("keeper").run(client)
 
 
@@ -72,7 +72,8 @@ def _consume(
     done: list[tuple[str, str]] = []
     while time.monotonic() < end:
         call = partition.claim(consumer, lease_ms=60_000, want=want, hold=True, finish=done)
-        # One transaction: nothing of others is between the two times, and what is held is of this claim.
+        # In one transaction, so that no other command is between the two times, and only this claim is in
+        # flight.
         with client.pipeline(transaction=True) as pipe:
             pipe.time()
             pipe.execute_command(*call.command())
@@ -86,8 +87,10 @@ def _consume(
             raise RuntimeError(f"the claim says {found}, the server that it was from {before} to {after}")
         moments += found
         if not found:
-            delay = PATIENCE if claimed.appointment_s is None else claimed.appointment_s
+            delay = PATIENCE if claimed.next_look_s is None else claimed.next_look_s
             stop.wait(max(0.0, min(delay, PATIENCE, end - time.monotonic())))
+    # The last claim may have been answered after the end of the measurement.
+    partition.finish(consumer, done).run(client)
     return moments
 
 

@@ -1,4 +1,4 @@
-"""The buffered producer beside stock: calls per second, what a caller feels, outages, the disk, processes."""
+"""The buffered producer beside stock: calls per second, latency of a call, outages, the disk, processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu import pools
 
 import celery_dq
 from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
-from celery_dq.app.face import dq_of
+from celery_dq.app.api.api import dq_of
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
 from celery_dq.producer.sender import Addressed
@@ -32,16 +32,17 @@ HERE = Path(__file__).resolve().parent / "out"
 def shop(way: str, server: RedisServer, **conf: Any) -> Iterator[Any]:
     """A task of an app that publishes in one of the ways."""
     HERE.mkdir(exist_ok=True)
-    # Not in /tmp: the disk that a spill log would be on.
+    # Not in /tmp, but on the disk of a real spill log.
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         app = Celery("shop", broker=server.url(scheme="redis" if way == "stock" else "dq-redis"))
+        app.conf.task_routes = {"notify": "push"}
         if way != "stock":
             app.conf.update(dq_buffer=way == "buffered", dq_buffer_folder=folder, **conf)
             celery_dq.setup(app)
 
         def notify(merchant: int, order: str) -> None: ...
 
-        task: Any = app.task(name="notify", queue="push", shared=False)(notify)
+        task: Any = app.task(name="notify", shared=False)(notify)
         for _ in range(20):
             task.delay(1, "A-1")
         flush(app)
@@ -58,7 +59,7 @@ def flush(app: Any) -> None:
 
 
 def buffering(quick: bool) -> Report:
-    """``apply_async`` from one thread until the broker has all of it; and each call by itself."""
+    """Measure ``apply_async`` from one thread until the broker has all messages, and each single call."""
     report = Report("buffering")
     report.header = ["way", "to the broker/s", "vs stock", "calls/s", "cpu µs/msg", "p50 µs", "p99 µs"]
     report.notes.append("closed loop, one thread; write-ahead on; vs stock is of messages in the broker")
@@ -96,7 +97,7 @@ def _closed(amount: int, way: str) -> dict[str, float]:
 
 
 def pacing(quick: bool) -> Report:
-    """1,000 calls a second from one thread: what the caller waits, and what another thread does."""
+    """Measure the latency of 1,000 calls per second from one thread, and the delay of another thread."""
     report = Report("pacing")
     report.header = ["way", "p50 µs", "p99 µs", "max ms", "other thread late, p99 ms"]
     report.notes.append(
@@ -111,7 +112,7 @@ def pacing(quick: bool) -> Report:
 
 
 class Sleeper(threading.Thread):
-    """Wakes every 2 ms and notes by how much too late, in ms."""
+    """Wakes every 2 ms and records its delay in ms."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -126,7 +127,7 @@ class Sleeper(threading.Thread):
 
 
 def _pace(task: Any, seconds: float) -> list[float]:
-    """1,000 calls a second; the µs that each took."""
+    """Make 1,000 calls per second; return the µs of each call."""
     waits = []
     due = time.perf_counter()
     end = due + seconds
@@ -158,7 +159,7 @@ def _paced(seconds: float, way: str) -> dict[str, float]:
 
 
 def outage(quick: bool) -> Report:
-    """The broker is killed, or stopped, under 1,000 calls a second; then it comes back."""
+    """Kill or pause the broker under 1,000 calls per second, and start it again."""
     report = Report("outage")
     seconds = 5.0 if quick else 60.0
     report.header = [
@@ -197,7 +198,7 @@ def outage(quick: bool) -> Report:
 
 
 class Nowhere:
-    """A sender that has delivered at once: what is measured is the way to the disk."""
+    """A sender that delivers at once, so that only the spill log is measured."""
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         return Addressed(routing_key, b"0" * 36, str(message["body"]).encode())
@@ -208,7 +209,7 @@ class Nowhere:
 
 
 def committing(quick: bool) -> Report:
-    """Every call waits for the disk (``dq_buffer_sync_every = 1``): one sync serves all that wait."""
+    """Measure calls that wait for the disk (``dq_buffer_sync_every = 1``) and share its syncs."""
     report = Report("committing")
     report.header = ["callers", "on disk/s", "p50 ms", "p99 ms"]
     seconds = 1.0 if quick else 4.0
@@ -243,7 +244,7 @@ def _commit(producer: BufferedProducer, seconds: float, waits: list[float]) -> N
 
 
 def sharing(quick: bool) -> Report:
-    """Four processes that put messages into one folder as fast as they can, beside one."""
+    """Measure four processes that put messages into one folder as fast as possible, beside one process."""
     report = Report("sharing")
     report.header = ["processes", "puts/s in all", "each"]
     seconds = 1.0 if quick else 4.0

@@ -72,7 +72,7 @@ def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str
             sink.drain(messages, max(10.0, seconds * 5))
             taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
             got = len(sink.arrivals)
-            # All of it: what stayed here would wait in the dwell below.
+            # The whole backlog, because a rest would delay the messages of the dwell below.
             sink.drain(messages, 120)
             sink.close()
         rate = got / taken
@@ -94,7 +94,8 @@ def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) ->
 
     def publish() -> None:
         with connect(broker, port) as own:
-            # Small batches at a steady beat: one publish call for each message would measure the publisher.
+            # Small batches at a steady rate, because one publish call per message would measure the
+            # publisher.
             beat = 0.01
             due = time.monotonic()
             while not stop.is_set():

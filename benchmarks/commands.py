@@ -1,4 +1,4 @@
-"""What a message costs the wire and the memory: commands, round trips, bytes."""
+"""The cost of a message in commands, round trips and bytes of memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _publish_singly(connection: Any, amount: int) -> None:
 
 
 class Count:
-    """What went over the wire while it was counted."""
+    """The traffic during a count."""
 
     def __init__(self) -> None:
         self.words: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class Count:
 
 @contextmanager
 def _counting(port: int) -> Iterator[Count]:
-    """Count by MONITOR on the server's side and at the socket on ours."""
+    """Count the commands by MONITOR in the server, and the round trips at the client's socket."""
     count = Count()
     ended = threading.Event()
     client: Any = redis.Redis(port=port, socket_timeout=None)

@@ -1,9 +1,9 @@
-"""What dedup costs a call: beside the same call without it, and beside celery-singleton and celery-once.
+"""The cost of dedup per call, beside the same call without it, and beside celery-singleton and celery-once.
 
-The peers are measured where they are installed; they lock before they publish, on the stock Redis transport.
-``scripts`` is publish, claim and finish of a message by the scripts alone, per message, in batches of one.
-``worker`` is what a call takes from ``apply_async`` until a worker (solo pool) has run it and it is gone from
-the broker: a backlog is published, then run; both times and both shares of Redis are added.
+The peers are measured where they are installed. They lock before they publish, on the stock Redis transport.
+``scripts`` is publish, claim and finish of a message by the scripts alone, in batches of one. ``worker`` is
+the time from ``apply_async`` until a worker (solo pool) has run the task and the broker has removed the
+message: a backlog is published, then run. Both times and both shares of Redis are added.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks.measure import Report, ServerProbe, dump, interleave, ratio
 from celery_dq.dedup import dedup
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.partition import Partition, load_scripts
-from celery_dq.transport.redis.record import DedupSection, Record
-from celery_dq.transport.redis.replies import Outgoing
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
+from celery_dq.transport.redis.store.replies import OutgoingRecord
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess, make_app
 
@@ -35,7 +35,7 @@ PEERS = {"celery-singleton": "celery_singleton", "celery-once": "celery_once"}
 def dedup_cost(quick: bool) -> Report:
     """The cost of dedup per call."""
     report = Report("dedup")
-    # One server for all: celery-singleton keeps its connection for good.
+    # One server for all contenders, because celery-singleton never closes its connection.
     with RedisServer() as server:
         return _measured(report, server, quick)
 
@@ -159,8 +159,8 @@ def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
 
         def live(number: int) -> None:
             section = DedupSection(f"refresh(sku={number})").pack() if keyed else b""
-            record = Record("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
-            partition.push([Outgoing(number, f"m{number}", record)], producer="p").run(client)
+            record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
+            partition.push([OutgoingRecord(number, f"m{number}", record)], producer="p").run(client)
             (entry,) = partition.claim("c", lease_ms=60_000, want=1).run(client).entries
             partition.finish("c", [entry.tag]).run(client)
 

@@ -8,12 +8,12 @@ from benchmarks.measure import Report
 from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.driver import Plan, run, say_to_stderr
 
-#: ``make chaos`` runs the long ones; this is minutes.
+#: These runs take minutes; ``make chaos`` does longer ones.
 PLAN = Plan(seed=7, messages=20_000, kills=30, workers=3, work_ms=2.0, patience=15.0)
 
 
 def faults(quick: bool) -> Report:
-    """Lost, stuck, run again, recovery: the same seed on every broker."""
+    """Measure lost, stuck and repeated messages and the recovery time, with the same seed on each broker."""
     report = Report("faults")
     plan = replace(PLAN, messages=1_500, kills=6, patience=6.0, lease=2.0) if quick else PLAN
     report.header = [

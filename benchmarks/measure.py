@@ -1,4 +1,4 @@
-"""Repeating, comparing and printing: what every benchmark shares."""
+"""Repetition, comparison and output, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Series:
 
 @dataclass
 class Report:
-    """What a benchmark found: rows to print, data to keep."""
+    """The results of a benchmark: rows to print, and data for JSON."""
 
     name: str
-    #: One line for each table: how it was measured.
+    #: One line per table, with the method of measurement.
     notes: list[str] = field(default_factory=list)
     header: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Report:
 
 
 def short(value: float) -> str:
-    """A figure with three digits that matter."""
+    """Return a number with three significant digits."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 1000:
@@ -79,7 +79,7 @@ def short(value: float) -> str:
 
 
 def ratio(ours: Series, theirs: Series) -> str:
-    """Ours / theirs, round by round: median (min-max)."""
+    """Return the ratios of two series by round: median (min-max)."""
     pairs = [a / b for a, b in zip(ours.values, theirs.values, strict=False) if b]
     return f"{Series(pairs)}x" if pairs else "-"
 
@@ -87,16 +87,16 @@ def ratio(ours: Series, theirs: Series) -> str:
 def interleave(
     contenders: Sequence[str], rounds: int, measure: Callable[[str], dict[str, float]], budget: float
 ) -> dict[str, dict[str, Series]]:
-    """`rounds` times every contender in turn, so that a slow minute of the machine hits all of them.
+    """Run all contenders in turn, `rounds` times, so that a slow minute of the machine affects all of them.
 
-    No new round begins after `budget` seconds. Returns contender -> quantity -> series.
+    No new round begins after `budget` seconds. Return contender -> quantity -> series.
     """
     found: dict[str, dict[str, Series]] = {name: {} for name in contenders}
     started = time.monotonic()
     for number in range(rounds):
         if number and time.monotonic() - started > budget:
             break
-        # Every other round the other way round.
+        # The order is reversed in every second round.
         for name in contenders if number % 2 == 0 else list(reversed(contenders)):
             gc.collect()
             for quantity, value in measure(name).items():
@@ -105,24 +105,24 @@ def interleave(
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of `values` lie."""
+    """Return the value below which `share` (0 to 1) of `values` lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else math.nan
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything."""
+    """Return Jain's index of fairness: 1 for equal values, 1/n when only one value is not 0."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
 
 
 def dump(found: dict[str, dict[str, Series]]) -> dict[str, dict[str, list[float]]]:
-    """For JSON."""
+    """Return a value in a form for JSON."""
     return {name: {key: series.values for key, series in row.items()} for name, row in found.items()}
 
 
 class ServerProbe:
-    """CPU and memory of a Redis server, by INFO on a connection of its own."""
+    """CPU and memory of a Redis server, by INFO on a separate connection."""
 
     def __init__(self, port: int) -> None:
         self._client = redis.Redis(port=port)
@@ -135,7 +135,7 @@ class ServerProbe:
         return int(self._client.info("memory")["used_memory"])
 
     def bytes_of_tenants(self) -> int:
-        """What all keys of partitions take that are neither the partition's own nor somebody's settings."""
+        """Return the memory of all keys of partitions, except the state and the settings of a partition."""
         total = 0
         for key in self._client.scan_iter(match="dq:{*", count=1000):
             kind = key.partition(b"}:")[2].partition(b":")[0]

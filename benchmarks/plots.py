@@ -18,7 +18,7 @@ CURVES = {
 
 
 def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
-    """The curve by tenant count, as a picture in the file `path`."""
+    """Draw the curve by tenant count into the file `path`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
 
 
 def plot_bars(name: str, data: dict[str, dict[str, list[float]]], folder: Path, label: str) -> Path:
-    """One group of bars for each case, one bar for each contender; data: case -> contender -> values."""
+    """Draw a group of bars per case, with a bar per contender; data: case -> contender -> values."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -22,7 +22,7 @@ from tests.workers import ROOT
 
 QUEUE = "bench"
 
-#: What a small Celery task's body weighs.
+#: A body with the size of that of a small Celery task.
 FILLER = "x" * 80
 
 
@@ -31,8 +31,8 @@ def connect(broker: str, port: int) -> Connection:
     return Connection(BROKERS[broker].url(port), transport_options={"socket_timeout": 30.0})
 
 
-def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE) -> int:
-    """One message for each name in `tenants`, in batches where kombu has them; returns how many."""
+def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
+    """Publish one message per name in `tenants`, in batches where kombu has them; return the number."""
     channel: Any = connection.channel()
     transport: Any = connection.transport
     producer = Producer(channel)
@@ -41,20 +41,20 @@ def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QU
     amount = 0
     with batches(1000) if batches else nullcontext():
         for tenant in tenants:
-            publish_one(producer, tenant, queue)
+            publish_one(producer, tenant, queue, **options)
             amount += 1
     channel.close()
     return amount
 
 
-def publish_one(producer: Producer, tenant: str, queue: str = QUEUE) -> None:
-    """One message, on a queue that was declared."""
+def publish_one(producer: Producer, tenant: str, queue: str = QUEUE, **options: Any) -> None:
+    """Publish one message to a declared queue."""
     body = {"tenant": tenant, "at": time.monotonic(), "filler": FILLER}
-    producer.publish(body, routing_key=queue, serializer="json", tenant=tenant, retry=False)
+    producer.publish(body, routing_key=queue, serializer="json", tenant=tenant, retry=False, **options)
 
 
 class Sink:
-    """Consumes and acknowledges as fast as it can."""
+    """A consumer that acknowledges as fast as possible."""
 
     def __init__(self, connection: Connection, prefetch: int = 100, queue: str = QUEUE) -> None:
         self.connection = connection
@@ -75,7 +75,7 @@ class Sink:
         message.ack()
 
     def drain(self, amount: int, seconds: float) -> None:
-        """Until `amount` messages came, or `seconds` have passed."""
+        """Consume until `amount` messages came, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while len(self.arrivals) < amount and time.monotonic() < end:
             with suppress(TimeoutError):
@@ -87,7 +87,7 @@ class Sink:
 
 
 class WatchingSink(Sink):
-    """It also asks our broker when the messages of one tenant were pushed and claimed."""
+    """A `Sink` that also asks celery-dq when the messages of one tenant were pushed and claimed."""
 
     def __init__(self, connection: Connection, prefetch: int, queue: str, tenant: str) -> None:
         #: Seconds from push to claim, by the clock of Redis, and from the claim to the callback.
@@ -110,16 +110,16 @@ class WatchingSink(Sink):
 
 
 class Found(NamedTuple):
-    """What a consumer process saw."""
+    """The messages that a consumer process got."""
 
     #: (arrival, tenant, published) of each message.
     arrivals: list[tuple[float, str, float]]
-    #: As of a `WatchingSink`.
+    #: The same as in `WatchingSink`.
     waits: list[tuple[float, float]]
 
 
 class ConsumerProcess:
-    """A `Sink` in a process of its own, for `seconds`; what it saw is read from a file afterwards.
+    """A `Sink` in a separate process, for `seconds`; its results are read from a file afterwards.
 
     With `watched` it is a `WatchingSink` for this tenant.
     """
@@ -157,11 +157,11 @@ class ConsumerProcess:
         wait_until(self._ready.exists, 20)
 
     def arrivals(self, deadline: float) -> list[tuple[float, str, float]]:
-        """(arrival, tenant, published) of each message, once it has ended."""
+        """Return (arrival, tenant, published) of each message, after its end."""
         return self.found(deadline).arrivals
 
     def found(self, deadline: float) -> Found:
-        """All that it saw, once it has ended."""
+        """Return all its results, after its end."""
         try:
             self._process.wait(deadline)
             arrivals, waits = json.loads(self._out.read_text())
@@ -189,7 +189,7 @@ def _main(arguments: list[str]) -> None:
             before: Any = len(sink.arrivals)
             sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
             if float(work):
-                time.sleep(float(work) * (len(sink.arrivals) - before))  # the consumer's own work
+                time.sleep(float(work) * (len(sink.arrivals) - before))  # the work of the consumer
         waits = sink.waits if isinstance(sink, WatchingSink) else []
         Path(out).write_text(json.dumps([sink.arrivals, waits]))
         sink.close()

@@ -80,5 +80,5 @@ def _latency(pool: str, amount: int, broker: str) -> dict[str, float]:
                 waits.append(float(stamped[1]) * 1e3)
         app.close()
         pools.reset()
-    # The first ones pay for connections.
+    # The first calls include the cost of new connections.
     return {"p50": percentile(waits[10:], 0.5), "p99": percentile(waits[10:], 0.99)}

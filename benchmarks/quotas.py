@@ -1,6 +1,6 @@
-"""Quotas at the claim and at kombu level: does a tenant get its rate, and never more?
+"""Quotas at the claim and at kombu level: whether a tenant gets its rate, and never more.
 
-The stock transport has none, so there is nothing to compare with but the promise.
+The stock transport has no quotas, so the results are compared with the promise only.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def app_on(broker: Broker, server: RedisServer) -> Celery:
 
 
 def rates_of(tenants: int, total: float) -> dict[str, float]:
-    """Rates from 1/s to total/10 in a geometric row, scaled so that they add up to `total`."""
+    """Return rates from 1/s to total/10 in a geometric series, scaled to a sum of `total`."""
     top = total / 10
     row = [top ** (index / (tenants - 1)) for index in range(tenants)]
-    # The ends stay; those between share what is left.
+    # The ends stay, and the rates between share the rest.
     scale = (total - row[0] - row[-1]) / sum(row[1:-1])
     return {
         f"t{index}": rate if index in (0, tenants - 1) else max(1.0, rate * scale)
@@ -46,17 +46,17 @@ def rates_of(tenants: int, total: float) -> dict[str, float]:
 
 
 def worst_excess(arrivals: list[float], rate: float, burst: float) -> float:
-    """The most messages that any window held beyond rate x window + burst; negative when all kept below."""
+    """Return the largest excess of a window over rate x window + burst; negative for none."""
     worst, lowest = -math.inf, math.inf
     for index, moment in enumerate(sorted(arrivals)):
         lowest = min(lowest, index - rate * moment)
         worst = max(worst, (index + 1 - rate * moment) - lowest - burst)
-    # A burst that is used up to the last is no excess, though floats may say so.
+    # A burst that is used completely is no excess. The tolerance is for rounding errors.
     return round(worst, 6) + 0.0
 
 
 def quotas(quick: bool) -> Report:
-    """Each tenant's error over the time, the worst window, and how fast a change acts on a big backlog."""
+    """Measure each tenant's error, the worst window, and how fast a change acts on a large backlog."""
     report = Report("quotas")
     report.header = ["broker", "measured", "what", "figure", "promise"]
     report.notes.append(
@@ -72,7 +72,7 @@ def quotas(quick: bool) -> Report:
             what = f"tenants beyond max(1 %, 1 message) over {seconds:g} s"
             report.row(broker.name, where, what, found["beyond"], 0)
             report.row(broker.name, where, "worst error, messages", short(found["worst"]), "max(1 %, 1)")
-            # Only at the claim is it a promise.
+            # The promise is about claims only.
             excess, promise = short(found["excess"]), "<= 0" if where == "claim" else ""
             report.row(broker.name, where, "worst window beyond rate x window + burst", excess, promise)
             report.data[broker.name][where] = found
@@ -87,7 +87,7 @@ def quotas(quick: bool) -> Report:
 
 
 def _at_consumers(broker: Broker, port: int, seconds: float) -> list[tuple[float, str]]:
-    """(seconds, tenant) of each message at the clocks of kombu's consumers."""
+    """Return (seconds, tenant) of each message, by the clocks of kombu's consumers."""
     with ExitStack() as stack:
         consumers = [ConsumerProcess(broker.name, port, seconds) for _ in range(CONSUMERS)]
         for consumer in consumers:
@@ -98,7 +98,7 @@ def _at_consumers(broker: Broker, port: int, seconds: float) -> list[tuple[float
 
 
 def _at_claims(broker: Broker, port: int, seconds: float) -> list[tuple[float, str]]:
-    """(seconds, tenant) of each message at the clock of Redis."""
+    """Return (seconds, tenant) of each message, by the clock of Redis."""
     found = chain.from_iterable(claim_for(port, QUEUE, seconds, consumers=CONSUMERS))
     moments = sorted(found)
     return [((moment.at_us - moments[0].at_us) / 1e6, moment.tenant) for moment in moments]
@@ -135,7 +135,7 @@ def _steady(
 
 
 def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
-    """The worst error at the claim, in % of what the rate allows, of tenants beside many that must wait."""
+    """Measure the worst error at the claim, in % of the rate, of tenants beside many throttled ones."""
     active = min(tenants, 100)
     rate, warm_up = 2_000 / active, 1.0
     with RedisServer() as server, connect(broker.name, server.port) as connection:
@@ -145,7 +145,7 @@ def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
             app.dq.quotas.set(QUEUE, f"t{number}", rate=rate, burst=max(2, math.ceil(rate * 0.1)))
         publish_many(connection, chain.from_iterable(repeat(f"t{n}", 2) for n in range(active, tenants)))
         sink = Sink(connection)
-        sink.drain(tenants - active, 120)  # the one that each of the others may have
+        sink.drain(tenants - active, 120)  # the one message that each other tenant may start
         sink.close()
         each = math.ceil(rate * (seconds + 2 * warm_up + 10))
         publish_many(connection, chain.from_iterable(repeat([f"t{n}" for n in range(active)], each)))
@@ -156,7 +156,7 @@ def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
 
 
 def idle_bytes(broker: Broker, tenants: int) -> float:
-    """What each of tenants with a rate takes that had a message and have none, once its tokens are back."""
+    """Measure the memory of each tenant with a rate and without messages, after its limiter has recovered."""
     with RedisServer() as server, connect(broker.name, server.port) as connection:
         app: Any = app_on(broker, server)
         app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)
@@ -166,7 +166,7 @@ def idle_bytes(broker: Broker, tenants: int) -> float:
         sink.close()
         app.close()
         probe = ServerProbe(server.port)
-        # To keep house takes longer than the millisecond until the last token is back.
+        # The maintenance takes longer than the millisecond until the last limiter has recovered.
         keep_house(server.port, QUEUE, tenants // 1000 + 10)
         total = probe.bytes_of_tenants()
         probe.close()
@@ -174,7 +174,7 @@ def idle_bytes(broker: Broker, tenants: int) -> float:
 
 
 def _change(broker: Broker, tenants: int) -> float:
-    """Seconds from a change of the default, which had stopped everybody, to the first arrival."""
+    """Measure the seconds from a change of the default, which had paused all tenants, to an arrival."""
     with RedisServer() as server, connect(broker.name, server.port) as connection:
         app: Any = app_on(broker, server)
         app.dq.quotas.set_default(QUEUE, paused=True)

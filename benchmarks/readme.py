@@ -1,4 +1,4 @@
-"""Puts figures into README.rst: the table of ratios, and the curve by tenant count as a small picture."""
+"""Writes figures into README.rst and the guide: tables of ratios, and a picture by number of tenants."""
 
 from __future__ import annotations
 
@@ -12,32 +12,64 @@ from benchmarks.summary import summary
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.rst"
+GUIDE = ROOT / "docs" / "guides" / "benchmarks-and-faults.rst"
 FIGURES = ROOT / "docs" / "figures"
 
-#: Claims at these numbers of tenants; the curve shows the others.
+#: The rows of the README. The guide has the others as well.
+HEADLINES = (
+    "claim + ack, 10 tenants, messages/s",
+    "claim + ack, 60,000 tenants, messages/s",
+    "worker, no-op tasks/s, prefork early acks",
+    "``apply_async``, buffered on disk, to the broker/s",
+    "idle latency p50, prefork, ms (less is better)",
+    "bytes per message, 1,000 tenants x 100 (less is better)",
+)
+#: The numbers of tenants for which the guide has a row. The curve shows the others.
 TENANTS = ("1", "10", "1,000", "60,000")
 
 _BLOCK = re.compile(r"(?<=^\.\. ratios-start\n\n).*?(?=^\.\. ratios-end$)", re.M | re.S)
 _CLAIMS = re.compile(r"claim \+ ack, ([0-9,]+) tenants?,")
 
 
-def show_in_readme(folder: Path, readme: Path = README, figures: Path = FIGURES) -> None:
-    """Replace what stands between the marks ``ratios-start`` and ``ratios-end``, and the picture.
+def write_figures(folder: Path, readme: Path = README, guide: Path = GUIDE, figures: Path = FIGURES) -> None:
+    """Replace the tables between the marks ``ratios-start`` and ``ratios-end``, and the picture.
 
-    Raises ValueError when `folder` has no results, or the README no marks.
+    Args:
+        folder: The results of benchmarks.
+        readme: Gets the rows of :data:`HEADLINES`.
+        guide: Gets all rows, but few of the curve.
+        figures: The folder of the picture.
+
+    Raises:
+        ValueError: `folder` has no results, or one of the files has no marks.
     """
-    text = readme.read_text()
-    ratios = short_table(summary(folder))
-    if not ratios.rows or not _BLOCK.search(text):
-        raise ValueError(f"no results of benchmarks in {folder}, or no marks in {readme}")
-    readme.write_text(_BLOCK.sub(lambda _: f"{ratios.rst()}\n", text))
+    ratios = summary(folder)
+    tables = {readme: headlines(ratios), guide: few_of_the_curve(ratios)}
+    for file, table in tables.items():
+        if not table.rows or not _BLOCK.search(file.read_text()):
+            raise ValueError(f"no results of benchmarks in {folder}, or no marks in {file}")
+    for file, table in tables.items():
+        _replace_table(file, table)
     claims = folder / "claims.json"
     if claims.exists():
         figures.mkdir(exist_ok=True)
         plot_claims(json.loads(claims.read_text()), figures / "tenants.png", dpi=72)
 
 
-def short_table(ratios: Report) -> Report:
-    """The table without most of the points of the curve."""
+def _replace_table(file: Path, table: Report) -> None:
+    file.write_text(_BLOCK.sub(lambda _: f"{table.rst()}\n", file.read_text()))
+
+
+def headlines(ratios: Report) -> Report:
+    """Return the table with the rows of the README only."""
+    return _with_rows(ratios, [row for row in ratios.rows if row[0] in HEADLINES])
+
+
+def few_of_the_curve(ratios: Report) -> Report:
+    """Return the table without most of the points of the curve."""
     rows = [row for row in ratios.rows if not (at := _CLAIMS.match(row[0])) or at[1] in TENANTS]
+    return _with_rows(ratios, rows)
+
+
+def _with_rows(ratios: Report, rows: list[list[str]]) -> Report:
     return Report(ratios.name, ratios.notes, ratios.header, rows)

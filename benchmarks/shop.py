@@ -1,4 +1,4 @@
-"""The Celery app of the worker benchmarks: a task that does nothing, and one that tells the time."""
+"""The Celery app of the worker benchmarks: a task that does nothing, and one that returns the time."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     return app
 
 
-#: When the floor's first and last marks ran; only its own single process writes here.
+#: When the first and last marks of the floor ran; only its single process writes here.
 MARKS: list[float] = []
 
 
 def floor(amount: int, late: bool, pool: str) -> None:
-    """Celery's own floor: publish to ``memory://`` and run it in this very process."""
+    """Measure the floor of Celery itself: publish to ``memory://`` and run the tasks in this process."""
     conf: dict[str, Any] = {
         "broker_url": "memory://",
         "task_acks_late": late,

@@ -1,4 +1,4 @@
-"""A led queue beside the same queue without a leader: what strict order costs."""
+"""A singleton queue beside the same queue without a leader: the cost of strict order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from celery_dq.testing.servers import RedisServer
 from tests.brokers import DQ
 from tests.workers import WorkerProcess, make_app
 
-#: One slot each: a led queue runs one message at a time anyway.
+#: One slot each, because a singleton queue runs one message at a time.
 POOLS = ("solo", "threads", "prefork")
-#: A led queue is compared with the plain one that acknowledges as it does.
+#: A singleton queue is compared with a plain queue with the same kind of acks.
 KINDS = {
     "plain": "plain",
     "led": "plain",
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def singleton(quick: bool) -> Report:
-    """No-op tasks/s through one slot, with a leader and without."""
+    """Measure no-op tasks/s through one slot, with and without a leader."""
     report = Report("singleton")
     report.header = ["pool", "queue", "tasks/s", "vs plain"]
     report.notes.append("one slot; backlog published first; the election is held by the broker")

@@ -1,7 +1,7 @@
-"""A cache-refresh storm: many callers ask for few entries, and every refresh takes a while.
+"""A cache-refresh storm: many calls for few entries, and each refresh takes some time.
 
-Keys are Gaussian, as in the document that dedup was made after. *Staleness* is how long a caller's wish
-waited: from the call to the start of the first run of its key that began after it.
+Keys are Gaussian, as in the document that describes the dedup state machine. *Staleness* is the time from a
+call to the start of the first run of its key that began after the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kombu import pools
 
 import celery_dq
 from benchmarks.measure import Report, dump, interleave, percentile, ratio
-from celery_dq.app.face import dq_of
+from celery_dq.app.api.api import dq_of
 from celery_dq.dedup import dedup
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -30,7 +30,7 @@ RATE = 1_000  # calls per second, when the machine is fast enough
 
 
 def storm(quick: bool) -> Report:
-    """Work and staleness in a storm, with dedup and without."""
+    """Measure work and staleness in a storm, with and without dedup."""
     report = Report("storm")
     report.header = [
         "",

@@ -1,4 +1,4 @@
-"""All ratios beside the stock transport in one table, from the results that lie in a folder."""
+"""The table of all ratios to the stock transport, from the results in a folder."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ POOLS = {"solo": 1, "threads": 2, "prefork": 2}
 
 
 def tasks(quick: bool) -> Report:
-    """No-op tasks/s from the first to the last of a backlog, by pool and acknowledgement."""
+    """Measure no-op tasks/s from the first to the last of a backlog, by pool and kind of acks."""
     report = Report("tasks")
     report.header = ["pool", "acks", "broker", "tasks/s", "vs stock"]
     report.notes.append("backlog published first, then the worker starts; prefetch multiplier 16, no events")

@@ -1,6 +1,6 @@
 """``dq-zookeeper://`` beside kombu's own ``zookeeper://``: publishing, consuming, idle latency, big queues.
 
-Both on one ZooKeeper, in turn, at the level of kombu: what Celery adds is the same for both.
+Both run on one ZooKeeper, in turn, at the level of kombu, because the cost of Celery is the same for both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTENDERS = ("zookeeper", "dq-zookeeper")
 
 
 def zookeeper_broker(quick: bool) -> Report:
-    """Messages per second, one by one, in batches and consumed; milliseconds from publish to consumer."""
+    """Measure messages/s, published singly, in batches, and consumed; and ms from publish to consumer."""
     report = Report("zookeeper-broker")
     report.header = [
         "transport",
@@ -65,7 +65,8 @@ def zookeeper_broker(quick: bool) -> Report:
 def _connect(server: ZooKeeperServer, scheme: str) -> Connection:
     register_transports()
     if scheme == "zookeeper":
-        # It never closes its session, nor takes a chroot: its queues lie in a folder of their own.
+        # kombu's transport never closes its session and accepts no chroot, so its queues have their own
+        # folder.
         return Connection(f"zookeeper://{server.hosts}/stock")
     return Connection(f"dq-zookeeper://{server.hosts}/dq")
 
@@ -134,7 +135,7 @@ def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[
 
 
 def zookeeper_broker_depth(quick: bool) -> Report:
-    """A queue of up to 50,000 messages: memory, and how long an urgent one takes through it."""
+    """Measure a queue of up to 50,000 messages: its memory, and the time of an urgent message through it."""
     report = Report("zookeeper-broker-depth")
     report.header = ["messages", "fill/s", "urgent p50 ms", "urgent max ms", "drain/s", "server MiB", "ours"]
     report.notes += [

@@ -19,12 +19,12 @@ from celery_dq.zookeeper.session import Session
 STOCK, OURS = "kombu zookeeper://", "celery_dq.curator"
 LOCKLESS = "… without locks"
 CONTENDERS = (STOCK, OURS, LOCKLESS)
-#: What a small Celery task's body weighs.
+#: A body with the size of that of a small Celery task.
 ITEM = {"filler": "x" * 80}
 
 
 def zookeeper_queues(quick: bool) -> Report:
-    """Putting one by one and in batches, consuming, and the time to reach an idle consumer."""
+    """Measure single puts, batches, consuming, and the time to reach an idle consumer."""
     report = Report("zookeeper_queues")
     report.header = ["", "put/s", "vs stock", "put in batches/s", "vs stock", "consumed/s", "vs stock"]
     report.header += ["idle p50 ms", "p99 ms", "max ms"]
@@ -133,7 +133,7 @@ def _waits(waits: list[float]) -> dict[str, float]:
 
 
 def zookeeper_depth(quick: bool) -> Report:
-    """A consumer of a queue that is deep: rate, memory, and the time an arrival takes."""
+    """Measure a consumer of a deep queue: rate, memory, and the time of an arrival."""
     report = Report("zookeeper_depth")
     report.header = ["items in the queue", "consumed/s", "until the first ms", "consumer MiB more"]
     report.header += ["urgent one in a priority queue ms"]

@@ -1,8 +1,7 @@
-"""Tenant queues for Celery on Redis, and a broker that keeps its word.
+"""Tenant queues for Celery on Redis, on a broker that does not lose messages.
 
-Importing this package does nothing else: each public name is looked up in
-:data:`_HOMES` when it is first used, so that neither Celery nor a Redis client
-is loaded by a program that only wants an exception class.
+Importing this package imports no library. Each public name is looked up in :data:`_HOMES` at its first use,
+so a program that only needs an exception class loads neither Celery nor a Redis client.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from celery_dq.curator.simple import SimpleDistributedQueue as SimpleDistributedQueue
     from celery_dq.errors import (
         AccessDenied as AccessDenied,
-        ClaimLost as ClaimLost,
         ConfigurationError as ConfigurationError,
         CorruptRecord as CorruptRecord,
         CorruptSegment as CorruptSegment,
         CoveringRunUnknown as CoveringRunUnknown,
+        DedupLockLost as DedupLockLost,
         DeliveriesExhausted as DeliveriesExhausted,
         DQError as DQError,
         DuplicateCall as DuplicateCall,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public name -> the module it lives in. A tuple, because nothing here changes.
+# Each public name with the module that defines it.
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
@@ -66,7 +65,7 @@ _HOMES = (
     ("Runner", "celery_dq.leadership.runner"),
     ("CoveringRunUnknown", "celery_dq.errors"),
     ("DQError", "celery_dq.errors"),
-    ("ClaimLost", "celery_dq.errors"),
+    ("DedupLockLost", "celery_dq.errors"),
     ("AccessDenied", "celery_dq.errors"),
     ("ConfigurationError", "celery_dq.errors"),
     ("CorruptRecord", "celery_dq.errors"),

@@ -1,11 +1,10 @@
-"""Two clocks, never to be mixed up: one to store, one to wait.
+"""Wall time and monotonic time, and a clock that tests can set.
 
-*Wall time* (seconds since 1970, UTC) is for what other machines read: expiry
-times, reports. It may jump. *Monotonic time* (seconds since some point) is for
-waiting and for trust in a lease: it never goes back, and it goes on while the
-machine is suspended, because the lease in the broker does so too.
+*Wall time* (seconds since 1970, UTC) is for values that other machines read: expiry times and reports. It may
+jump. *Monotonic time* (seconds since an unspecified point) is for waiting and for the age of a lease. It
+never goes back. It continues while the machine is suspended, because the lease in the broker does so too.
 
-Scripts that run in Redis use neither; they ask Redis.
+Scripts that run in Redis use neither; they use the clock of Redis.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ __all__ = ["Clock", "ManualClock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What tells the time. Hand one in where time decides something."""
+    """The interface of a clock. Code whose decisions depend on time takes one as an argument."""
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC: to store and to show."""
+        """Return the seconds since 1970-01-01 UTC, for storage and display."""
 
     def monotonic(self) -> float:
-        """Seconds since an unspecified point, suspend included: to wait and to compare."""
+        """Return the seconds since an unspecified point, suspend included, for waits and comparisons."""
 
 
 class SystemClock:
     """The clocks of this machine.
 
-    On Linux the monotonic one is ``CLOCK_BOOTTIME``. Elsewhere it is Python's
-    :func:`time.monotonic`, which may stand still while the machine is suspended.
+    On Linux the monotonic clock is ``CLOCK_BOOTTIME``. Elsewhere it is Python's :func:`time.monotonic`, which
+    may stop while the machine is suspended.
     """
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC."""
+        """Return the seconds since 1970-01-01 UTC."""
         return time.time()
 
     if sys.platform == "linux":
 
         def monotonic(self) -> float:
-            """Seconds since boot, suspend included."""
+            """Return the seconds since boot, suspend included."""
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     else:
 
         def monotonic(self) -> float:
-            """Seconds since an unspecified point."""
+            """Return the seconds since an unspecified point."""
             return time.monotonic()
 
     def __repr__(self) -> str:
@@ -56,7 +55,12 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to: for tests of what time decides. Thread-safe."""
+    """A clock for tests, which moves only by :meth:`advance` and :meth:`set_wall`. Thread-safe.
+
+    Args:
+        wall: Wall time at the start, in seconds since 1970-01-01 UTC.
+        monotonic: Monotonic time at the start, in seconds.
+    """
 
     def __init__(self, wall: float = 1_700_000_000.0, monotonic: float = 1_000.0) -> None:
         self._lock = threading.Lock()
@@ -64,25 +68,32 @@ class ManualClock:
         self._monotonic = monotonic
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC, as set."""
+        """Return the wall time in seconds since 1970-01-01 UTC."""
         with self._lock:
             return self._wall
 
     def monotonic(self) -> float:
-        """Seconds that :meth:`advance` has added to the start."""
+        """Return the monotonic time in seconds: the start plus all seconds of :meth:`advance`."""
         with self._lock:
             return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass on both clocks."""
+        """Move both clocks forward.
+
+        Args:
+            seconds: By how much, 0 or more.
+
+        Raises:
+            ValueError: `seconds` is negative.
+        """
         if seconds < 0:
-            raise ValueError(f"time does not go back: advance({seconds!r}); use set_wall for a jump")
+            raise ValueError(f"advance({seconds!r}) would move time back: use set_wall for a jump")
         with self._lock:
             self._wall += seconds
             self._monotonic += seconds
 
     def set_wall(self, wall: float) -> None:
-        """Let the wall clock jump to `wall`, as NTP or an administrator may; the other one stays."""
+        """Set the wall clock to `wall`, as NTP or an administrator may. The monotonic clock stays."""
         with self._lock:
             self._wall = wall
 

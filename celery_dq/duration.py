@@ -1,4 +1,4 @@
-"""Durations and rates as people write them, in the microseconds that Redis counts.
+"""Conversion of durations and rates between settings and the microseconds that the scripts in Redis use.
 
 A *duration* is a ``timedelta``, a number of seconds, or a number with a unit
 (``"250ms"``, ``"15s"``, ``"5m"``, ``"2h"``, ``"7d"``). A *rate* is a number per
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from datetime import timedelta
 from fractions import Fraction
 
@@ -29,6 +30,7 @@ _UNIT_US = (
     ("d", 86_400 * SECOND_US),
 )
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d)\s*")
+_PLAIN = re.compile(r"\s*\d+(?:\.\d+)?\s*")
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(s|min|m|h|d)\s*")
 
 DURATION_FORMS = "a timedelta, a number of seconds, or a text such as '250ms', '15s', '5m', '2h', '7d'"
@@ -36,10 +38,15 @@ RATE_FORMS = "a number per second, or a text such as '50/s', '3000/m', '10/h'"
 
 
 def parse_duration(value: object, *, option: str) -> int:
-    """`value` in whole microseconds, zero or more; half a microsecond is rounded to even.
+    """Return a duration in whole microseconds; half a microsecond is rounded to even.
 
-    `option` is the name to blame. Raises :exc:`~celery_dq.errors.ConfigurationError`
-    for another type, an unknown unit, a negative, infinite or undefined number.
+    Args:
+        value: The duration, 0 or more; see the module for its forms.
+        option: Name of the option, for the error.
+
+    Raises:
+        ConfigurationError: The value has another type, an unknown unit, or a negative, infinite or undefined
+            number.
     """
     exact: Fraction | None = None
     if isinstance(value, timedelta):
@@ -49,17 +56,24 @@ def parse_duration(value: object, *, option: str) -> int:
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         exact = Fraction(match[1]) * dict(_UNIT_US)[match[2]]
     if exact is None:
-        raise ConfigurationError(f"{option} = {value!r} is not a duration: give {DURATION_FORMS}")
+        raise ConfigurationError(
+            f"{option} = {value!r} is not a duration: give {DURATION_FORMS}{_unquoted(value)}"
+        )
     if exact < 0:
-        raise ConfigurationError(f"{option} = {value!r} is negative: a duration is 0 or more")
+        raise ConfigurationError(f"{option} = {value!r} is negative: give a duration of 0 or more")
     return round(exact)
 
 
 def parse_rate(value: object, *, option: str) -> float:
-    """`value` as a number per second, above zero.
+    """Return a rate as a number per second.
 
-    Raises :exc:`~celery_dq.errors.ConfigurationError` for anything else; zero is
-    refused because a tenant that may never run is *paused*, and says so.
+    Args:
+        value: The rate, above 0; see the module for its forms. 0 is refused, because a tenant without any
+            rate must be *paused* instead.
+        option: Name of the option, for the error.
+
+    Raises:
+        ConfigurationError: The value has another type, an unknown unit, or a number that is not above 0.
     """
     rate: float | None = None
     if _is_number(value):
@@ -67,19 +81,19 @@ def parse_rate(value: object, *, option: str) -> float:
     elif isinstance(value, str) and (match := _RATE.fullmatch(value)):
         rate = float(Fraction(match[1]) * SECOND_US / dict(_UNIT_US)[match[2]])
     if rate is None:
-        raise ConfigurationError(f"{option} = {value!r} is not a rate: give {RATE_FORMS}")
+        raise ConfigurationError(f"{option} = {value!r} is not a rate: give {RATE_FORMS}{_unquoted(value)}")
     if rate <= 0:
         raise ConfigurationError(
-            f"{option} = {value!r} is not above zero: to let nothing run, set paused = True"
+            f"{option} = {value!r} is not above zero: to stop a tenant, set paused = True"
         )
     return rate
 
 
 def interval_us(rate: float) -> int:
-    """Microseconds between two messages at `rate` per second, rounded up so the rate is never exceeded.
+    """Return the microseconds between two messages at `rate` per second.
 
-    A result that is whole but for the last bits of the floating point is taken as
-    whole: ten an hour is 360,000,000 µs, not one more.
+    The result is rounded up, so that the rate is never exceeded. A result that differs from a whole number
+    only by rounding errors counts as whole: ten per hour are 360,000,000 µs, not one more.
     """
     exact = SECOND_US / rate
     nearest = round(exact)
@@ -89,7 +103,7 @@ def interval_us(rate: float) -> int:
 
 
 def format_duration(us: int) -> str:
-    """`us` microseconds as a text that :func:`parse_duration` reads back, in the largest whole unit."""
+    """Return `us` microseconds as text in the largest whole unit, which :func:`parse_duration` can read."""
     for unit, size in (("d", 86_400 * SECOND_US), ("h", 3_600 * SECOND_US), ("m", 60 * SECOND_US)):
         if us and us % size == 0:
             return f"{us // size}{unit}"
@@ -98,6 +112,15 @@ def format_duration(us: int) -> str:
     return f"{us // 1_000}ms" if us % 1_000 == 0 else f"{us}us"
 
 
+def _unquoted(value: object) -> str:
+    """Return a hint for a number given as text, for example from an environment variable; else ""."""
+    return (
+        "; this number is a text without a unit" if isinstance(value, str) and _PLAIN.fullmatch(value) else ""
+    )
+
+
 def _is_number(value: object) -> bool:
-    """Whether `value` is a finite int or float; True and False are no numbers here."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether `value` is a finite int or float. True and False do not count as numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max

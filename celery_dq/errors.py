@@ -1,15 +1,15 @@
-"""Every error that celery-dq raises, under one base.
+"""All errors of celery-dq, with one base class.
 
-An error names the option, key or value at fault, shows the value and says the
-remedy. All of them survive pickling, because Celery sends exceptions between
-processes: an error keeps its message in ``args`` and nothing else.
+The text of an error names the option, key or value, shows the value, and gives the reason and a remedy. All
+errors survive pickling, because Celery sends exceptions between processes: an error keeps only its text, in
+``args``.
 """
 
 from __future__ import annotations
 
 
 class DQError(Exception):
-    """Base of everything that celery-dq raises."""
+    """Base class of all errors of celery-dq."""
 
 
 class ConfigurationError(DQError, ValueError):
@@ -21,11 +21,11 @@ class ServerError(DQError):
 
 
 class InvalidMessage(DQError, ValueError):
-    """A message cannot be accepted: its tenant, priority, id or times are unusable."""
+    """A message cannot be accepted, because its tenant, priority, id or times are invalid."""
 
 
 class InvalidRequest(DQError, TypeError):
-    """A call asks for too little, for too much, or for what contradicts itself."""
+    """The arguments of a call are missing, out of range, or contradict each other."""
 
 
 class InvalidTenant(InvalidMessage):
@@ -33,15 +33,15 @@ class InvalidTenant(InvalidMessage):
 
 
 class InvalidPriority(InvalidMessage):
-    """A priority is not a whole number, or out of its range: 0 to 9, in a Curator queue 32 bits."""
+    """A priority is not a whole number, or not from 0 to 9 (in a Curator queue, not within 32 bits)."""
 
 
 class InvalidQuota(DQError, ValueError):
-    """A quota is impossible: a rate, burst, weight or concurrency out of its range."""
+    """A part of a quota is unknown, has the wrong type, or is out of range."""
 
 
 class CorruptRecord(DQError, ValueError):
-    """A stored record cannot be read; the message goes to the dead letters."""
+    """A stored record cannot be read; the message becomes a dead letter."""
 
 
 class ScriptError(DQError):
@@ -49,64 +49,70 @@ class ScriptError(DQError):
 
 
 class TooFewReplicas(DQError, ConnectionError):
-    """A push is stored, but fewer replicas than asked for have confirmed it in time."""
+    """A publish is stored, but fewer replicas than ``dq_confirm_replicas`` confirmed it in time."""
 
 
 class DeliveriesExhausted(DQError):
-    """Every worker that had this task was lost; it is not tried again. The result of such a task."""
+    """The result of a task that is not tried again, because each worker that had it was lost."""
 
 
 class ZooKeeperUnreachable(DQError, ConnectionError):
-    """ZooKeeper did not answer in time; what was asked may have been done all the same."""
+    """ZooKeeper did not answer in time. The request may have taken effect."""
 
 
 class MessageTooLarge(InvalidMessage):
-    """A message would exceed what ZooKeeper takes in one request (1 MiB by default). Nothing was sent."""
+    """A message exceeds the size of a request to ZooKeeper (1 MiB by default). It was not sent."""
 
 
 class AccessDenied(ConfigurationError):
-    """ZooKeeper does not let this session do something: it lacks the credentials that an ACL asks for."""
+    """ZooKeeper refused a request, because the session lacks the credentials that an ACL requires.
+
+    Attributes:
+        path: The node of the request.
+    """
+
+    path: str = ""
 
 
 class NotElected(DQError):
-    """Somebody else leads, or the candidate is gone: what only a leader may do was not done."""
+    """An action that only a leader may take was refused: another candidate leads, or this one is gone."""
 
 
 class Fenced(DQError):
-    """A fencing token is not the current one: a later leader has taken over."""
+    """A fencing token is not the current one, because a later leader was elected."""
 
 
 class InvalidKey(InvalidMessage):
-    """No dedup key can be made of a call: an argument is missing or has no canonical form."""
+    """The dedup key of a call cannot be computed: an argument is missing or has no canonical form."""
 
 
 class DuplicateCall(DQError):
-    """A call was declined because another one covers it, and its task says ``on_duplicate="raise"``."""
+    """A call was declined because another call covers it, and its task has ``on_duplicate="raise"``."""
 
 
-class ClaimLost(DQError):
-    """The dedup claim of a run was taken away (it ran too long, or its lease ran out)."""
+class DedupLockLost(DQError):
+    """A run lost its dedup lock, because it exceeded its timeout or its lease expired."""
 
 
 class CoveringRunUnknown(DQError):
-    """A duplicate waited for another run's result, and that result is not to be had."""
+    """A duplicate waited for the result of another run, and that result is not available."""
 
 
 class QueueFull(DQError):
-    """A bounded queue has no room, and the caller did not want to wait (longer)."""
+    """A bounded queue has no room, and the caller does not wait or has waited long enough."""
 
 
 class QueueEmpty(DQError):
-    """A queue held nothing, for as long as the caller wanted to wait."""
+    """A queue was empty for as long as the caller waited."""
 
 
 class QueueClosed(DQError):
-    """Something was submitted to a queue that has been closed."""
+    """A request was submitted to a closed queue."""
 
 
 class CorruptSegment(DQError, ValueError):
-    """A file of the spill log cannot be read from here on; what stands before it can."""
+    """A file of the spill log cannot be read beyond a point. The records before that point are valid."""
 
 
 class SpillFailed(DQError, OSError):
-    """The spill log cannot be written: the disk is full, gone, or not ours."""
+    """The spill log cannot be written: the disk is full or gone, or the folder is not usable."""

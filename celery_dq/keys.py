@@ -1,8 +1,8 @@
-"""Every key that celery-dq keeps in Redis is spelled here, and nowhere else.
+"""The names of all keys of celery-dq in Redis. No other module spells a key.
 
-All keys of one partition share the prefix ``<key_prefix>dq:{<environment>/<queue>/<partition>}:``. What
-stands between the braces is their Redis Cluster hash tag, so that a script may touch all of them. The scripts
-are given one key, ``state``, and derive the others from it by the names below.
+All keys of one partition share the prefix ``<key_prefix>dq:{<environment>/<queue>/<partition>}:``. The text
+between the braces is their Redis Cluster hash tag, so that one script may use all of them. A script gets one
+key, ``state``, and derives the other keys from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTITION = re.compile(r"dq:\{(?P<environment>[a-z]+)/(?P<queue>[^/{}]+)/(?P<pa
 
 
 def quota_field(tenant: str) -> str:
-    """The field of the hash ``quotas`` that holds the quota of ``tenant``."""
+    """Return the field of the hash ``quotas`` that holds the quota of ``tenant``."""
     return f"t:{tenant}"
 
 
@@ -31,11 +31,16 @@ def quota_field(tenant: str) -> str:
 class PartitionKeys:
     """The keys of one partition of one queue.
 
-    :param environment: ``online`` or ``sandbox``.
-    :param queue: the Celery queue; percent-encoded in the keys outside ``[A-Za-z0-9_.-]``.
-    :param partition: which slice of the queue.
-    :param key_prefix: what the user wants in front of all keys; braces are refused, they would move
-        the hash tag.
+    Attributes:
+        environment: ``online`` or ``sandbox``.
+        queue: Name of the Celery queue; percent-encoded in the keys outside ``[A-Za-z0-9_.-]``.
+        partition: Number of the partition.
+        key_prefix: Prefix of all keys, from ``dq_key_prefix``. Braces are refused, because they would move
+            the hash tag.
+        prefix: Common prefix of all keys of the partition.
+
+    Raises:
+        ConfigurationError: The environment is unknown, or the prefix holds a brace.
     """
 
     environment: str
@@ -51,7 +56,8 @@ class PartitionKeys:
             )
         if "{" in self.key_prefix or "}" in self.key_prefix:
             raise ConfigurationError(
-                f"dq_key_prefix may not hold braces, they mark the cluster hash tag: {self.key_prefix!r}"
+                f"dq_key_prefix = {self.key_prefix!r} holds a brace, which marks the cluster hash tag: leave "
+                f"it out"
             )
         queue = quote(self.queue, safe="").replace("~", "%7E")
         tag = f"{self.environment}/{queue}/{self.partition:d}"
@@ -59,7 +65,7 @@ class PartitionKeys:
 
     @classmethod
     def parse(cls, key: str) -> PartitionKeys | None:
-        """The partition that ``key`` belongs to, or None when it is not one of ours."""
+        """Return the partition that ``key`` belongs to; None when it is not a key of a partition."""
         found = _PARTITION.search(key)
         if found is None or found["environment"] not in ENVIRONMENTS:
             return None
@@ -69,22 +75,22 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v (virtual time), claim, held, head, appt, appt_owner, evict, floor, accepted."""
+        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, accepted."""
         return self.prefix + "state"
 
     @property
     def messages(self) -> str:
-        """HASH: message id -> record; of a settled one only a zero byte and its consumer is left."""
+        """HASH: message id -> record; for a settled message only a zero byte and its consumer."""
         return self.prefix + "messages"
 
     def tenant(self, tenant: str) -> str:
-        """ZSET: message id -> score, what waits for ``tenant``, unless that is one ``sole`` message."""
+        """ZSET: message id -> score, of the waiting messages of ``tenant``, unless one is in ``single``."""
         return f"{self.prefix}tenant:{tenant}"
 
     @property
-    def sole(self) -> str:
-        """HASH: tenant -> score (8 bytes, a double) and id of the only message that waits for it."""
-        return self.prefix + "sole"
+    def single(self) -> str:
+        """HASH: tenant -> score (8 bytes, a double) and id of its only waiting message."""
+        return self.prefix + "single"
 
     @property
     def turn(self) -> str:
@@ -93,23 +99,23 @@ class PartitionKeys:
 
     @property
     def throttled(self) -> str:
-        """ZSET: tenant -> µs when its next token is due."""
+        """ZSET: tenant -> µs of its next allowed time."""
         return self.prefix + "throttled"
 
     @property
-    def limited(self) -> str:
+    def at_concurrency(self) -> str:
         """ZSET: tenant -> 0; at its concurrency, with backlog."""
-        return self.prefix + "limited"
+        return self.prefix + "at_concurrency"
 
     @property
-    def parked(self) -> str:
+    def paused(self) -> str:
         """ZSET: tenant -> 0; paused, with backlog."""
-        return self.prefix + "parked"
+        return self.prefix + "paused"
 
     @property
-    def finish(self) -> str:
-        """ZSET: tenant -> finish tag ahead of virtual time, of who is not in ``turn`` (see ``floor``)."""
-        return self.prefix + "finish"
+    def finish_tags(self) -> str:
+        """ZSET: tenant -> finish tag ahead of virtual time, of tenants not in ``turn`` (see ``floor``)."""
+        return self.prefix + "finish_tags"
 
     @property
     def limiter(self) -> str:
@@ -127,14 +133,34 @@ class PartitionKeys:
         return self.prefix + "quotas"
 
     @property
+    def config_info(self) -> str:
+        """HASH: by, at (µs); the worker that stored the quota of its settings, and when."""
+        return self.prefix + "config_info"
+
+    @property
+    def config_before(self) -> str:
+        """ZSET: packed quota of settings -> µs when it was replaced; expires."""
+        return self.prefix + "config_before"
+
+    @property
+    def pauses(self) -> str:
+        """ZSET: tenant -> µs since when it is paused, with backlog or without."""
+        return self.prefix + "pauses"
+
+    @property
     def delayed(self) -> str:
         """ZSET: message id -> due time, µs."""
         return self.prefix + "delayed"
 
     @property
     def discards(self) -> str:
-        """ZSET: message id -> when it was discarded, µs; waiting to be delivered flagged."""
+        """ZSET: message id -> start tag among the tenants' discards, of messages that will not run."""
         return self.prefix + "discards"
+
+    @property
+    def discard_tags(self) -> str:
+        """ZSET: tenant -> start tag of its next discard; collected once the discards have passed it."""
+        return self.prefix + "discard_tags"
 
     @property
     def reasons(self) -> str:
@@ -151,9 +177,9 @@ class PartitionKeys:
         """ZSET: consumer -> deadline, µs."""
         return self.prefix + "leases"
 
-    def lenient(self, consumer: str) -> str:
-        """STRING: µs until when this consumer, whose lease was all but over, takes nobody for dead."""
-        return f"{self.prefix}lenient:{consumer}"
+    def reap_grace(self, consumer: str) -> str:
+        """STRING: µs until when this consumer, which renewed its lease late, reaps no other consumer."""
+        return f"{self.prefix}reap_grace:{consumer}"
 
     def held(self, consumer: str) -> str:
         """HASH: message id -> packed claim number, score, claimed at, flags, tenant."""
@@ -161,27 +187,27 @@ class PartitionKeys:
 
     @property
     def wake(self) -> str:
-        """LIST: at most one token, for whoever waits for work."""
+        """LIST: at most one wake-up, for the consumers that wait for work."""
         return self.prefix + "wake"
 
     @property
     def leader(self) -> str:
-        """HASH: token, who, since, until (µs), clean; the last term of a leadership without ZooKeeper."""
+        """HASH: token, who, since, until (µs), clean; the last term of an election without ZooKeeper."""
         return self.prefix + "leader"
 
     @property
     def candidates(self) -> str:
-        """ZSET: who stands for the leadership -> when it looked last, in seconds."""
+        """ZSET: candidate for the leadership -> time of its last look, in seconds."""
         return self.prefix + "candidates"
 
     @property
     def vacant(self) -> str:
-        """LIST: at most one token, for whoever waits to be elected."""
+        """LIST: at most one wake-up, for the candidates that wait to be elected."""
         return self.prefix + "vacant"
 
     @property
     def tombstones(self) -> str:
-        """ZSET: task id -> expiry, µs; cancelled before it came."""
+        """ZSET: task id -> expiry, µs; cancelled before it was published."""
         return self.prefix + "tombstones"
 
     def producer(self, producer: str) -> str:
@@ -190,7 +216,7 @@ class PartitionKeys:
 
     @property
     def dead(self) -> str:
-        """HASH: message id -> record, of what was given up on."""
+        """HASH: message id -> record, of the dead letters."""
         return self.prefix + "dead"
 
     @property
@@ -200,27 +226,27 @@ class PartitionKeys:
 
     @property
     def dead_index(self) -> str:
-        """ZSET: message id -> when it was given up on, µs."""
+        """ZSET: message id -> µs when it became a dead letter."""
         return self.prefix + "dead_index"
 
     @property
-    def claims(self) -> str:
+    def dedup_locks(self) -> str:
         """HASH: dedup scope -> packed since, claim number, timeout, marks, head, heir, tail."""
-        return self.prefix + "claims"
+        return self.prefix + "dedup_locks"
 
     @property
-    def claimants(self) -> str:
+    def dedup_members(self) -> str:
         """HASH: message id -> dedup scope, of every head, heir and tail."""
-        return self.prefix + "claimants"
+        return self.prefix + "dedup_members"
 
     @property
     def blocked(self) -> str:
-        """ZSET: message id -> score with which it will wait once the head of its key is done."""
+        """ZSET: message id -> score with which it will wait after the head of its dedup key has ended."""
         return self.prefix + "blocked"
 
     @property
     def following(self) -> str:
-        """HASH: message id of a follower -> the message whose result it gets."""
+        """HASH: message id of a follower -> id of the message whose result it gets."""
         return self.prefix + "following"
 
     def followers(self, message: str) -> str:
@@ -229,42 +255,48 @@ class PartitionKeys:
 
     @property
     def evictions(self) -> str:
-        """ZSET: dedup scope -> µs when its head has been running for too long."""
+        """ZSET: dedup scope -> µs when its head exceeds the dedup timeout."""
         return self.prefix + "evictions"
 
     @property
     def verdicts(self) -> str:
-        """HASH: verdict -> how often it was given; but for most of ``accept``, see ``state``."""
+        """HASH: verdict -> how often it was given; most of ``accept`` is counted in ``state``."""
         return self.prefix + "verdicts"
 
     @property
     def evicted(self) -> str:
-        """CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its key."""
+        """CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its lock."""
         return self.prefix + "evicted"
 
 
 def every_evicted(environment: str, key_prefix: str = "") -> str:
-    """Pattern of the channels :attr:`PartitionKeys.evicted` of all partitions."""
+    """Return the pattern of the channels :attr:`PartitionKeys.evicted` of all partitions."""
     start = "".join(f"\\{each}" if each in "*?[]\\" else each for each in key_prefix)
     return f"{start}dq:{{{environment}/*}}:evicted"
 
 
 def beat_state(environment: str, name: str, key_prefix: str = "") -> str:
-    """HASH: what elected beats of one name share: their leader's token, and the ticks of each entry."""
+    """HASH: state of the elected beats with one name: the token of the leader, the ticks of each entry."""
     return f"{key_prefix}dq:{environment}:beat:{name}"
 
 
+def transient_prefix(environment: str, key_prefix: str = "") -> str:
+    """The beginning of the keys of transient queues, such as reply queues."""
+    return f"{key_prefix}dq:{environment}:"
+
+
 def queue_registry(environment: str, key_prefix: str = "") -> str:
-    """SET: the names of all queues that were ever declared in the environment. In no partition's slot."""
+    """SET: the names of all queues that were ever declared in the environment; in no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClaimKeys:
-    """The keys of the dedup coordinator that serves other brokers than ours. One slot holds all.
+class DedupKeys:
+    """The keys of the dedup coordinator for other brokers. All are in one slot.
 
-    :param environment: ``online`` or ``sandbox``.
-    :param key_prefix: as in :class:`PartitionKeys`.
+    Attributes:
+        environment: ``online`` or ``sandbox``.
+        key_prefix: As in :class:`PartitionKeys`.
     """
 
     environment: str
@@ -272,16 +304,20 @@ class ClaimKeys:
 
     @property
     def prefix(self) -> str:
-        """What all of them begin with."""
+        """Common prefix of all keys."""
         return f"{self.key_prefix}dq:{{{self.environment}/dedup}}:"
 
-    def claim(self, key: str) -> str:
+    def dedup_lock(self, key: str) -> str:
         """HASH: head, heir, tail -> packed call, followed -> JSON; expires with the last lease."""
-        return f"{self.prefix}claim:{quote(key, safe='')}"
+        return f"{self.prefix}lock:{quote(key, safe='')}"
 
     def verdicts(self, queue: str) -> str:
         """HASH: verdict -> how often it was given to calls of the queue."""
         return f"{self.prefix}verdicts:{quote(queue, safe='')}"
+
+    def declined(self, task: str) -> str:
+        """STRING: id of the task whose result a declined task waits for; expires after a day."""
+        return f"{self.prefix}declined:{task}"
 
     @property
     def tokens(self) -> str:
@@ -290,5 +326,5 @@ class ClaimKeys:
 
     @property
     def channel(self) -> str:
-        """PUB/SUB: in front of an owner's name; told when one of its calls may start or was replaced."""
+        """PUB/SUB: prefix of an owner's channel; a message says that its call may start or was replaced."""
         return self.prefix + "turn:"

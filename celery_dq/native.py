@@ -19,11 +19,11 @@ def unpatched(module: str, name: str) -> Any:
 
 
 def leave_green_hub() -> None:
-    """Called at the end of a native thread: close the loop that gevent or eventlet made for its sockets."""
+    """Close, at the end of a native thread, the loop that gevent or eventlet made for its sockets."""
     if "gevent.monkey" in sys.modules and "gevent.hub" in sys.modules:
         sys.modules["gevent.hub"].get_hub().destroy(destroy_loop=True)
     elif "eventlet.hubs" in sys.modules:
-        # It has no word for that, and a dead thread's greenlets are never collected.
+        # eventlet has no function for this, and the greenlets of a dead thread are never collected.
         poller = getattr(sys.modules["eventlet.hubs"].get_hub(), "poll", None)
         if poller is not None and hasattr(poller, "close"):
             poller.close()

@@ -1,98 +1,104 @@
-"""``setup(app)``: the one place that knows every room of this package."""
+"""``setup(app)``: the one module that knows all packages of celery-dq."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
-from celery_dq.app.amqp import WiredAMQP
-from celery_dq.app.calling import buffer_calls
-from celery_dq.app.control import LastingControl
-from celery_dq.app.duplicates import cover_calls
-from celery_dq.app.face import dq_of
-from celery_dq.app.mixed import mix_into
-from celery_dq.transport.aliases import SCHEMES, register_transports
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.durable_revoke import DurableRevoke
+from celery_dq.app.mixins import mix_into
+from celery_dq.app.publishing.amqp import DQAmqp
+from celery_dq.app.publishing.buffered_call import buffer_calls
+from celery_dq.app.publishing.dedup_call import answer_duplicates
+from celery_dq.app.request_attributes import define_attributes
+from celery_dq.transport.aliases import register_transports, schemes_in
 
 __all__ = ["equip_every_app", "register_transports", "setup"]
 
-#: The worker's boot steps, by name: a producer never imports them. Celery resolves a name when a
-#: worker starts.
+#: The worker's boot steps, by name, so that a producer never imports them. Celery imports them when a worker
+#: starts.
 WORKER_STEPS = (
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
     ("consumer", "celery_dq.worker.singleton:SingletonStep"),
-    ("consumer", "celery_dq.worker.claims_step:ClaimsStep"),
+    ("consumer", "celery_dq.worker.dedup_locks_step:DedupLocksStep"),
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
     ("consumer", "celery_dq.worker.prompt_stop:PromptStopStep"),
+    ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
+    ("consumer", "celery_dq.worker.rights_step:RightsStep"),
 )
 
 
 def setup(app: Any) -> Any:
-    """Give a Celery app the tenant broker and all that comes with it. Idempotent.
+    """Set up a Celery app for the brokers and features of celery-dq. Idempotent.
 
-    Registers the schemes of :mod:`celery_dq.transport.aliases`, adds ``app.dq``, lets tasks and calls name
-    a tenant, lets calls be buffered, makes ``revoke`` last, and adds the worker's boot steps. Nothing is
-    read or opened: the app may be configured before or after. The ``dq_*`` settings
-    are checked when the app opens its first connection.
+    This registers the schemes of :mod:`celery_dq.transport.aliases`, adds ``app.dq``, the task and call
+    options ``tenant`` and ``buffered``, durable revokes, and the worker's boot steps. No setting is read and
+    no connection is opened, so the app may be configured before or after. The ``dq_*`` settings are checked
+    when the app opens its first connection.
+
+    Args:
+        app: The Celery app.
 
     Returns:
         The same app.
     """
     register_transports()
+    define_attributes()
     dq_of(app)
-    mix_into(app, "amqp", WiredAMQP)
-    mix_into(app, "control", LastingControl)
+    mix_into(app, "amqp", DQAmqp)
+    mix_into(app, "control", DurableRevoke)
     wrap_calls(app)
     for blueprint, step in WORKER_STEPS:
         app.steps[blueprint].add(step)
-    if "celery.worker.control" in sys.modules:
-        # The celery program: it knows the commands of ``inspect`` and ``control`` by their registration.
-        importlib.import_module("celery_dq.worker.commands")
     return app
 
 
 def wrap_calls(app: Any) -> None:
-    """Put the buffer, which leaves keyed calls alone, and behind it dedup before ``app.send_task``, once."""
-    face = dq_of(app)
-    if not face.calls_are_wrapped:
-        face.calls_are_wrapped = True
-        cover_calls(app)
+    """Wrap ``app.send_task`` once in dedup, and that in the buffer, which skips calls with a dedup key."""
+    dq = dq_of(app)
+    if not dq.calls_are_wrapped:
+        dq.calls_are_wrapped = True
+        dq.own_send_task = app.__dict__.get("send_task")
+        answer_duplicates(app, dq.own_send_task)
         buffer_calls(app)
 
 
 class Equipment:
-    """A Celery fixup: sets an app up as soon as its settings name a broker of celery-dq.
+    """A Celery fixup that sets an app up as soon as its settings name a broker of celery-dq.
 
-    For programs that load an app which nobody may have set up yet: in a Django project, ``celery
-    purge`` runs without the Django apps being ready, and would look in the wrong namespace.
+    A program may load an app before :func:`setup` was called. In a Django project, for example, ``celery
+    purge`` runs before the Django apps are ready, and would use the wrong namespace.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._users_on_init = app.on_init
-        # Celery makes an app's signals after it has called the fixups, and then calls on_init.
+        # Celery creates the signals of an app after the fixups, and then calls on_init.
         app.on_init = self.on_init
 
     def on_init(self) -> None:
-        """Celery calls this at the end of ``Celery()``, in the place of the app's own callback."""
+        """Run the app's own ``on_init``, and connect to its signal, at the end of ``Celery()``."""
         self._users_on_init()
-        # Celery keeps its fixups, and so this receiver, alive.
+        # Celery keeps its fixups alive, and so this receiver.
         self._app.on_after_configure.connect(self.on_configured)
 
     def on_configured(self, **_: Any) -> None:
-        """Celery calls this when it has read the app's settings."""
-        scheme = str(self._app.conf.broker_url or "").partition("://")[0]
-        if scheme in [known for known, _ in SCHEMES]:
+        """Set the app up if its broker is one of celery-dq, after Celery has read the settings."""
+        # A misspelled scheme is included: the app's connections then raise an error that explains it.
+        if any(scheme.lower().startswith("dq") for scheme in schemes_in(self._app.conf.broker_url)):
             setup(self._app)
 
 
 def equip_every_app() -> None:
-    """Register the transports, and set up every app that is made from now on and uses one of them.
+    """Register transports and remote-control commands, and set up each later app that uses a transport.
 
-    For the ``celery`` command only: it calls this before it loads the project. Idempotent.
+    For the ``celery`` command only, which calls this before it loads the project. Idempotent.
     """
     from celery import Celery
 
     register_transports()
+    # ``celery inspect`` and ``celery control`` look up a command before the app has read its settings.
+    importlib.import_module("celery_dq.worker.commands")
     Celery.builtin_fixups.add(f"{Equipment.__module__}:{Equipment.__name__}")

@@ -1,4 +1,4 @@
-"""Every path that celery-dq keeps in ZooKeeper is spelled here, and nowhere else.
+"""The paths of all nodes of celery-dq in ZooKeeper. No other module spells a path.
 
 Paths are relative to the chroot of the host list (``host:2181/shop``).
 """
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 ROOT = "/dq"
-#: Persistent children, one for each writer whose transactions must happen once.
+#: Persistent children, one for each writer whose transactions must take effect once.
 JOURNALS = f"{ROOT}/journals"
 #: Ephemeral children, one for each consumer that holds items in a session.
 PRESENCES = f"{ROOT}/presences"
-#: ZooKeeper counts the children of a folder in a signed number of 32 bits.
+#: ZooKeeper numbers the children of a folder by a signed counter of 32 bits.
 SEQUENCE_SPAN = 2**32
 
 
@@ -36,8 +36,12 @@ SEQUENCE_SPAN = 2**32
 class LeadershipNodes:
     """The nodes of one leadership.
 
-    :param environment: ``online`` or ``sandbox``.
-    :param name: what is led, a queue for instance; percent-encoded in the path.
+    Attributes:
+        environment: ``online`` or ``sandbox``.
+        name: Name of the leadership, for example of a queue; percent-encoded in the path.
+
+    Raises:
+        ConfigurationError: The name is empty.
     """
 
     environment: str
@@ -45,7 +49,7 @@ class LeadershipNodes:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigurationError("a leadership needs a name, and '' is none: give the name of the queue")
+            raise ConfigurationError("the name of a leadership is empty: give the name of the queue")
 
     @property
     def path(self) -> str:
@@ -54,38 +58,39 @@ class LeadershipNodes:
 
     @property
     def candidates(self) -> str:
-        """Its ephemeral sequential children stand for election; the lowest one leads."""
+        """Folder of the candidates, which are ephemeral sequential children; the lowest one leads."""
         return f"{self.path}/candidates"
 
     @property
     def epoch(self) -> str:
-        """Persistent: the last fencing token and who has it. Never deleted, or tokens would repeat."""
+        """Persistent node with the last fencing token and its owner; without it tokens would repeat."""
         return f"{self.path}/epoch"
 
     def candidate_prefix(self, guid: str) -> str:
-        """What the sequence is appended to; the GUID finds a node whose creation got no answer."""
+        """Return the path before the sequence. The GUID identifies a node whose creation got no answer."""
         return f"{self.candidates}/c-{guid}-"
 
     def candidate(self, node: str) -> str:
-        """The path of the child called `node`."""
+        """Return the path of the child called `node`."""
         return f"{self.candidates}/{node}"
 
 
 def beat_entry(environment: str, name: str, entry: str) -> str:
-    """What elected beats of one name share about one entry of their schedule; percent-encoded in the path."""
+    """Return the path of a schedule entry of the elected beats with one name; percent-encoded in the path."""
     return f"{ROOT}/{environment}/beat/{_quoted(name)}/{_quoted(entry)}"
 
 
 def sequence_of(node: str) -> int:
-    """The sequence behind a candidate's GUID; it turns negative after 2³¹ children."""
+    """Return the sequence after a candidate's GUID; it becomes negative after 2³¹ children."""
     return int(node.split("-", 2)[2])
 
 
 def serial_order(nodes: list[str], sequence: Callable[[str], int] = sequence_of) -> list[str]:
-    """`nodes` by age. Sequences are compared serially: the counter rolls over, and later is still later.
+    """Return `nodes` by age. The comparison is serial (RFC 1982), because the counter rolls over.
 
-    :param nodes: names that end in a sequence; no two of them are 2³¹ births apart.
-    :param sequence: reads the sequence from a name.
+    Args:
+        nodes: Names that end in a sequence. No two of them are 2³¹ creations apart.
+        sequence: Reads the sequence from a name.
     """
     if not nodes:
         return []
@@ -94,7 +99,7 @@ def serial_order(nodes: list[str], sequence: Callable[[str], int] = sequence_of)
 
 
 def serial_distance(sequence: int, start: int) -> int:
-    """How many births after `start` (negative: before it) the node with `sequence` was born."""
+    """Return how many creations after `start` the node with `sequence` was created; negative for before."""
     away = (sequence - start) % SEQUENCE_SPAN
     return away - SEQUENCE_SPAN if away >= SEQUENCE_SPAN // 2 else away
 
@@ -103,88 +108,98 @@ def serial_distance(sequence: int, start: int) -> int:
 class QueueNodes:
     """The nodes of one queue of the ``dq-zookeeper`` broker.
 
-    Items are named as Curator's priority and delay queues name theirs, so that Java peers can share them.
+    Items have the names of Curator's priority and delay queues, so that Java peers can share them.
 
-    :param path: the folder of the queue, see :meth:`BrokerNodes.queue`.
+    Attributes:
+        path: Folder of the queue, see :meth:`BrokerNodes.queue`.
     """
 
     path: str
 
     @property
     def ready(self) -> str:
-        """Items that may be served, the most urgent and oldest first."""
+        """Folder of the items that may be served, the most urgent and oldest first."""
         return f"{self.path}/ready"
 
     @property
     def delayed(self) -> str:
-        """Items before their time."""
+        """Folder of the items that are not due yet."""
         return f"{self.path}/delayed"
 
     @property
     def locks(self) -> str:
-        """Ephemeral, named as the items that their owners hold."""
+        """Folder of the locks: ephemeral nodes, each with the name of the item that its owner holds."""
         return f"{self.path}/locks"
 
     @property
     def unreadable(self) -> str:
-        """Items that nobody could read."""
+        """Folder of the items that could not be read."""
         return f"{self.path}/unreadable"
 
     @property
     def suspects(self) -> str:
-        """Named as items whose consumers were lost; the data says who had them last. Made at need."""
+        """Folder of nodes that name items of lost consumers; their data name the consumer. Made on demand."""
         return f"{self.path}/suspects"
 
     @property
     def dead(self) -> str:
-        """Dead letters, by their message ids. Made at need."""
+        """Folder of the dead letters, by message id. Made on demand."""
         return f"{self.path}/dead"
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Those that every queue has, in the order in which they are made."""
+        """The folders that each queue has, in the order of their creation."""
         return self.ready, self.delayed, self.locks, self.unreadable
 
     def ready_prefix(self, priority: int) -> str:
-        """What the sequence is appended to. Low numbers come first in Curator: 9, the most urgent, is 0."""
+        """Return the path before the sequence. Curator serves low numbers first, so priority 9 becomes 0."""
         return f"{self.ready}/queue-1{9 - priority:08X}"
 
     def delayed_prefix(self, due_ms: int) -> str:
-        """What the sequence is appended to; `due_ms` are milliseconds since the epoch."""
+        """Return the path before the sequence. `due_ms` is in milliseconds since 1970."""
         return f"{self.delayed}/queue-|{due_ms:X}|"
 
     def item(self, name: str) -> str:
-        """The path of the served item called `name`."""
+        """Return the path of the ready item called `name`."""
         return f"{self.path}/ready/{name}"
 
     def lock(self, name: str) -> str:
-        """The path of its lock."""
+        """Return the path of the lock of an item."""
         return f"{self.path}/locks/{name}"
 
     def suspect(self, name: str) -> str:
-        """The path of what is known of its last consumer."""
+        """Return the path of the node that names the lost consumer of an item."""
         return f"{self.path}/suspects/{name}"
 
     def dead_letter(self, message_id: str) -> str:
-        """The path of the dead letter with this id; percent-encoded."""
+        """Return the path of the dead letter with this id; percent-encoded in the path."""
         return f"{self.path}/dead/{_quoted(message_id)}"
 
     @staticmethod
     def dead_id(node: str) -> str:
-        """The message id of the dead letter in this node."""
+        """Return the message id of the dead letter in this node."""
         return unquote(node)
 
 
 def due_ms_of(name: str) -> int:
-    """When a delayed item is due, in milliseconds since the epoch. ValueError: it is no such name."""
+    """Return when a delayed item is due, in milliseconds since 1970.
+
+    An item that a failing Curator consumer put back has lost its due time with its name; it is due at once.
+
+    Raises:
+        ValueError: The name is not that of a delayed item.
+    """
+    if name.removeprefix("queue-").isdigit():
+        return 0
     return int(name.split("|")[1], 16)
 
 
 def served_in_order(names: list[str]) -> list[str]:
-    """The names of served items, in the order in which they are to be served."""
+    """Return the names of ready items in the order of their service."""
     if not any("-" in name[15:] for name in names):
         return sorted(names)
-    # The counter of the folder rolls over after 2³¹ changes: within a priority, later is still later.
+    # The counter of the folder rolls over after 2³¹ changes, so sequences of one priority are compared
+    # serially.
     urgencies: dict[str, list[str]] = {}
     for name in names:
         urgencies.setdefault(name[:15] if _has_sequence(name) else name, []).append(name)
@@ -202,54 +217,66 @@ def _has_sequence(name: str) -> bool:
 class BrokerNodes:
     """The nodes of the ``dq-zookeeper`` broker.
 
-    :param environment: ``online`` or ``sandbox``.
+    Attributes:
+        environment: ``online`` or ``sandbox``.
     """
 
     environment: str
 
     @property
     def path(self) -> str:
-        """The folder of everything below."""
+        """Folder of all nodes of the broker."""
         return f"{ROOT}/{self.environment}/broker"
 
     @property
     def queues(self) -> str:
-        """A folder for each queue."""
+        """Folder with one folder per queue."""
         return f"{self.path}/queues"
 
     def queue(self, name: str) -> QueueNodes:
-        """The nodes of the queue called `name`."""
+        """Return the nodes of the queue called `name`."""
         return QueueNodes(f"{self.queues}/{_quoted(name)}")
 
     @property
     def transients(self) -> str:
-        """The names of queues that go with their users."""
+        """Folder with one folder per transient queue, which is removed with its last user."""
         return f"{self.path}/transient"
 
     def transient(self, queue: str) -> str:
-        """Its children are ephemeral: who uses the queue. Without any for a while, it is removed."""
+        """Return the folder of the users of a transient queue, which are ephemeral nodes."""
         return f"{self.transients}/{_quoted(queue)}"
 
     @staticmethod
     def queue_called(folder: str) -> str:
-        """The name of the queue whose folder is called `folder`."""
+        """Return the name of the queue whose folder is called `folder`."""
         return unquote(folder)
 
     def bindings(self, exchange: str) -> str:
-        """The bindings of an exchange, as names of nodes."""
+        """Return the folder of the bindings of an exchange; the names of its nodes hold the bindings."""
         return f"{self.path}/bindings/{_quoted(exchange)}"
 
     def binding(self, exchange: str, queue: str, routing_key: str, owner: str) -> str:
-        """A binding; `owner` is the GUID of the connection that it goes with, "" when it stays."""
+        """Return the path of a binding.
+
+        Args:
+            exchange: Name of the exchange.
+            queue: Name of the queue.
+            routing_key: Routing key.
+            owner: GUID of the connection with which the binding ends; "" for a lasting binding.
+        """
         return f"{self.bindings(exchange)}/{_quoted(queue)}|{_quoted(routing_key)}|{owner}"
 
 
 def binding_of(name: str) -> tuple[str, str, bool]:
-    """Queue, routing key, and whether the queue is transient. ValueError: it is no such name."""
+    """Return queue, routing key, and whether the queue is transient.
+
+    Raises:
+        ValueError: The name is not that of a binding.
+    """
     queue, routing_key, owner = name.split("|")
     return unquote(queue), unquote(routing_key), bool(owner)
 
 
 def _quoted(name: str) -> str:
-    # ZooKeeper reserves names that are nothing but dots.
+    # ZooKeeper reserves names that consist of dots only.
     return quote(name, safe="").replace(".", "%2E")

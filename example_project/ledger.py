@@ -21,7 +21,7 @@ from day.brokers import DQ
 from day.stage import HOME, Stage, StageError, Worker, poll
 
 PATIENCE_S = 90.0
-"""Seconds without a posting after which the run is given up."""
+"""Seconds without a posting after which the run fails."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -44,9 +44,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Ledger:
-    """The SQLite file of the shop, read from outside.
+    """A reader of the shop's SQLite file.
 
-    :param path: of the file; the tables must be there.
+    Args:
+        path: Path of the file; its tables must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,12 +59,12 @@ class Ledger:
             return connection.execute(query).fetchall()
 
     def lines(self) -> list[Line]:
-        """Return all lines, in the order in which they were posted."""
+        """Return all lines in the order of their posting."""
         columns = "number, kind, amount, balance, token, worker, posted_at"
         return [Line(*row) for row in self._ask(f"select {columns} from shop_posting order by id")]  # type: ignore[arg-type]
 
     def count(self) -> int:
-        """Return how many lines there are."""
+        """Return the number of lines."""
         return int(str(self._ask("select count(*) from shop_posting")[0][0]))
 
     def leader(self) -> str:
@@ -71,7 +72,7 @@ class Ledger:
         return str(self._ask("select worker from shop_posting order by id desc limit 1")[0][0]).split("@")[0]
 
     def refused(self) -> int:
-        """Return how many postings with a stale token it has turned away."""
+        """Return the number of refused postings with a stale token."""
         return int(str(self._ask("select refused from shop_fence")[0][0]))
 
 
@@ -86,7 +87,7 @@ class Run:
         self._hired = 0
 
     def hire(self, count: int) -> None:
-        """Start workers and wait until they consume, which is: stand for election."""
+        """Start workers and wait until they consume, which makes them candidates."""
         for _ in range(count):
             self._hired += 1
             name = f"clerk{self._hired}"
@@ -107,7 +108,7 @@ class Run:
             post.delay(*entry)
 
     def wait(self, count: int) -> None:
-        """Wait until that many lines are posted."""
+        """Wait until the given number of lines is posted."""
         seen, deadline = -1, time.monotonic() + PATIENCE_S
         while (posted := self._ledger.count()) < count:
             if posted != seen:
@@ -117,14 +118,14 @@ class Run:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill the leader, and start another worker in its place."""
+        """Kill the leader, and start another worker instead."""
         name = self._ledger.leader()
         print(f"  after {self._ledger.count()} lines: SIGKILL for {name}, which leads")
         self._workers.pop(name).process.kill()
         self.hire(1)
 
     def stop(self) -> None:
-        """Stop the leader for longer than its session; it goes on when another one has led for a while."""
+        """Pause the leader for longer than its session, until another one has led for a while."""
         name = self._ledger.leader()
         posted = self._ledger.count()
         print(
@@ -136,7 +137,7 @@ class Run:
 
 
 def run(chosen: argparse.Namespace) -> Verdict:
-    """Post everything, with faults on the way; return the verdict."""
+    """Post all lines, with faults meanwhile; return the verdict."""
     plan = entries(chosen.seed, chosen.postings)
     scratch = chosen.out.resolve() / "ledger"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -166,7 +167,7 @@ def run(chosen: argparse.Namespace) -> Verdict:
 
 
 def text(verdict: Verdict, session: float, seconds: float) -> str:
-    """Say it in words."""
+    """Return the verdict as text."""
     lines = (
         f"{verdict.posted} lines, {len(verdict.missing)} missing, {verdict.disordered} out of order,",
         f"{verdict.wrong} with a wrong balance; the last balance is {verdict.balance / 100:,.2f}.\n",
@@ -181,7 +182,7 @@ def text(verdict: Verdict, session: float, seconds: float) -> str:
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Leave by an exception on SIGTERM, so that everything that was started is stopped."""
+    """Raise an exception on SIGTERM, so that all processes are stopped."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -191,7 +192,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it: 0 when the ledger is right, 1 when not, 2 for trouble."""
+    """Run the program. Return 0 for a correct ledger, 1 for a wrong one, 2 for an error."""
     chosen = arguments(argv)
     began = time.monotonic()
     try:

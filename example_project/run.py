@@ -58,12 +58,12 @@ def merchants(text: str) -> int:
 
 
 def terminate(signum: int, frame: FrameType | None) -> None:
-    """Leave by an exception, so that everything that was started is stopped."""
+    """Raise an exception, so that all processes are stopped."""
     raise SystemExit(128 + signum)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the example: 0 when celery-dq, if it took part, kept its word; 1 when not; 2 for trouble."""
+    """Run the example. Return 0 if celery-dq kept its promises or took no part, 1 if not, 2 for an error."""
     chosen = arguments(argv)
     signal.signal(signal.SIGTERM, terminate)
     started = time.monotonic()

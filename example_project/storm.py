@@ -1,12 +1,12 @@
 """A cache-refresh storm: prices change a hundred times as fast as the cache can be refreshed.
 
-Every change of a product asks for a refresh of its cache entry, which takes a fifth of a second. Which
-product changes is Gaussian, so a few are asked for over and over. The same changes are played twice on
-celery-dq: without dedup, and with ``@dedup(key="{sku}")``. Printed is how many refreshes ran, and how stale
-the cache was: how long it took from a change to the start of the first refresh that saw it.
+Each change of a product calls a refresh of its cache entry, which takes a fifth of a second. The numbers of
+the products have a Gaussian distribution, so a few products change often. The same changes are replayed twice
+on celery-dq: without dedup, and with ``@dedup(key="{sku}")``. The program prints how many refreshes ran, and
+how stale the cache was: the time from a change to the start of the first refresh that saw it.
 
-Run as ``python example_project/storm.py``; needs no server installed. This file is the program, and the
-Celery app of its worker (``celery -A storm worker``).
+Run it as ``python example_project/storm.py``; it needs no running server. This file is the program, and also
+the Celery app of its worker (``celery -A storm worker``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_app(broker: str) -> Celery:
     @dedup(key="{sku}")
     def refresh(sku: int) -> None:
         """Read the product and write its cache entry."""
-        # An answer that is late is waited for: a run that is written down again would count twice.
+        # No timeout, because a run that is recorded again would count twice.
         with redis.Redis.from_url(os.environ[LEDGER], socket_timeout=None) as ledger:
             ledger.rpush(f"refreshed:{sku}", time.time())
         time.sleep(REFRESH_S)
@@ -64,13 +64,13 @@ app = make_app(os.environ.get("STORM_BROKER", ""))
 
 
 def changes(amount: int, seed: int) -> list[int]:
-    """Which product changes, in order."""
+    """Return the products that change, in order."""
     chance = random.Random(seed)
     return [min(int(abs(chance.gauss(0, PRODUCTS / 4))), PRODUCTS - 1) for _ in range(amount)]
 
 
 def play(skus: Sequence[int], log: Path, *, with_dedup: bool) -> dict[str, float]:
-    """Play the storm against a worker of its own, which writes to `log`; return what came of it."""
+    """Replay the storm with its own worker, which writes to `log`; return the outcome."""
     with RedisServer() as server, log.open("ab") as said:
         broker, book = server.url(0, scheme="dq-redis"), server.url(1)
         environment = {**os.environ, "STORM_BROKER": broker, LEDGER: book}
@@ -107,7 +107,7 @@ def _play(caller: Any, skus: Sequence[int], with_dedup: bool, ledger: Any) -> di
     last = dict(zip(skus, made, strict=True))
 
     def fresh() -> bool:
-        """Whether every product was refreshed after its last change, and nothing waits any more."""
+        """Return whether each product was refreshed after its last change, and no message waits."""
         depth = caller.dq.queues["cache"].snapshot().waiting
         latest = {sku: float(ledger.lindex(f"refreshed:{sku}", -1) or b"0") for sku in last}
         return depth == 0 and all(latest[sku] >= at for sku, at in last.items())
@@ -129,7 +129,7 @@ def _play(caller: Any, skus: Sequence[int], with_dedup: bool, ledger: Any) -> di
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play the storm twice, and print both."""
+    """Replay the storm twice, and print both outcomes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--changes", type=int, default=1_500, help="how many prices change (1500)")
     parser.add_argument("--seed", type=int, default=1, help="another seed, another storm (1)")

@@ -7,13 +7,20 @@ from typing import Any
 
 from celery import Celery
 
-from celery_dq.app.face import DQ
+from celery_dq.app.api.api import DQ
 
 
 class DQCelery(Celery):
     """The type of an app after ``celery_dq.setup``; none is made of it."""
 
     dq: DQ
+
+
+def without_shared_tasks(app: Any) -> Any:
+    """Take the tasks away that other tests share with every app of the process."""
+    for name in [name for name in app.tasks if not name.startswith("celery.")]:
+        app.tasks.unregister(name)
+    return app
 
 
 def task(app: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:

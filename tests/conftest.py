@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
+from celery._state import _set_task_join_will_block, task_join_will_block  # type: ignore[attr-defined]  # not in its stubs
 from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.log_watch import WATCH, unexpected
 
 # A machine that stands still for a moment says nothing about an example: neither that it takes too long nor
 # that it is hard to find.
@@ -75,3 +78,29 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
     """A ZooKeeper that the test may stop, pause and kill."""
     with ZooKeeperServer(tick_ms=200) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def process_state() -> Iterator[None]:
+    """Restore what a Celery worker changes in its process, for tests that run one in this process.
+
+    A worker forbids ``result.get()`` and sets up the root logger: its level hides warnings from ``caplog``.
+    """
+    root = logging.getLogger()
+    level, handlers, blocks = root.level, root.handlers[:], task_join_will_block()
+    yield
+    _set_task_join_will_block(blocks)
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def logged_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test whose processes logged an error of the package that the test does not name."""
+    logger = logging.getLogger("celery_dq")
+    logger.addHandler(WATCH)
+    yield
+    logger.removeHandler(WATCH)
+    expected = [str(text) for mark in request.node.iter_markers("logged_error") for text in mark.args]
+    found = unexpected(WATCH.collect(), expected)
+    assert not found, "logged, and named by no mark `logged_error`:\n" + "\n".join(found)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +20,10 @@ import psutil
 from celery import Celery
 from celery.signals import worker_ready
 
+from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS, Broker
+from tests.log_watch import WATCH
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,7 +61,19 @@ def app_from_environment(name: str) -> Celery:
     worker_ready.connect(_say_ready, weak=False)
     # Unlike what Celery does at SIGUSR1 it needs no turn of the interpreter, and pool children have it too.
     faulthandler.register(signal.SIGUSR2)
+    ahead_s = described["conf"].get("clock_ahead_s", 0)
+    if ahead_s:
+        _set_the_clock(ahead_s)
     return make_app(name, broker, described["conf"])
+
+
+def _set_the_clock(ahead_s: float) -> None:
+    """Let the wall clock of this process be ahead, as Celery and celery-dq read it."""
+    celery_now, wall = Celery.now, SystemClock.wall
+    celery: Any = Celery
+    celery.now = lambda self: celery_now(self) + timedelta(seconds=ahead_s)
+    clock: Any = SystemClock
+    clock.wall = lambda self: wall(self) + ahead_s
 
 
 def _say_ready(sender: Any, **_: Any) -> None:
@@ -109,6 +124,7 @@ class WorkerProcess:
         self._environment = environment(broker, conf)
         descriptor, path = tempfile.mkstemp(prefix=f"worker-{pool}-", suffix=".log")
         self._log, self._log_path = os.fdopen(descriptor, "wb"), Path(path)
+        WATCH.watch(self._log_path)
         self.process: subprocess.Popen[bytes] | None = None
 
     # Life.
@@ -171,7 +187,7 @@ class WorkerProcess:
         calls `stop` or `wait`. When Celery stops, it forgets each job whose beginning its loop has not heard
         of by then, so that it reads no more of what the child has to say. But the child waits half a minute
         to be heard (billiard's `_ensure_messages_consumed`), and Celery for the child: one task that ended
-        just now is enough. On a broker of ours such a job is kept (celery_dq/worker/pool_flush.py), and the
+        just now is enough. On a broker of ours such a job is kept (celery_dq/compat/pool_flush.py), and the
         worker has to end.
         """
         assert self.process is not None
@@ -190,6 +206,7 @@ class WorkerProcess:
                     child.kill()
             self.process.wait(30)
         self._log.close()
+        WATCH.drop(self._log_path)
         self._log_path.unlink(missing_ok=True)
 
     # Looking.

@@ -1,4 +1,12 @@
-"""What a Celery app gains: ``app.dq``, tenants on every publish, a revoke that lasts.
+"""The parts that a Celery app gains from ``celery_dq.setup(app)``.
 
-Mirrors the modules of ``celery.app`` (``amqp``, ``control``). ``celery_dq.wiring`` puts it together.
+``timeouts``     connections to publish on, whose steps all have a deadline
+``senders``      the way of a buffered message to its broker
+``mixins``       mixes behaviour into the classes that a Celery app makes its parts from
+``api``          ``app.dq``: queues, quotas, dead letters, dedup locks, the buffer
+``publishing``   the path of a call, from ``apply_async`` to the broker
+``checks``       ``celery dq doctor``
+
+``celery_dq.wiring`` puts these parts into an app. Imports go down this list in the order ``checks``,
+``publishing``, ``api``, and then the modules above them.
 """

@@ -1,6 +1,6 @@
-"""How an app's buffered messages reach its broker: partitions by their own script, the rest through kombu.
+"""The sender of an app's buffered messages: to partitions by the push script, to other targets through kombu.
 
-A message for a partition is packed as the record that the broker stores, so the flusher only hands it on.
+A message for a partition is packed as the record that the broker stores, so the flusher need not repack it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from typing import Any, cast
 
 import redis
 
-from celery_dq.app.punctual import punctual_connection
+from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage
-from celery_dq.hooks import CLAIM_HEADER, DEDUP
-from celery_dq.producer.buffer import Message
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender
-from celery_dq.producer.sender import Addressed, Refused, Unreachable
-from celery_dq.transport.redis.fitness import PASSING_ERRORS
-from celery_dq.transport.redis.publisher import stamp
-from celery_dq.transport.redis.replies import Outgoing
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, described
+from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.transport.redis.store.publisher import stamp
+from celery_dq.transport.redis.store.refusals import BrokerOverloaded
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 __all__ = ["AppSender", "partition_lane"]
 
-#: The server cannot take anything now: like one that does not answer.
+#: Errors of a server that cannot take messages now. They are treated like a server that does not answer.
 _PASSING: tuple[type[BaseException], ...] = (
     redis.ConnectionError,
     redis.TimeoutError,
     OSError,
     *PASSING_ERRORS,
 )
-#: How Redis says that its memory is full; not every redis-py has a class for it.
-_FULL = "command not allowed when used memory"
 
 
 def partition_lane(queue: str, priority: int) -> str:
@@ -42,9 +41,10 @@ def partition_lane(queue: str, priority: int) -> str:
 class AppSender:
     """The sender of one app in one process; see :class:`celery_dq.producer.sender.Sender`.
 
-    :param app: a Celery app, on any broker.
-    :param partitioned: whether the broker is one of celery-dq, whose queues are partitions.
-    :param step_s: seconds that one step on a connection may take; 0 is for ever.
+    Args:
+        app: a Celery app, on any broker.
+        partitioned: whether the broker is one of celery-dq, whose queues are partitions.
+        step_s: seconds that one step on a connection may take; 0 is without a limit.
     """
 
     def __init__(self, app: Any, *, partitioned: bool, step_s: float = 0.0) -> None:
@@ -57,7 +57,7 @@ class AppSender:
         self._declared: set[str] = set()
 
     def _connect(self) -> Any:
-        return punctual_connection(self._app, self._step_s)
+        return connection_with_timeout(self._app, self._step_s)
 
     def _make_producer(self, connection: Any) -> Any:
         return self._app.amqp.Producer(connection, auto_declare=False)
@@ -66,12 +66,13 @@ class AppSender:
         return self._app.amqp.queues.get(name)
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
-        """See the protocol."""
+        """See :meth:`celery_dq.producer.sender.Sender.address`."""
         if not self._partitioned or exchange or _any_transient(declare):
-            ticket = message["properties"].pop(DEDUP, None)
-            if ticket is not None:
-                # The worker that receives it gives the verdict.
-                message["headers"][CLAIM_HEADER] = ticket.claim_header()
+            message["properties"].pop(COUNTDOWN, None)
+            request = message["properties"].pop(DEDUP_PROPERTY, None)
+            if request is not None:
+                # The worker that receives the message gives the verdict.
+                message["headers"][DEDUP_HEADER] = request.dedup_header()
             return self._kombu.address(message, exchange, routing_key, declare)
         message["properties"].setdefault("delivery_info", {}).update(
             exchange=exchange, routing_key=routing_key
@@ -80,8 +81,8 @@ class AppSender:
         priority = message["properties"].get("priority") or 0
         return Addressed(partition_lane(routing_key, priority), outgoing.id.encode(), outgoing.record)
 
-    def send(self, lane: str, producer: str, messages: Sequence[Message]) -> None:
-        """See the protocol."""
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+        """See :meth:`celery_dq.producer.sender.Sender.send`."""
         if not lane.startswith("p"):
             self._kombu.send(lane, producer, messages)
             return
@@ -89,23 +90,19 @@ class AppSender:
         try:
             channel = self._open()
             self._declare(channel, name)
-            # A message is laid out as an `Outgoing`, with an id that needs no encoding any more.
-            channel.publisher.deliver(channel.queue(name), producer, cast(Sequence[Outgoing], messages))
+            # A message has the fields of an `OutgoingRecord`, with an encoded id.
+            channel.publisher.deliver(channel.queue(name), producer, cast(Sequence[OutgoingRecord], messages))
         except _PASSING as error:
             self.close()
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
-        except redis.ResponseError as error:
-            if str(error).startswith("DQINVALID"):
-                raise Refused(str(error)) from error
-            if _FULL in str(error):
-                raise Unreachable(str(error)) from error
-            raise
+            raise BrokerUnreachable(described(error)) from error
+        except BrokerOverloaded as error:
+            raise BrokerUnreachable(str(error)) from error
         except InvalidMessage as error:
-            raise Refused(str(error)) from error
+            raise PublishRefused(str(error)) from error
 
     def _open(self) -> Any:
         if self._connection is None:
-            connection = punctual_connection(self._app, self._step_s)
+            connection = connection_with_timeout(self._app, self._step_s)
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
                 connection.default_channel  # noqa: B018 - opens it
@@ -125,7 +122,7 @@ class AppSender:
             self._declared.add(name)
 
     def close(self) -> None:
-        """See the protocol."""
+        """See :meth:`celery_dq.producer.sender.Sender.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.collect(socket_timeout=1)

@@ -1,4 +1,14 @@
-"""A beat that may run many times and ticks once: ``celery beat -S celery_dq.beat:ElectedScheduler``."""
+"""The elected beat: many may run, and each tick is sent once.
+
+Start it with ``celery beat -S celery_dq.beat:ElectedScheduler``.
+
+``tick``            the id and the stamp of a tick, equal for every beat that sends it
+``wrapped``         the scheduler that the elected beat wraps
+``schedule_store``  the last run of each entry, shared by all beats, in Redis or ZooKeeper
+``scheduler``       ``ElectedScheduler``: stands for election, and sends ticks while it leads
+
+The Lua scripts beside them change one entry of the store each. Celery's beat service loads this package.
+"""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
--- Remembers that a tick was sent.
+-- Records that a tick was sent.
 --
 -- KEYS
---   book HASH: what elected beats share; see adopt
+--   book HASH: the shared schedule state of elected beats; see adopt
 -- DERIVES
 --   none
 -- ARGV
---   token: of the term, above 0
---   entry: its name
---   number: of the tick
---   ran_us: when it was sent; us
---   runs: how often it was sent in all
---   ran: the same as ran_us, as a text
+--   token: the token of the term, above 0
+--   entry: name of the entry
+--   number: number of the tick
+--   ran_us: time at which it was sent, in us
+--   runs: number of runs of the entry
+--   ran: the same time as ran_us, as text
 -- RETURNS
---   '1', or '0' when that is not the tick that is to be sent, or a later leader has been here: nothing was changed
+--   '1', or '0' if this tick is not pending, or a later leader has called a script; then nothing was changed
 -- COST
 --   three commands
 -- GUARANTEE
---   What was remembered once stays so; an old leader changes nothing.
+--   A record is never taken back, and an old leader changes nothing.
 local call = redis.call
 local token, held = tonumber(ARGV[1]), tonumber(call('HGET', KEYS[1], 'token') or 0)
 local field = 'e:' .. ARGV[2]

@@ -1,17 +1,23 @@
 """The elected scheduler.
 
-Run as many ``celery beat`` as you like: one is elected, the others stand by. (One for each schedule: beats of
-another app, or with another ``dq_beat_name``, have a leader of their own.) What is scheduled is told by the
-scheduler that ``dq_beat_scheduler`` names, which this one wraps: Celery's own, its persistent one, the one of
-django-celery-beat. When each entry ran last is kept where the broker is (in ZooKeeper, if that holds the
-election and the broker is no Redis), so that a new leader goes on where the old one ended.
+Any number of ``celery beat`` processes may run: one is elected, and the others stand by. Each schedule has a
+leader: beats of another app, or with another ``dq_beat_name``, elect another one. This scheduler wraps the
+scheduler that ``dq_beat_scheduler`` names: Celery's own, its persistent one, or the one of
+django-celery-beat. The wrapped scheduler defines the entries. The last run of each entry is stored in the
+broker, so that a new leader continues where the old one ended. If ZooKeeper holds the election and the broker
+is not Redis, ZooKeeper stores it.
 
-* On ``dq-redis`` a tick is sent **once**. It is numbered before it is sent, the same for whoever sends it,
-  and the broker refuses a number that it has seen: also after a leader that died between sending and saying
-  so, and from one that was stopped in the middle of it and goes on an hour later.
-* On other brokers it is sent at least once, each time under the same task id.
-* What was due while nobody led is sent once, at once; further times that were missed are skipped, as Celery
-  does. So is what was due while the broker was away.
+* On ``dq-redis``, a tick is sent **once**. It is numbered before it is sent, and the number is the same for
+  every beat. The broker refuses a number that it has seen. This covers a leader that died between sending a
+  tick and recording it, and a leader that was stopped while sending and continues an hour later.
+* On other brokers, a tick is sent at least once, each time with the same task id.
+* A tick that was due while no beat led, or while the broker was unreachable, is sent once, as soon as
+  possible. Further missed times are skipped, as in Celery.
+
+Some wrapped schedulers store the last runs themselves, such as the one of django-celery-beat. Then the later
+of both times counts, and the wrapped scheduler saves after every tick, before the next leader is elected. If
+the clock of a dead leader was ahead, no interval is delayed, and a crontab by at most a minute. RedBeat is
+refused, because it elects its leader by a lock.
 """
 
 from __future__ import annotations
@@ -19,22 +25,30 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import uuid
 from typing import Any
 
 import redis
 from celery import signals
 from celery.beat import PersistentScheduler, Scheduler, SchedulingError
-from celery.utils.imports import load_extension_class_names, symbol_by_name
 from kombu.exceptions import OperationalError
 
-from celery_dq.beat.book import Book, Ran, RedisBook, ZooKeeperBook, micros
-from celery_dq.clock import SystemClock
+from celery_dq.beat.schedule_store import (
+    Known,
+    LastRun,
+    RedisScheduleStore,
+    ScheduleStore,
+    ZooKeeperScheduleStore,
+    micros,
+)
+from celery_dq.beat.tick import TickStamps, task_id_of
+from celery_dq.beat.wrapped import Due, StaleEntry, last_run, latest_run, set_last_run, wrapped_class
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import Fenced
-from celery_dq.hooks import WIRES, Wires
 from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
+from celery_dq.outage import Outage
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.broker import broker_client
@@ -44,160 +58,173 @@ __all__ = ["ElectedScheduler"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks of a beat that stands by.
+#: Seconds between two checks of a beat that stands by.
 STAND_BY_S = 0.25
-#: Seconds until the next attempt after the broker did not answer.
+#: Seconds until the next attempt after a request without an answer.
 RETRY_S = 1.0
-#: Seconds that a leader may be busy with one tick before somebody else has a try.
+#: Maximum seconds of one tick before the leader resigns, so that another beat tries.
 STUCK_S = 10.0
-#: The id of a tick is derived from this.
-NAMESPACE = uuid.UUID("5f0f3a60-7b1c-4b1e-9d0e-2f6a3f1f8f11")
-#: For how long the broker remembers the number of an entry's last tick, in milliseconds: a year and a month.
-MARKER_TTL_MS = 400 * 24 * 3_600_000
-#: What says that the broker, or where the book is, did not answer.
+#: Errors of requests to the broker or the schedule store that got no answer.
 SILENCE = (redis.RedisError, OperationalError, OSError)
 
 
 def leadership(name: str) -> str:
-    """What the beats of the schedule called `name` elect a leader for; no queue has such a name."""
+    """Return the name of the leadership of the schedule `name`; no queue can have this name."""
     return f"celery beat of {name}"
 
 
-class Stamps(dict[str, Any]):
-    """The same stamp for whatever queue the message is routed to."""
-
-    def __init__(self, lane: str, number: int, task_id: str) -> None:
-        super().__init__()
-        self._stamp = (lane, number, task_id, MARKER_TTL_MS)
-
-    def get(self, queue: str, default: Any = None) -> Any:
-        """The stamp for `queue`."""
-        return self._stamp
-
-
 class ElectedScheduler(Scheduler):
-    """Ticks only while it leads. Hand it to ``celery beat -S``, or to ``celery worker -B --scheduler``.
+    """A scheduler that ticks only while it leads.
 
-    Nothing here needs the broker before the first tick.
+    Use it with ``celery beat -S`` or ``celery worker -B --scheduler``. It sends no request to the broker
+    before the first tick.
+
+    Args:
+        app: The Celery app; ``celery_dq.setup(app)`` must have been called.
+        *args: Passed to the wrapped scheduler.
+        clock: Wall and monotonic time.
+        **kwargs: Passed to the wrapped scheduler.
+
+    Raises:
+        ConfigurationError: ``dq_beat_scheduler`` names a scheduler that cannot be wrapped.
+        TypeError: ``celery_dq.setup(app)`` was not called.
     """
 
-    def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, app: Any, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
         connection = app.connection_for_write()
-        wires = connection.transport_options.get(WIRES)
-        if not isinstance(wires, Wires):
+        context = connection.transport_options.get(APP_CONTEXT)
+        if not isinstance(context, AppContext):
             raise TypeError("celery_dq.setup(app) was not called: ElectedScheduler needs the dq_* settings")
-        self._options = wires.options
-        #: Two projects on one broker have two schedules, and their entries may have the same names.
+        self._options = context.options
+        # Two projects on one broker have two schedules, and their entries may have the same names.
         self._name = self._options.beat_name or app.main or "celery"
         self._on_dq = connection.transport_cls in TENANT_SCHEMES
-        aliases: Any = load_extension_class_names("celery.beat_schedulers")
-        self._inner: Any = symbol_by_name(self._options.beat_scheduler, aliases=dict(aliases))(
-            app, *args, **kwargs
-        )
+        kind = wrapped_class(self._options.beat_scheduler)
+        self._inner: Any = kind(app, *args, **kwargs)
+        #: Whether the wrapped scheduler stores the last runs itself, so that a later one may be set by hand.
+        self._keeps_times = kind not in (Scheduler, PersistentScheduler)
         self._send = self._inner.apply_async
         self._inner.apply_async = self.apply_async
+        self._reserve = self._inner.reserve
+        self._inner.reserve = self.reserve
         self.app = app
         self.Entry = self._inner.Entry
         self._token = 0
-        #: Entries that were not sent after all: the wrapped scheduler must look at them again.
-        self._again = False
-        #: Ticks that were sent, and that the book could not be told of.
-        self._untold: dict[str, tuple[int, Ran]] = {}
+        #: The entry whose tick has a number and is not sent yet.
+        self._due: Due | None = None
+        #: The ticks since the last :meth:`_settle`, and whether each was sent.
+        self._ticked: list[tuple[Due, bool]] = []
         self._busy_since: float | None = None
+        self._outage = Outage(logger, "beat_outage")
         self._closed = False
-        self._clock = SystemClock()
+        self._clock: Clock = clock or SystemClock()
         session_s = self._options.election_session_us / 1e6
         self._make_client = (lambda: broker_client(app, session_s / 6)) if self._on_dq else None
         who, what = f"beat@{socket.gethostname()}", "celery_dq.beat:ElectedScheduler"
         self._elections = Elections(self._options, who, self._make_client, what)
         signals.beat_embedded_init.connect(self._embedded)
-        self._book: Book | None = None
-        self._office: Office | None = None
+        self._schedule_store: ScheduleStore | None = None
+        self._elector: LeaderElector | None = None
 
     @property
-    def office(self) -> Office:
-        """The candidate; made at first need. Raises OSError and the like when the broker is away."""
-        if self._office is None:
+    def elector(self) -> LeaderElector:
+        """The candidate of this beat, created at the first use.
+
+        Raises:
+            OSError: The broker does not answer.
+        """
+        if self._elector is None:
             election = self._elections.candidate(leadership(self._name))
-            self._book = self._make_book()
-            self._office = Office(election, Beat(self), clock=self._clock, may_lead=lambda: not self.stuck)
-        return self._office
+            self._schedule_store = self._make_schedule_store()
+            self._elector = LeaderElector(
+                election, BeatCallbacks(self), clock=self._clock, may_lead=lambda: not self.stuck
+            )
+        return self._elector
 
     @property
     def stuck(self) -> bool:
-        """Whether a tick takes so long that another beat should have a try."""
+        """Whether the current tick takes so long that another beat should try."""
         since = self._busy_since
         return since is not None and self._clock.monotonic() - since > STUCK_S
 
-    # -- what Celery's beat asks
+    # -- called by Celery's beat
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what is due, if this one leads. Returns the seconds until the next look."""
+        """Send the due entries if this beat leads; return the seconds until the next call."""
         if self._closed:
             return STAND_BY_S
         try:
-            self.office.open()
-            term = self.office.term
-            if term is None or not term.firm:
+            self.elector.open()
+            term = self.elector.term
+            if term is None or not term.is_firm:
                 return STAND_BY_S
             self._busy_since = self._clock.monotonic()
             if term.token != self._token:
                 self._take_over(term.token)
             wait: float = self._inner.tick(*args, **kwargs)
+            if not self._ticked or all(sent for _, sent in self._ticked):
+                self._outage.over("Beat %s gets answers again.", self._name)
         except Fenced as error:
-            logger.info("%s", error)
-            return STAND_BY_S
+            logger.info(
+                "Beat %s sends no tick: %s.",
+                self._name,
+                error,
+                extra={"event": "beat_fenced"},
+            )
+            wait = STAND_BY_S
+            self._refill()
+        except StaleEntry as error:
+            self._correct(error)
+            wait = STAND_BY_S
         except SILENCE as error:
-            logger.warning("The tick waits for the broker: %s", error)
-            return RETRY_S
+            self._outage.began(
+                "Beat %s gets no answer from its broker or election (%s); no tick is sent until it does.",
+                self._name,
+                error,
+            )
+            wait = RETRY_S
+            self._refill()
         finally:
             self._busy_since = None
-        if self._again:
-            self._again = False
-            # The heap of Celery's scheduler believes that they were sent.
-            self._inner._heap = None
+        if self._settle():
             return RETRY_S
         return min(wait, max(self.max_interval or 5.0, STAND_BY_S))
 
+    def reserve(self, entry: Any) -> Any:
+        """Number the tick of an entry, and let the wrapped scheduler count the entry as run."""
+        number = self._begin(entry)
+        before = last_run(entry)
+        following = self._reserve(entry)
+        self._due = Due(entry, before, following, number)
+        return following
+
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """Send one entry, under a number and an id that are the same whoever sends it."""
-        if advance:
-            self._inner.reserve(entry)
-        try:
-            number = self._begin(entry)
-        except Fenced as error:
-            logger.info("%s is not sent: %s", entry.name, error)
-            self._put_back(entry)
-            return None
-        except SILENCE:
-            self._put_back(entry)
-            raise
-        if number is None:
-            return None
-        ran = self._ran(entry.name)
-        lane = f"beat:{self._name}:{entry.name}"
-        task_id = str(uuid.uuid5(NAMESPACE, f"{self._options.environment}/{lane}/{number}"))
+        """Send one entry, with a number and a task id that are the same for every beat."""
+        if advance or self._due is None or self._due.entry is not entry:
+            self.reserve(entry)
+        due = self._due
+        assert due is not None
+        entry_key = f"beat:{self._name}:{entry.name}"
+        task_id = task_id_of(self._options.environment, entry_key, due.number)
         options = {**(entry.options or {}), "task_id": task_id}
         if self._on_dq:
-            options["dq_stamps"] = Stamps(lane, number, task_id)
-        # copy() would call the entry's class, and those of other schedulers are made in other ways.
+            options["dq_stamps"] = TickStamps(entry_key, due.number, task_id)
+        # copy() would call the entry's class, whose arguments differ between schedulers.
         sent = object.__new__(type(entry))
         sent.__dict__.update(entry.__dict__, options=options)
         try:
             result = self._send(sent, producer=producer, advance=False, **kwargs)
         except SchedulingError as error:
-            if isinstance(error.__context__, SILENCE):
-                # Perhaps it was sent. Sending it again changes nothing.
-                self._put_back(entry)
+            # The tick may have been sent. To send it again with the same number changes nothing.
+            self._is_over(due, not isinstance(error.__context__, SILENCE))
             raise
-        if ran is not None:
-            self._untold[entry.name] = (number, ran)
-            self._tell(entry.name)
+        self._record(due)
+        self._is_over(due, True)
         return result
 
     @property
     def schedule(self) -> Any:
-        """The entries of the scheduler that is wrapped."""
+        """The entries of the wrapped scheduler."""
         return self._inner.schedule
 
     @schedule.setter
@@ -206,7 +233,7 @@ class ElectedScheduler(Scheduler):
 
     @property
     def max_interval(self) -> Any:
-        """The longest time between two looks."""
+        """The maximum seconds between two ticks."""
         return self._inner.max_interval
 
     @max_interval.setter
@@ -215,106 +242,170 @@ class ElectedScheduler(Scheduler):
 
     @property
     def info(self) -> str:
-        """For the banner."""
+        """The text for Celery's start-up banner."""
         return f"    . elected -> {self._inner.info.strip()}" if self._inner.info else "    . elected"
 
     def should_sync(self) -> Any:
-        """Whether the wrapped scheduler wants to save."""
-        return not self._closed and self._inner.should_sync()
+        """Whether the wrapped scheduler should save; only a leader may, or it would overwrite later times."""
+        return not self._closed and self._leads() and self._inner.should_sync()
 
     def sync(self) -> None:
-        """Save what the wrapped scheduler saves."""
+        """Let the wrapped scheduler save."""
         self._inner.sync()
 
     def _do_sync(self) -> None:
         self._inner._do_sync()
 
     def close(self) -> None:
-        """Hand over, and stop. Celery calls it twice when it is told to stop by a signal."""
+        """Hand over and stop. Celery calls this twice after a signal."""
         if self._closed:
             return
         self._closed = True
-        if self._office is not None:
-            self._office.close(5.0, "the beat stops")
-        self._elections.close()
-        if self._book is not None:
-            self._book.close()
-        self._inner.close()
+        try:
+            self._settle()
+            if self._leads():
+                # The next leader reads the saved times.
+                self._inner.sync()
+        finally:
+            if self._elector is not None:
+                self._elector.close(5.0, "the beat stops")
+            self._elections.close()
+            if self._schedule_store is not None:
+                self._schedule_store.close()
+            self._inner.close()
 
     # -- shared state
 
-    def _begin(self, entry: Any) -> int | None:
-        """The number of the tick; None when it has run since, or must not be sent by us."""
-        term = self.office.term
+    def _leads(self) -> bool:
+        term = self._elector.term if self._elector is not None else None
+        return term is not None and term.token == self._token
+
+    def _begin(self, entry: Any) -> int:
+        """Return the number of the entry's tick.
+
+        Raises:
+            Fenced: This beat does not lead, or is not sure of it.
+            StaleEntry: The entry has run later than the wrapped scheduler knows.
+            OSError: The store did not answer.
+        """
+        term = self.elector.term
         if term is None or term.token != self._token:
-            raise Fenced("this beat does not lead any more")
-        self._tell(entry.name)
-        begun = self.book.begin(self._token, entry.name, entry.last_run_at)
-        if isinstance(begun, Ran):
-            self._put_back(entry)
-            entry.last_run_at, entry.total_run_count = begun
-            return None
-        if not term.firm:
-            # That took long. The number stays for whoever leads now.
-            raise Fenced("this beat is not sure whether it leads")
+            raise Fenced(f"{entry.name} is not sent: this beat does not lead")
+        begun = self.schedule_store.begin(self._token, entry.name, entry.last_run_at)
+        if isinstance(begun, LastRun):
+            raise StaleEntry(entry.name, begun)
+        if not term.is_firm:
+            # The answer came late. The number stays pending for the next leader.
+            raise Fenced(f"{entry.name} is not sent: this beat is not sure whether it leads")
         return begun
 
-    def _tell(self, name: str) -> None:
-        untold = self._untold.get(name)
-        if untold is not None:
-            try:
-                self.book.done(self._token, name, *untold)
-            except (OSError, Fenced) as error:
-                # Told before the next tick of this entry. Who comes after us sends this one under its number.
-                logger.warning("That %s was sent could not be written down yet: %s", name, error)
-                if isinstance(error, OSError):
-                    return
-            self._untold.pop(name, None)
+    def _record(self, due: Due) -> None:
+        """Record in the store that a tick was sent."""
+        name = due.entry.name
+        try:
+            self.schedule_store.done(self._token, name, due.number, last_run(due.following))
+        except (OSError, Fenced) as error:
+            # A new leader would send the tick again, under the same number.
+            logger.warning(
+                "Beat %s could not record that tick %s of %s was sent (%s); the next tick of the entry "
+                "records it. A new leader may send the tick again before, under the same number.",
+                self._name,
+                due.number,
+                name,
+                error,
+                extra={"event": "beat_tick_unrecorded"},
+            )
 
-    def _ran(self, name: str) -> Ran | None:
-        entry = self._inner.schedule.get(name)
-        return None if entry is None else Ran(entry.last_run_at, int(entry.total_run_count or 0))
+    def _is_over(self, due: Due, sent: bool) -> None:
+        self._due = None
+        self._ticked.append((due, sent))
 
-    def _put_back(self, entry: Any) -> None:
-        self._inner.schedule[entry.name] = entry
-        self._again = True
+    def _settle(self) -> bool:
+        """Update the wrapped scheduler after its tick; return whether a tick must be sent again.
+
+        This must not happen during the tick, because reading the schedule may load all entries again.
+        """
+        if self._due is not None:
+            # A signal has interrupted the sending of the tick.
+            self._is_over(self._due, False)
+        ticked, self._ticked = self._ticked, []
+        for due, sent in ticked:
+            if not sent:
+                set_last_run(due.entry, due.before)
+            schedule, name = self._inner.schedule, due.entry.name
+            now = schedule.get(name)
+            # An entry that was loaded again in the meantime is newer than both.
+            if not self._keeps_times or now is due.entry or now is due.following:
+                schedule[name] = due.following if sent else due.entry
+        if ticked and self._keeps_times and self._leads():
+            self._inner.sync()
+        again = not all(sent for _, sent in ticked)
+        if again:
+            self._refill()
+        return again
+
+    def _correct(self, stale: StaleEntry) -> None:
+        entry = self._inner.schedule.get(stale.name)
+        if entry is not None:
+            set_last_run(entry, stale.ran)
+        self._refill()
+
+    def _refill(self) -> None:
+        """Let the wrapped scheduler sort its entries again."""
+        self._inner.old_schedulers = None
 
     @property
-    def book(self) -> Book:
-        """What all beats share."""
-        assert self._book is not None, "it comes with the office"
-        return self._book
+    def schedule_store(self) -> ScheduleStore:
+        """The store of the state that all beats share."""
+        assert self._schedule_store is not None, "the store is created with the candidate"
+        return self._schedule_store
 
-    def _make_book(self) -> Book:
+    def _make_schedule_store(self) -> ScheduleStore:
         options, session = self._options, self._elections.session
         state = beat_state(options.environment, self._name, options.key_prefix)
         if self._make_client is not None:
-            return RedisBook(self._make_client(), state)
+            return RedisScheduleStore(self._make_client(), state)
         if session is not None:
-            return ZooKeeperBook(session, lambda entry: beat_entry(options.environment, self._name, entry))
+            return ZooKeeperScheduleStore(
+                session, lambda entry: beat_entry(options.environment, self._name, entry)
+            )
         patience_s = options.election_session_us / 6e6
         client = redis.Redis.from_url(
             options.election, socket_timeout=patience_s, socket_connect_timeout=patience_s
         )
-        return RedisBook(client, state)
+        return RedisScheduleStore(client, state)
 
     def _take_over(self, token: int) -> None:
-        """Go on where the last leader ended."""
-        schedule = self._inner.schedule
-        entries = {name: entry.last_run_at for name, entry in schedule.items() if entry.last_run_at}
-        # Who keeps the times himself, like django-celery-beat, may know of later ones: a reset by hand.
-        ours = type(self._inner) in (Scheduler, PersistentScheduler)
-        for name, ran in self.book.adopt(token, entries).items():
-            entry = schedule[name]
-            if ours or micros(ran.at) > micros(entry.last_run_at):
-                entry.last_run_at, entry.total_run_count = ran
-        # The heap of Celery's scheduler knows the old times.
-        self._inner._heap = None
+        """Take over the last runs from the previous leader."""
+        schedule, wall = self._inner.schedule, self._clock.wall()
+        entries = {
+            name: Known(entry.last_run_at, latest_run(entry, wall))
+            for name, entry in schedule.items()
+            if entry.last_run_at
+        }
+        ahead = 0
+        for name, ran in self.schedule_store.adopt(token, entries).items():
+            entry, latest = schedule[name], entries[name].latest
+            if not self._keeps_times or (ran.runs and micros(ran.at) > micros(entry.last_run_at)):
+                set_last_run(entry, ran)
+            if micros(entry.last_run_at) > micros(latest):
+                set_last_run(entry, LastRun(latest, entry.total_run_count))
+            ahead += entry.last_run_at == latest
+        self._refill()
         self._token = token
-        logger.info("This beat leads, token %d.", token)
+        logger.info("Beat %s leads, token %d.", self._name, token, extra={"event": "beat_leads"})
+        if ahead:
+            logger.warning(
+                "The clock of the last leader of beat %s was ahead of the clock of this machine. The last "
+                "runs of %d entries count as runs of now, so that these entries wait no longer than usual. "
+                "Synchronize the clocks.",
+                self._name,
+                ahead,
+                extra={"event": "beat_clock_ahead"},
+            )
 
     def _embedded(self, **_: Any) -> None:
-        """``celery worker -B`` ends its beat by SIGTERM, and nobody handles that there: no hand-over."""
+        """Exit on SIGTERM with a hand-over: ``celery worker -B`` sends it, and Celery installs no handler."""
         signal.signal(signal.SIGTERM, _leave)
 
 
@@ -322,15 +413,15 @@ def _leave(number: int, frame: Any) -> None:
     raise SystemExit(0)
 
 
-class Beat:
-    """The duties of a leading beat: none but to be it; :meth:`ElectedScheduler.tick` does the work."""
+class BeatCallbacks:
+    """The callbacks of the elector of a beat; :meth:`ElectedScheduler.tick` does the work."""
 
     def __init__(self, scheduler: ElectedScheduler) -> None:
         self._scheduler = scheduler
 
     def floor(self) -> int:
-        """The highest token that book or beat knows: the election may have moved, or forgotten its own."""
-        return max(self._scheduler.book.token(), self._scheduler._token)
+        """Return the highest token of the store and of this beat, because the election may be a new one."""
+        return max(self._scheduler.schedule_store.token(), self._scheduler._token)
 
     def serve(self, term: Term) -> None:
         """Lead until the end of the term."""
@@ -340,7 +431,7 @@ class Beat:
                 term.end("the broker does not answer this beat")
 
     def trust(self, term: Term, until: float) -> None:
-        """The tick asks the term."""
+        """Do nothing: each tick checks the term itself."""
 
     def abort(self, term: Term) -> None:
-        """A tick is short, and the broker refuses it if somebody else has sent it."""
+        """Do nothing: a tick is short, and the broker refuses a tick that another beat has sent."""

@@ -1,60 +1,77 @@
-"""Look at dedup claims, and take one away."""
+"""The subcommands that list and release dedup locks."""
 
 from __future__ import annotations
 
 import click
 
-from celery_dq.app.face import DQ
-from celery_dq.cli.output import command, show, show_table
+from celery_dq.app.api.api import DQ
+from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.typos import nearest, require_queue
 
 _COLUMNS = ("tenant", "key", "running", "age_s", "head", "heir", "tail", "followers", "token")
 
 
 @click.group()
-def claims() -> None:
-    """Dedup: who has which key, and is it worth it."""
+def dedup() -> None:
+    """Dedup: list and release locks, count verdicts, measure repetition."""
 
 
-@claims.command(name="list")
+@dedup.command(name="list")
 @click.argument("queue")
-@click.option("--limit", default=50, show_default=True, help="Keys to show.")
+@click.option("--limit", default=50, show_default=True, type=COUNT, help="Keys to show.")
 @command
 def list_(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
-    """The keys of QUEUE that somebody has."""
-    show_table(as_json, dq.dedup[queue].list(limit), _COLUMNS, f"Nobody has a key in {queue!r}.")
+    """List the dedup locks of QUEUE."""
+    require_queue(queue, dq.dedup)
+    show_table(as_json, dq.dedup[queue].list(limit), _COLUMNS, f"No dedup lock is held in {queue!r}.")
 
 
-@claims.command()
+@dedup.command()
 @click.argument("queue")
 @click.argument("key")
-@click.option("--tenant", default="", help="Whose key.")
+@click.option("--tenant", default="", help="Tenant of the key.")
 @command
 def release(dq: DQ, as_json: bool, queue: str, key: str, tenant: str) -> None:
-    """Take KEY from the task that has it, so that who waits goes on. What runs, runs on without a claim."""
+    """Release the dedup lock of KEY, so that the next waiting call runs.
+
+    A run that held the lock continues without it. Exit status 1: no task holds the lock.
+    """
+    require_queue(queue, dq.dedup)
     head = dq.dedup[queue].release(key, tenant=tenant)
-    said = f"Nobody has {key!r} in {queue!r}." if head is None else f"{head} has no claim any more."
-    show(as_json, {"released": head}, said)
+    text = f"Task {head} no longer holds the dedup lock."
+    if head is None:
+        held = [each.key for each in dq.dedup[queue].list(1_000) if each.tenant == tenant]
+        whose = f" of tenant {tenant!r}" if tenant else ""
+        text = f"No task holds the dedup lock {key!r}{whose} in {queue!r}.{nearest(key, held)}"
+    show(as_json, {"released": head}, text)
+    if head is None:
+        raise SystemExit(1)
 
 
-@claims.command()
+@dedup.command()
 @click.argument("queue")
 @command
 def verdicts(dq: DQ, as_json: bool, queue: str) -> None:
-    """How often each verdict was given in QUEUE, and how many runs were evicted."""
+    """Show how often each verdict was given in QUEUE, and how many runs were evicted."""
+    require_queue(queue, dq.dedup)
     found = dq.dedup[queue].verdicts()
-    said = "\n".join(f"{name:<8} {count:>12,}" for name, count in sorted(found.items()))
-    show(as_json, found, said or f"No call to {queue!r} had a key.")
+    text = "\n".join(f"{name:<8} {count:>12,}" for name, count in sorted(found.items()))
+    show(as_json, found, text or f"No call to {queue!r} had a dedup key.")
 
 
-@claims.command()
+@dedup.command()
 @click.argument("queue")
-@click.option("--consumers", required=True, type=click.IntRange(1), help="Tasks that run at a time.")
-@click.option("--sample", default=1_000, show_default=True, help="Waiting messages to look at.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the distances, as PNG or SVG.")
+@click.option("--consumers", required=True, type=COUNT, help="Tasks that run at a time.")
+@click.option("--sample", default=1_000, show_default=True, type=COUNT, help="Waiting messages to read.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the distances into a PNG or SVG file.")
 @command
 def repetition(dq: DQ, as_json: bool, queue: str, consumers: int, sample: int, plot: str | None) -> None:
-    """How much the calls that wait in QUEUE repeat each other."""
+    """Measure how much the waiting calls of QUEUE repeat each other."""
+    require_queue(queue, dq.dedup)
     found = dq.dedup[queue].repetition(consumers, sample=sample)
     if plot is not None:
-        found.plot(plot)
+        try:
+            found.plot(plot)
+        except ValueError as exc:  # matplotlib does not support this file extension
+            raise click.BadParameter(f"{plot}: {exc}", param_hint="--plot") from exc
     show(as_json, found, f"{found.kind.value}: {found.advice}")

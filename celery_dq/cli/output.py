@@ -1,4 +1,4 @@
-"""How every subcommand takes ``--json``, prints, and fails."""
+"""The parts that all subcommands share: ``--json``, output, and errors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+import redis
 from celery.bin.base import handle_preload_options
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.face import dq_of
+from celery_dq.app.api.api import dq_of
 from celery_dq.errors import DQError
-from celery_dq.options import Quota
+from celery_dq.inspector.redis_values import MOST
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a click callback ``--json``, and its first argument, ``app.dq``; turn errors into one line.
+    """Decorate a click callback: add ``--json``, pass ``app.dq``, and turn errors into one line.
 
-    The callback takes ``(dq, as_json, …)``.
+    Args:
+        function: The callback, which takes ``(dq, as_json, …)``.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -32,11 +34,31 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(context: click.Context, **options: Any) -> None:
         try:
             function(dq_of(context.obj.app), **options)
-        except (DQError, OperationalError) as exc:
-            # A server's or a user's mistake: no traceback, exit status 1.
+        except DQError as exc:
+            # An error of the user or a server needs no traceback. The exit status is 1.
             raise click.ClickException(str(exc) or type(exc).__name__) from exc
+        except (OperationalError, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            reason = str(exc) or type(exc).__name__
+            raise click.ClickException(
+                f"The server cannot be reached or used: {reason.rstrip('.')}. Start it, or correct its URL; "
+                "'celery dq doctor' checks all servers."
+            ) from exc
+        except redis.exceptions.NoPermissionError as exc:
+            raise click.ClickException(
+                f"The Redis user of broker_url lacks a right: {exc}. The guide 'Operating' lists the rights "
+                f"of "
+                "the role 'operator'."
+            ) from exc
+        except redis.RedisError as exc:
+            raise click.ClickException(f"Redis refuses the request: {exc}") from exc
+        except ImportError as exc:
+            raise click.ClickException(f"{exc}. Install the libraries that broker_url needs.") from exc
 
     return run
+
+
+#: Type of an option that gives a number of rows.
+COUNT = click.IntRange(1, MOST)
 
 
 def show(as_json: bool, data: Any, text: str | None = None) -> None:
@@ -45,7 +67,14 @@ def show(as_json: bool, data: Any, text: str | None = None) -> None:
 
 
 def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothing: str) -> None:
-    """Print dataclasses as JSON, or those attributes of them that `columns` names as a table."""
+    """Print dataclasses as JSON, or as a table.
+
+    Args:
+        as_json: Whether to print JSON.
+        rows: The dataclasses.
+        columns: Attributes that are the columns of the table.
+        nothing: Text to print instead of an empty table.
+    """
     if as_json:
         show(True, rows)
         return
@@ -59,24 +88,14 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def spell(quota: Quota) -> str:
-    """Return a quota in the words of ``celery dq quotas set``."""
-    rate = "unlimited" if quota.rate is None else f"{quota.rate:g}/s"
-    concurrency = "unlimited" if quota.concurrency is None else str(quota.concurrency)
-    paused = " paused" if quota.paused else ""
-    return f"rate={rate} burst={quota.burst:g} weight={quota.weight:g} concurrency={concurrency}{paused}"
-
-
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds")
-    if isinstance(value, Quota):
-        return spell(value)
     if isinstance(value, tuple):
         return str(len(value))
-    # Names come from outside: none may end the line or steer the terminal.
+    # Escape unprintable characters, because a name from a message may hold line ends or terminal sequences.
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
 
 

@@ -1,4 +1,4 @@
-"""Look at buffered messages on disk, and send those that dead processes left."""
+"""The subcommands that inspect buffered messages on disk, and send those of dead processes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import time
 
 import click
 
-from celery_dq.app.face import DQ
+from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show, show_table
 from celery_dq.errors import ConfigurationError
 
 _COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
-#: Seconds between two looks.
+#: Seconds between two checks while `replay` waits.
 LOOK_S = 0.05
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def spill(context: click.Context) -> None:
-    """The buffer's messages on disk. Without a subcommand: list."""
+    """Inspect and replay the buffer's messages on disk. Without a subcommand: list."""
     if context.invoked_subcommand is None:
         context.invoke(list_)
 
@@ -26,14 +26,14 @@ def spill(context: click.Context) -> None:
 @spill.command(name="list")
 @command
 def list_(dq: DQ, as_json: bool) -> None:
-    """Who has how many messages in dq_buffer_folder, and since when."""
+    """List the processes with messages in dq_buffer_folder, with count, size and age."""
     found = dq.buffer.spill()
     if as_json:
         show(True, found)
         return
     if found.folder is None:
         raise ConfigurationError(
-            "dq_buffer_folder is not set: buffered messages are in memory only, if at all"
+            "dq_buffer_folder is not set, so no buffered message is on disk: set it to keep messages there"
         )
     click.echo(f"{found.folder}: {found.pending} pending, {found.bytes} bytes, oldest {found.age_s:.1f} s")
     show_table(False, found.owners, _COLUMNS, "No process has a folder there.")
@@ -51,9 +51,9 @@ def list_(dq: DQ, as_json: bool) -> None:
 )
 @command
 def replay(dq: DQ, as_json: bool, timeout: float) -> None:
-    """Send what dead processes left, oldest first, and wait for it. Exit status 1: not all."""
+    """Send the messages of dead processes, oldest first, and wait. Exit status 1: some are left."""
     if dq.buffer.folder is None:
-        raise ConfigurationError("dq_buffer_folder is not set: there is nothing to replay")
+        raise ConfigurationError("dq_buffer_folder is not set, so there is no message to replay")
     before = dq.buffer.spill()
     orphans = {owner.name for owner in before.owners if owner.state == "dead"}
     deadline = time.monotonic() + timeout

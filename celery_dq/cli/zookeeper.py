@@ -1,13 +1,14 @@
-"""Look at a queue in ZooKeeper."""
+"""The subcommand that inspects a Curator queue in ZooKeeper."""
 
 from __future__ import annotations
 
 import click
 
-from celery_dq.app.face import DQ
-from celery_dq.cli.output import command, show_table
+from celery_dq.app.api.api import DQ
+from celery_dq.cli.output import COUNT, command, show_table
+from celery_dq.errors import ConfigurationError, DQError
 
-_COLUMNS = ("name", "mark", "items", "size", "put_at", "locked")
+_COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
 
 
 @click.command()
@@ -18,24 +19,48 @@ _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked")
     type=click.Choice(["plain", "id", "priority", "delay", "simple"]),
     default="plain",
     show_default=True,
-    help="What the queue is; the names do not tell an id from a due time.",
+    help="Kind of the queue, which decides how the names of its nodes are read.",
 )
-@click.option("--locks", "lock_path", help="The folder of the locks, to see what is being consumed.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Nodes to show.")
+@click.option("--locks", "lock_path", help="Folder of the locks, to show which nodes are being consumed.")
+@click.option("--limit", default=50, show_default=True, type=COUNT, help="Nodes to show.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for ZooKeeper.",
+)
 @command
 def zookeeper(
-    dq: DQ, as_json: bool, hosts: str, path: str, kind: str, lock_path: str | None, limit: int
+    dq: DQ,
+    as_json: bool,
+    hosts: str,
+    path: str,
+    kind: str,
+    lock_path: str | None,
+    limit: int,
+    timeout: float,
 ) -> None:
-    """The next nodes of the ZooKeeper queue at PATH, such as "celery dq zookeeper zk:2181/shop /mail"."""
-    # Needs an extra that a user of Redis does not have.
-    from celery_dq.curator.looking import look
-    from celery_dq.curator.queue import check_path
-    from celery_dq.zookeeper.session import Session
+    """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail"."""
+    try:
+        # These modules need the extra 'zookeeper'.
+        from celery_dq.curator.browse import look
+        from celery_dq.curator.queue import check_path
+        from celery_dq.zookeeper.session import Session
+    except ImportError as exc:
+        raise ConfigurationError(f"{exc}: pip install 'celery-dq[zookeeper]'") from exc
 
     check_path("PATH", path)
-    session = Session(hosts)
+    if lock_path is not None:
+        check_path("--locks", lock_path)
     try:
-        views = look(session, path, kind, lock_path=lock_path, limit=limit)
-    finally:
-        session.close()
-    show_table(as_json, views, _COLUMNS, f"Nothing is in {path!r}.")
+        session = Session(hosts)
+        try:
+            views = look(session, path, kind, lock_path=lock_path, limit=limit, timeout_s=timeout)
+        finally:
+            session.close()
+    except DQError:
+        raise
+    except ValueError as exc:  # raised by urllib or kazoo
+        raise ConfigurationError(f"HOSTS {hosts!r}: {exc}; give host:2181,host:2181/chroot") from exc
+    show_table(as_json, views, _COLUMNS, f"No node is in {path!r}.")

@@ -1,11 +1,10 @@
-"""Calls a function with the items of a queue, as they come.
+"""Calls a function with the items of a queue.
 
-Two threads: one takes nodes and calls the function (or hands the node to an executor), the other finishes
-what is consumed, so that the next one need not wait for it; whatever is consumed meanwhile is finished
-together.
+The *taker* thread takes nodes and calls the function, or submits nodes to an executor. The *finisher* thread
+finishes consumed nodes, several at a time, so that the function does not wait for ZooKeeper.
 
-As many nodes are taken at once as the function consumes in 50 ms, by what it took so far; a slow one takes
-one at a time. When an item takes longer than that, the nodes behind it are given back.
+The taker takes as many nodes at once as the function consumes in about 50 ms, estimated from earlier nodes;
+for a slow function, it takes one node at a time. If an item takes longer, the nodes behind it are released.
 """
 
 from __future__ import annotations
@@ -21,37 +20,44 @@ from typing import Any
 from celery_dq.clock import Clock
 from celery_dq.curator.decoder import Decoder
 from celery_dq.curator.framing import frame
-from celery_dq.curator.holding import Holding, Node
-from celery_dq.curator.intake import LONGEST_WAIT_S, RETRY_S, Intake
+from celery_dq.curator.item_ownership import ItemOwnership, Node
+from celery_dq.curator.taking import LONGEST_WAIT_S, RETRY_S, ItemTaker
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.outage import Outage
 
 __all__ = ["Consumer"]
 
 logger = logging.getLogger(__name__)
 
-#: Nodes that are taken or finished in one request at most.
+#: Maximum number of nodes that one request takes or finishes.
 TOGETHER = 100
-#: Seconds of work that are taken ahead.
+#: Seconds of work to take ahead.
 AHEAD_S = 0.05
 
 
 class Consumer:
     """Consumes one queue until it is stopped.
 
-    :param consume: called with each item; when it raises, the item has failed.
-    :param requeue: whether a failed item is put back last in line; it is deleted otherwise.
-    :param executor: calls `consume`; None: the thread of this consumer does.
-    :param prefetch: nodes that are held at most.
-    :param bell: set when there may be something to take.
+    Args:
+        item_taker: Takes nodes.
+        holding: Finishes, requeues and releases nodes.
+        decoder: Decodes the items of a node.
+        consume: Called with each item; an exception means that the item has failed.
+        wake: Set when nodes may be available.
+        name: Path of the queue, for logs and thread names.
+        requeue: Whether a failed item is moved to the end of the queue; otherwise it is deleted.
+        executor: Calls `consume`; None means that the taker thread does.
+        prefetch: Maximum number of nodes that are held.
+        clock: Monotonic time.
     """
 
     def __init__(
         self,
-        intake: Intake,
-        holding: Holding,
+        item_taker: ItemTaker,
+        holding: ItemOwnership,
         decoder: Decoder,
         consume: Callable[[Any], Any],
-        bell: threading.Event,
+        wake: threading.Event,
         *,
         name: str,
         requeue: bool,
@@ -59,11 +65,14 @@ class Consumer:
         prefetch: int,
         clock: Clock,
     ) -> None:
-        self._intake = intake
-        self._holding = holding
+        self._name = name
+        self._taking = Outage(logger, "curator_take", clock)
+        self._finishing = Outage(logger, "curator_finish", clock)
+        self._item_taker = item_taker
+        self._ownership = holding
         self._decoder = decoder
         self._consume = consume
-        self._bell = bell
+        self._wake_event = wake
         self._requeue = requeue
         self._executor = executor
         self._prefetch = prefetch
@@ -73,34 +82,43 @@ class Consumer:
         self._taken = False
         self._abandoned = False
         self._change = threading.Condition()
-        #: Held and not begun.
-        self._hand: deque[Node] = deque()
-        #: How many are being consumed, and since when the only one is.
+        #: Nodes that were taken and not started.
+        self._handler_thread: deque[Node] = deque()
+        #: Number of nodes that are being consumed.
         self._running = 0
+        #: Nodes to be released.
         self._late: list[Node] = []
+        #: Start of the last node, in monotonic seconds.
         self._began = 0.0
-        #: Consumed: with None to be finished, with data to be put back.
+        #: Consumed nodes, each with None to be finished, or with the data to requeue.
         self._consumed: deque[tuple[Node, bytes | None]] = deque()
         self._taker = threading.Thread(target=self._take, name=f"dq-take-{name}", daemon=True)
         self._finisher = threading.Thread(target=self._finish, name=f"dq-finish-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to consume."""
-        self._intake.start()
+        """Start to consume."""
+        self._item_taker.start()
         self._taker.start()
         self._finisher.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Begin nothing more and wait for what runs to be finished; False: it is not after `timeout_s`."""
+        """Start no more nodes and wait for the running ones.
+
+        Args:
+            timeout_s: Maximum seconds to wait.
+
+        Returns:
+            Whether all nodes were finished in time.
+        """
         deadline = self._clock.monotonic() + timeout_s
         self._stopping = True
-        self._bell.set()
+        self._wake_event.set()
         with self._change:
             self._change.notify_all()
         for thread in (self._taker, self._finisher):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - self._clock.monotonic()))
-        self._intake.stop()
+        self._item_taker.stop()
         self._abandoned = True
         with self._change:
             self._change.notify_all()
@@ -110,31 +128,39 @@ class Consumer:
 
     def _take(self) -> None:
         while not self._stopping:
-            self._bell.clear()
+            self._wake_event.clear()
             try:
-                room = self._batch - len(self._hand) - self._running
-                nodes = self._intake.take(min(room, TOGETHER)) if room > 0 else []
+                room = self._batch - len(self._handler_thread) - self._running
+                nodes = self._item_taker.take(min(room, TOGETHER)) if room > 0 else []
             except ZooKeeperUnreachable as error:
-                logger.info("Nothing can be taken: %s", error)
-                self._bell.wait(RETRY_S)
+                logger.info(
+                    "Consumer %s can take no nodes (%s); it tries again.",
+                    self._name,
+                    error,
+                    extra={"event": "curator_take_delayed"},
+                )
+                self._wake_event.wait(RETRY_S)
                 continue
-            except Exception:
-                logger.exception("Nothing could be taken; trying again.")
-                self._bell.wait(RETRY_S)
+            except Exception as error:
+                self._cannot_take(error)
+                self._wake_event.wait(RETRY_S)
                 continue
             if nodes:
                 with self._change:
-                    self._hand.extend(nodes)
+                    self._handler_thread.extend(nodes)
                 try:
                     self._work()
-                except Exception:
-                    logger.exception("Nothing can be consumed; trying again.")
-                    self._bell.wait(RETRY_S)
+                except Exception as error:
+                    self._cannot_take(error)
+                    self._wake_event.wait(RETRY_S)
+                else:
+                    self._taking.over("Consumer %s takes nodes again.", self._name)
             elif room > 0:
-                pause = self._intake.pause_s()
-                self._bell.wait(LONGEST_WAIT_S if pause is None else min(pause, LONGEST_WAIT_S))
+                self._taking.over("Consumer %s takes nodes again.", self._name)
+                pause = self._item_taker.pause_s()
+                self._wake_event.wait(LONGEST_WAIT_S if pause is None else min(pause, LONGEST_WAIT_S))
             else:
-                self._bell.wait(LONGEST_WAIT_S)
+                self._wake_event.wait(LONGEST_WAIT_S)
         with self._change:
             self._taken = True
             self._change.notify_all()
@@ -143,15 +169,15 @@ class Consumer:
         began, count = self._clock.monotonic(), 0
         while not self._stopping:
             with self._change:
-                if not self._hand:
+                if not self._handler_thread:
                     break
-                node = self._hand.popleft()
+                node = self._handler_thread.popleft()
                 self._running += 1
                 self._began = self._clock.monotonic()
                 self._change.notify_all()
-            if not self._holding.alive(node):
-                # Its lock went with the session; somebody else may have it already.
-                self._intake.release([node])
+            if not self._ownership.alive(node):
+                # The lock ended with its session, and another consumer may have taken the node.
+                self._item_taker.release([node])
                 self._end(None)
             elif self._executor is None:
                 count += 1
@@ -165,14 +191,14 @@ class Consumer:
         try:
             executor.submit(self._run, node)
         except BaseException:
-            # It was shut down.
+            # The executor was shut down.
             with self._change:
                 self._late.append(node)
             self._end(None)
             raise
 
     def _adapt(self, each_s: float) -> None:
-        """Take as many at once as fit the time ahead, never more than twice as many as before."""
+        """Set the number of nodes to take at once; it at most doubles with each call."""
         fitting = int(AHEAD_S / max(each_s, 1e-6))
         self._batch = max(1, min(self._prefetch, fitting, 2 * self._batch))
 
@@ -181,21 +207,31 @@ class Consumer:
         try:
             result = (node, self._consume_items(node))
         finally:
-            # Where even the items could not be consumed in order, they are put back whole.
+            # After any other error, such as a decoding error, the whole node is requeued.
             self._end(result)
 
     def _consume_items(self, node: Node) -> bytes | None:
-        """Consume the items of a node; returns what must be put back."""
+        """Consume the items of a node; return the data to requeue, or None."""
         raw = self._decoder.raw(node.data)
         for at, item in enumerate(self._decoder.items(node.data)):
             try:
                 self._consume(item)
             except (Exception, SystemExit):  # noqa: PERF203 - each item may fail
                 if self._requeue:
-                    logger.exception("A consumer failed; the item is put back: %s", node.name)
+                    self._log_failure("The item is requeued at the end of the queue.", node, at)
                     return frame(raw[at:])
-                logger.exception("A consumer failed; the item is deleted: %s", node.name)
+                self._log_failure("The item is deleted.", node, at)
         return None
+
+    def _log_failure(self, consequence: str, node: Node, at: int) -> None:
+        logger.exception(
+            "The consumer of queue %s raised an error for item %d of node %s. %s",
+            self._name,
+            at,
+            node.name,
+            consequence,
+            extra={"event": "curator_item_failed"},
+        )
 
     def _end(self, result: tuple[Node, bytes | None] | None) -> None:
         with self._change:
@@ -204,40 +240,61 @@ class Consumer:
                 self._consumed.append(result)
             self._change.notify_all()
         if self._executor is not None:
-            self._bell.set()
+            self._wake_event.set()
 
     # -- the finisher
+
+    def _cannot_take(self, error: Exception) -> None:
+        self._taking.began(
+            "Consumer %s cannot take or start nodes (%r); it tries again every %g s.",
+            self._name,
+            error,
+            RETRY_S,
+            exc_info=error,
+        )
 
     def _finish(self) -> None:
         while True:
             with self._change:
                 while not (self._consumed or self._late or self._idle_for_good() or self._overdue()):
-                    self._change.wait(AHEAD_S if self._hand else None)
+                    self._change.wait(AHEAD_S if self._handler_thread else None)
                 batch = list(islice(self._consumed, TOGETHER))
                 if self._overdue():
-                    self._late += self._hand
-                    self._hand.clear()
+                    self._late += self._handler_thread
+                    self._handler_thread.clear()
                 if self._abandoned or (not batch and not self._late and self._idle_for_good()):
                     return
             try:
                 self._settle(batch)
-                self._give_back()
+                self._release_taken()
             except ZooKeeperUnreachable as error:
-                logger.info("What is consumed stays locked until it can be finished: %s", error)
-                self._rest()
-            except Exception:
-                logger.exception("What is consumed could not be finished; trying again.")
-                self._rest()
+                logger.info(
+                    "Consumer %s cannot finish nodes (%s); they stay locked, and it tries again.",
+                    self._name,
+                    error,
+                    extra={"event": "curator_finish_delayed"},
+                )
+                self._pause()
+            except Exception as error:
+                self._finishing.began(
+                    "Consumer %s cannot finish nodes (%r); they stay locked, and it tries again.",
+                    self._name,
+                    error,
+                    exc_info=error,
+                )
+                self._pause()
+            else:
+                self._finishing.over("Consumer %s finishes nodes again.", self._name)
 
     def _settle(self, batch: list[tuple[Node, bytes | None]]) -> None:
         done = [node for node, data in batch if data is None]
         if done:
-            self._intake.settle(done, self._holding.finish(done))
+            self._item_taker.settle(done, self._ownership.finish(done))
         self._forget([entry for entry in batch if entry[1] is None])
         for entry in batch:
             node, data = entry
             if data is not None:
-                self._intake.settle([node], [self._holding.requeue(node, data)])
+                self._item_taker.settle([node], [self._ownership.requeue(node, data)])
                 self._forget([entry])
 
     def _forget(self, entries: list[tuple[Node, bytes | None]]) -> None:
@@ -245,24 +302,24 @@ class Consumer:
             for entry in entries:
                 self._consumed.remove(entry)
 
-    def _give_back(self) -> None:
+    def _release_taken(self) -> None:
         if late := list(self._late):
-            self._holding.release(late)
-            self._intake.release(late)
+            self._ownership.release(late)
+            self._item_taker.release(late)
             with self._change:
                 del self._late[: len(late)]
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         with self._change:
             self._change.wait(RETRY_S)
 
     def _overdue(self) -> bool:
-        """Whether what is held behind a slow item should be given to others."""
+        """Whether the nodes behind a slow item should be released to other consumers."""
         if self._stopping:
-            return bool(self._hand)
-        if not self._hand or not self._running or self._executor is not None:
+            return bool(self._handler_thread)
+        if not self._handler_thread or not self._running or self._executor is not None:
             return False
         return self._clock.monotonic() > self._began + AHEAD_S
 
     def _idle_for_good(self) -> bool:
-        return self._stopping and not self._hand and not self._running and self._taken
+        return self._stopping and not self._handler_thread and not self._running and self._taken

@@ -1,4 +1,4 @@
-"""The data of a node, byte for byte as Apache Curator writes it.
+"""The format of a node's data, byte for byte as Apache Curator writes it.
 
 ::
 
@@ -8,7 +8,7 @@
     68 65 6c 6c 6f its bytes
     02             the end
 
-Several items in one node are put together and consumed together.
+The items of one node are published together and consumed together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD = struct.Struct(">i")
 
 
 def frame(items: Sequence[bytes]) -> bytes:
-    """The data of a node that holds `items`."""
+    """Return the data of a node with these items."""
     parts = [HEAD.pack(VERSION)]
     for item in items:
         parts += [bytes((ITEM,)), HEAD.pack(len(item)), item]
@@ -35,25 +35,29 @@ def frame(items: Sequence[bytes]) -> bytes:
 
 
 def unframe(data: bytes) -> list[bytes]:
-    """The items of a node.
+    """Return the items in the data of a node.
 
     Raises:
-        CorruptRecord: Its data was not written by a queue, or not to the end.
+        CorruptRecord: The data is truncated or not in Curator's format.
     """
     try:
         (version,) = HEAD.unpack_from(data)
         if version != VERSION:
-            raise CorruptRecord(f"version {version:#010x} of a queue's node; expected {VERSION:#010x}")
+            raise CorruptRecord(f"a queue's node has version {version:#010x}; expected {VERSION:#010x}")
         items, at = [], HEAD.size
         while data[at] == ITEM:
             (length,) = HEAD.unpack_from(data, at + 1)
             at += 1 + HEAD.size
             if length < 0 or at + length > len(data):
-                raise CorruptRecord(f"an item of {length} bytes at {at}, and the node has {len(data)} bytes")
+                raise CorruptRecord(
+                    f"a queue's node of {len(data)} bytes has an item of {length} bytes at offset {at}"
+                )
             items.append(data[at : at + length])
             at += length
         if data[at] != END:
-            raise CorruptRecord(f"byte {data[at]:#04x} at {at} of a queue's node; expected 0x01 or 0x02")
+            raise CorruptRecord(
+                f"a queue's node has byte {data[at]:#04x} at offset {at}; expected 0x01 or 0x02"
+            )
     except (struct.error, IndexError):
-        raise CorruptRecord(f"a queue's node ends in the middle, after {len(data)} bytes") from None
+        raise CorruptRecord(f"a queue's node is truncated after {len(data)} bytes") from None
     return items

@@ -18,54 +18,70 @@ from celery_dq.curator.names import (
     id_prefix,
     priority_prefix,
 )
-from celery_dq.curator.queue import Base
+from celery_dq.curator.queue import CuratorQueue
 from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.zookeeper.session import Session
 
 __all__ = ["DistributedDelayQueue", "DistributedIdQueue", "DistributedQueue", "DistributedPriorityQueue"]
 
 
-class DistributedQueue(Base):
-    """First in, first out, as in Curator. See :class:`Base` for the options."""
+class DistributedQueue(CuratorQueue):
+    """A first-in, first-out queue of items, as in Curator; see :class:`CuratorQueue` for the options."""
 
     grammar = PLAIN
 
     def put(self, item: Any, *, timeout_s: float | None = None) -> None:
         """Put one item.
 
+        Args:
+            item: The item.
+            timeout_s: Seconds to wait for room and for ZooKeeper; default: the queue's `timeout_s`.
+
         Raises:
-            QueueFull: There was no room for `timeout_s` seconds.
-            ZooKeeperUnreachable: Nobody answered; the item may have been put.
-            MessageTooLarge: Nothing was put.
+            QueueFull: The queue stayed full for `timeout_s` seconds.
+            ZooKeeperUnreachable: ZooKeeper did not answer; the item may have been put.
+            MessageTooLarge: The item is too large and was not put.
         """
         self._put(QUEUE, [[item]], timeout_s)
 
     def put_multi(self, items: Sequence[Any], *, timeout_s: float | None = None) -> None:
-        """Put several items in one node: they are consumed together, in order. Raises as :meth:`put`."""
+        """Put several items in one node, to be consumed together and in order; raises as :meth:`put`."""
         self._put(QUEUE, [items] if items else [], timeout_s)
 
     def put_each(self, items: Sequence[Any], *, timeout_s: float | None = None) -> None:
-        """Put several items, each in a node of its own, in few round trips. Raises as :meth:`put`."""
+        """Put several items in separate nodes, in few round trips; raises as :meth:`put`."""
         self._put(QUEUE, [[item] for item in items], timeout_s)
 
 
-class DistributedIdQueue(Base):
-    """Items with ids, by which they can be removed, as in Curator."""
+class DistributedIdQueue(CuratorQueue):
+    """A queue of items with ids, by which they can be removed, as in Curator."""
 
     grammar = ID
 
     def put(self, item: Any, item_id: str, *, timeout_s: float | None = None) -> None:
-        """Put one item under an id of any characters; several may share one. Raises as in a plain queue."""
+        """Put one item with an id.
+
+        Args:
+            item: The item.
+            item_id: Any non-empty text. Several items may have the same id.
+            timeout_s: Seconds to wait for room and for ZooKeeper; default: the queue's `timeout_s`.
+
+        Raises:
+            InvalidMessage: `item_id` is invalid.
+            QueueFull: The queue stayed full for `timeout_s` seconds.
+            ZooKeeperUnreachable: ZooKeeper did not answer; the item may have been put.
+            MessageTooLarge: The item is too large and was not put.
+        """
         self._put(id_prefix(item_id), [[item]], timeout_s)
 
     def remove(self, item_id: str) -> int:
-        """Remove all items with this id that nobody consumes at this moment; returns how many there were."""
+        """Remove all items with this id that no consumer holds; return how many were removed."""
         id_prefix(item_id)
-        holding = self._own().holding
+        holding = self._own().ownership
         return sum(holding.remove(name) for name in self._names() if id_of(name) == item_id)
 
     def ids(self) -> list[str]:
-        """The ids of all items in the queue, in no order."""
+        """Return the ids of all items in the queue, unordered."""
         return [item_id for name in self._names() if (item_id := id_of(name)) is not None]
 
     def _names(self) -> list[str]:
@@ -77,11 +93,15 @@ class DistributedIdQueue(Base):
         return names
 
 
-class DistributedPriorityQueue(Base):
-    """Items with priorities, **lower ones first**, as in Curator.
+class DistributedPriorityQueue(CuratorQueue):
+    """A queue of items with priorities, **lower ones first**, as in Curator.
 
-    :param min_items_before_refresh: items that may be served before one that came later and is more urgent;
-        default 0. The names are read again for it, which takes 1 ms for every 1,000.
+    Args:
+        zookeeper: As for :class:`CuratorQueue`.
+        path: As for :class:`CuratorQueue`.
+        min_items_before_refresh: Number of items that may be served before a later, more urgent one;
+            default 0. A smaller number causes more readings of the names, each about 1 ms per 1,000 names.
+        **options: The other options of :class:`CuratorQueue`.
     """
 
     grammar = PRIORITY
@@ -92,47 +112,72 @@ class DistributedPriorityQueue(Base):
         super().__init__(zookeeper, path, **options)
         if min_items_before_refresh < 0:
             raise ConfigurationError(
-                f"min_items_before_refresh = {min_items_before_refresh} is unusable: give a number from 0 on"
+                f"min_items_before_refresh = {min_items_before_refresh} is invalid: give an integer from 0 on"
             )
         self.min_items_before_refresh = min_items_before_refresh
 
     def put(self, item: Any, priority: int, *, timeout_s: float | None = None) -> None:
-        """Put one item; `priority` has 32 bits and may be negative. Raises as in a plain queue."""
+        """Put one item with a priority.
+
+        Args:
+            item: The item.
+            priority: A 32-bit integer; may be negative.
+            timeout_s: Seconds to wait for room and for ZooKeeper; default: the queue's `timeout_s`.
+
+        Raises:
+            InvalidPriority: `priority` is no integer, or out of range.
+            QueueFull: The queue stayed full for `timeout_s` seconds.
+            ZooKeeperUnreachable: ZooKeeper did not answer; the item may have been put.
+            MessageTooLarge: The item is too large and was not put.
+        """
         self._put(priority_prefix(priority), [[item]], timeout_s)
 
     def put_multi(self, items: Sequence[Any], priority: int, *, timeout_s: float | None = None) -> None:
-        """Put several items in one node: they are consumed together, in order."""
+        """Put several items in one node, to be consumed together and in order; raises as :meth:`put`."""
         self._put(priority_prefix(priority), [items] if items else [], timeout_s)
 
 
-class DistributedDelayQueue(Base):
-    """Items that wait until their time has come, as in Curator.
+class DistributedDelayQueue(CuratorQueue):
+    """A queue of items with due times, as in Curator.
 
-    The time is absolute, in milliseconds, and compared with the clock of the consumer's machine.
+    A due time is absolute, in milliseconds, and compared with the clock of the consumer's machine.
     """
 
     grammar = DELAY
 
     def put(self, item: Any, due: float | datetime, *, timeout_s: float | None = None) -> None:
-        """Put one item that is served from `due` on. Raises as in a plain queue.
+        """Put one item that is served from its due time on.
 
-        :param due: seconds since 1970, or a datetime with a time zone.
+        Args:
+            item: The item.
+            due: Seconds since 1970, or a datetime with a time zone.
+            timeout_s: Seconds to wait for room and for ZooKeeper; default: the queue's `timeout_s`.
+
+        Raises:
+            InvalidMessage: `due` is invalid.
+            QueueFull: The queue stayed full for `timeout_s` seconds.
+            ZooKeeperUnreachable: ZooKeeper did not answer; the item may have been put.
+            MessageTooLarge: The item is too large and was not put.
         """
         self._put(delay_prefix(due_ms(due)), [[item]], timeout_s)
 
     def put_multi(
         self, items: Sequence[Any], due: float | datetime, *, timeout_s: float | None = None
     ) -> None:
-        """Put several items in one node: they are consumed together, in order."""
+        """Put several items in one node, to be consumed together and in order; raises as :meth:`put`."""
         self._put(delay_prefix(due_ms(due)), [items] if items else [], timeout_s)
 
 
 def due_ms(due: float | datetime) -> int:
-    """`due` in milliseconds since 1970, rounded up: not before its time."""
+    """Convert a due time to milliseconds since 1970, rounded up so that no item is served early.
+
+    Raises:
+        InvalidMessage: `due` is no finite number, or a datetime without a time zone.
+    """
     if isinstance(due, datetime):
         if due.tzinfo is None:
-            raise InvalidMessage(f"due = {due!r} has no time zone: datetime.now(timezone.utc) has")
+            raise InvalidMessage(f"due = {due!r} has no time zone: use datetime.now(timezone.utc)")
         due = due.timestamp()
     if isinstance(due, bool) or not isinstance(due, int | float) or not math.isfinite(due):
-        raise InvalidMessage(f"due = {due!r} is unusable: give seconds since 1970 or a datetime")
+        raise InvalidMessage(f"due = {due!r} is invalid: give seconds since 1970 or a datetime")
     return math.ceil(due * 1000)

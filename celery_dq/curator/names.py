@@ -1,4 +1,4 @@
-"""The names of the nodes of each kind of queue, as Apache Curator spells them, and their order.
+"""The names of the nodes of each kind of queue, in Apache Curator's format, and their order.
 
 =========  ==================================  ==========================================
 kind       name                                order
@@ -10,8 +10,10 @@ delay      ``queue-|18BCFE56800|0000000007``   due time, sequence
 simple     ``qn-0000000007``                   sequence
 =========  ==================================  ==========================================
 
-The sequence is what ZooKeeper appends: ten digits, or a negative number once it has rolled over at 2³¹.
-Everything before it is the *prefix*, which a requeued item keeps.
+ZooKeeper appends the sequence: ten digits, or a negative number after the counter has wrapped around at 2³¹.
+The part before the sequence is the *prefix*, which a requeued item keeps. Curator itself requeues an item
+whose consumer has failed under a plain name, also in a priority or delay queue. There, the item comes first,
+as in Java.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "ID",
     "PLAIN",
     "PRIORITY",
+    "REQUEUED",
     "SIMPLE",
     "Grammar",
     "Place",
@@ -38,46 +41,74 @@ __all__ = [
 
 QUEUE = "queue-"
 SEQUENCE = r"(\d{10}|-\d{9,10})"
+REQUEUED_NAME = re.compile(rf"{QUEUE}{SEQUENCE}")
 PRIORITIES = 2**32
-#: What ZooKeeper does not take in a name, besides what Curator separates with.
+#: Characters that ZooKeeper forbids in a name or that Curator uses as separators, and ambiguous codes.
 FORBIDDEN = re.compile("[/|\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]|%(?=[0-9A-Fa-f]{2})")
 ENCODED = re.compile("(?:%[0-9A-F]{2})+")
 
 
-class Place(NamedTuple):
-    """Where a node stands in its queue."""
+#: The rank of an item that Curator has requeued without its priority or due time.
+REQUEUED = -1
 
-    #: The lower, the earlier; equal ones go by sequence.
+
+class Place(NamedTuple):
+    """The position of a node in its queue.
+
+    Attributes:
+        rank: A lower rank is served first; nodes of equal rank are ordered by sequence.
+        sequence: The sequence number.
+        due_ms: Due time in milliseconds since 1970; 0 means at once.
+    """
+
     rank: int
     sequence: int
-    #: Milliseconds since 1970 until which it must wait; 0: not at all.
     due_ms: int
 
 
 class Grammar(NamedTuple):
-    """How the nodes of one kind of queue are named."""
+    """The node names of one kind of queue.
+
+    Attributes:
+        kind: The kind of queue.
+        pattern: Matches a name, with groups for the mark and the sequence.
+        rank: Computes the rank from the mark.
+        reorders: Whether a new node may be served before older ones.
+        delays: Whether the rank is a due time.
+    """
 
     kind: str
     pattern: re.Pattern[str]
     rank: Callable[[str], int]
-    #: Whether what comes later may have to be served earlier.
     reorders: bool = False
     delays: bool = False
 
     def place(self, name: str) -> Place | None:
-        """Where the node called `name` stands; None for a node that does not belong to such a queue."""
-        match = self.pattern.fullmatch(name)
-        if match is None:
+        """Return the position of the node `name`; None if the name is not one of this kind of queue."""
+        parts = self._parts(name)
+        if parts is None:
             return None
-        rank = self.rank(match[1])
-        return Place(rank, int(match[2]), rank if self.delays else 0)
+        rank, sequence = parts
+        return Place(rank, int(sequence), max(rank, 0) if self.delays else 0)
 
     def prefix(self, name: str) -> str:
-        """What stands before the sequence; it holds the id, the priority or the due time."""
-        match = self.pattern.fullmatch(name)
-        if match is None:
+        """Return the part of a name before the sequence, with the id, priority or due time.
+
+        Raises:
+            InvalidMessage: The name is not one of this kind of queue.
+        """
+        parts = self._parts(name)
+        if parts is None:
             raise InvalidMessage(f"{name!r} is not the name of a node of a {self.kind} queue")
-        return name[: match.start(2)]
+        return name.removesuffix(parts[1])
+
+    def _parts(self, name: str) -> tuple[int, str] | None:
+        """Return the rank and the sequence of a name; None if it is not one of this kind of queue."""
+        match = self.pattern.fullmatch(name)
+        if match is not None:
+            return self.rank(match[1]), match[2]
+        match = REQUEUED_NAME.fullmatch(name) if self.reorders else None
+        return None if match is None else (REQUEUED, match[1])
 
 
 def _no_rank(_text: str) -> int:
@@ -89,7 +120,7 @@ def _hex(text: str) -> int:
 
 
 def _priority_rank(text: str) -> int:
-    # Negative ones begin with 0, and their two's complement grows with them.
+    # Negative priorities begin with 0, and their two's complements are in the same order.
     return int(text, 16)
 
 
@@ -105,18 +136,32 @@ SIMPLE = Grammar("simple", re.compile(rf"qn-(){SEQUENCE}"), _no_rank)
 
 
 def priority_prefix(priority: int) -> str:
-    """The prefix of an item with this priority, of 32 bits; lower is served first."""
+    """Return the prefix of an item with this priority.
+
+    Args:
+        priority: A 32-bit integer; a lower number is served first.
+
+    Raises:
+        InvalidPriority: `priority` is no integer, or out of range.
+    """
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise InvalidPriority(f"priority = {priority!r} is no whole number")
+        raise InvalidPriority(f"priority = {priority!r} is no integer: give an int")
     if not -PRIORITIES // 2 <= priority < PRIORITIES // 2:
         raise InvalidPriority(
-            f"priority = {priority} is out of range: {-PRIORITIES // 2} to {PRIORITIES // 2 - 1}"
+            f"priority = {priority} is out of range: give {-PRIORITIES // 2} to {PRIORITIES // 2 - 1}"
         )
     return f"{QUEUE}{int(priority >= 0)}{priority % PRIORITIES:08X}"
 
 
 def delay_prefix(due_ms: int) -> str:
-    """The prefix of an item that must wait until `due_ms`, milliseconds since 1970; 0 for not at all."""
+    """Return the prefix of an item with a due time.
+
+    Args:
+        due_ms: Milliseconds since 1970; 0 means at once.
+
+    Raises:
+        InvalidMessage: `due_ms` is negative, or 2⁶⁰ or more.
+    """
     if not 0 <= due_ms < 2**60:
         raise InvalidMessage(
             f"due = {due_ms} ms since 1970 is out of range: give an absolute time from 1970 on"
@@ -125,22 +170,25 @@ def delay_prefix(due_ms: int) -> str:
 
 
 def id_prefix(item_id: str) -> str:
-    """The prefix of an item with this id.
+    """Return the prefix of an item with this id.
 
-    Characters that the name cannot hold are percent-encoded, in UTF-8; so is a ``%`` that would be taken
-    for such a code. Curator itself replaces ``/`` and ``|`` by ``_`` and does not find such an id again.
+    Characters that a name cannot hold are percent-encoded in UTF-8. So is a ``%`` that would look like such a
+    code. Curator itself replaces ``/`` and ``|`` by ``_`` and does not find such an id again.
+
+    Raises:
+        InvalidMessage: The id is empty, no str, or no valid Unicode.
     """
     return f"{QUEUE}|{encode_id(item_id)}|"
 
 
 def encode_id(item_id: str) -> str:
-    """`item_id` as it stands in a name."""
+    """Return `item_id` as it is written in a name; see :func:`id_prefix`."""
     if not isinstance(item_id, str) or not item_id:
-        raise InvalidMessage(f"id = {item_id!r} is unusable: give a str that is not empty")
+        raise InvalidMessage(f"id = {item_id!r} is invalid: give a str that is not empty")
     try:
         item_id.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"id = {item_id!r} is no Unicode text: {error}") from None
+        raise InvalidMessage(f"id = {item_id!r} is no valid Unicode text: {error}") from None
 
     def code(match: re.Match[str]) -> str:
         return "".join(f"%{byte:02X}" for byte in match[0].encode())
@@ -149,7 +197,7 @@ def encode_id(item_id: str) -> str:
 
 
 def id_of(name: str) -> str | None:
-    """The id of the node called `name`; None if it is not of an id queue."""
+    """Return the id in the name of a node; None if the node is not one of an id queue."""
     match = ID.pattern.fullmatch(name)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What all queues of items have in common: life, options, taking by hand."""
+"""The common base of all queues of items: options, start and close, and taking single nodes."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.curator.consumer import Consumer
 from celery_dq.curator.decoder import Decoder
-from celery_dq.curator.feed import Feed
 from celery_dq.curator.framing import frame
-from celery_dq.curator.holding import Deleting, Holding, Locking
-from celery_dq.curator.intake import Intake
+from celery_dq.curator.item_ownership import DeletedOwnership, ItemOwnership, LockedOwnership
+from celery_dq.curator.leased_item import LeasedItem
+from celery_dq.curator.listing import Listing
 from celery_dq.curator.names import Grammar
-from celery_dq.curator.received import Received
 from celery_dq.curator.serializing import Serializer, serializer_of
+from celery_dq.curator.taking import ItemTaker
 from celery_dq.curator.writer import Listener, Put, Writer
 from celery_dq.errors import ConfigurationError, QueueEmpty
 from celery_dq.znodes import JOURNALS
-from celery_dq.zookeeper.journal import Journal
+from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Base", "check_path"]
+__all__ = ["CuratorQueue", "check_path"]
 
 logger = logging.getLogger(__name__)
 
-#: Nodes that a consumer holds at most: under locks, without them, and with an executor.
+#: Default of `prefetch` with locks.
 PREFETCH_LOCKED = 100
+#: Default of `prefetch` without locks.
 PREFETCH_UNLOCKED = 1
+#: Default of `prefetch` with an executor.
 PREFETCH_EXECUTOR = 16
 
-Queue = TypeVar("Queue", bound="Base")
+Queue = TypeVar("Queue", bound="CuratorQueue")
 
 
-class _Own:
-    """What belongs to one process: threads and sessions do not survive a fork."""
+class _ProcessQueue:
+    """The state of one process: threads and sessions do not survive a fork."""
 
-    def __init__(self, queue: Base) -> None:
+    def __init__(self, queue: CuratorQueue) -> None:
         self.pid = os.getpid()
-        self.bell = threading.Event()
-        #: Who takes; the feed belongs to one thread at a time.
+        self.wake_event = threading.Event()
+        #: Held by the thread that takes nodes; only one thread at a time may use the listing.
         self.turn = threading.Lock()
-        self.journal = Journal(queue.session, JOURNALS, clock=queue.clock)
-        #: Its own, because a thread in the background may be busy with it for as long as ZooKeeper is away.
-        self.puts = Journal(queue.session, JOURNALS, clock=queue.clock)
+        self.idempotent_writer = IdempotentWriter(queue.session, JOURNALS, clock=queue.clock)
+        #: A separate writer, because a background thread may use it for as long as ZooKeeper is unreachable.
+        self.puts = IdempotentWriter(queue.session, JOURNALS, clock=queue.clock)
         self.writer = Writer(
             queue.session,
             queue.path,
@@ -61,56 +63,69 @@ class _Own:
             max_items=queue.max_items,
             background=queue.put_in_background,
         )
-        self.holding: Holding
+        self.ownership: ItemOwnership
         if queue.lock_path is None:
-            self.holding = Deleting(
-                queue.session, queue.path, queue.grammar, self.journal, queue.decoder, queue.timeout_s
+            self.ownership = DeletedOwnership(
+                queue.session,
+                queue.path,
+                queue.grammar,
+                self.idempotent_writer,
+                queue.decoder,
+                queue.timeout_s,
             )
         else:
-            self.holding = Locking(
+            self.ownership = LockedOwnership(
                 queue.session, queue.path, queue.lock_path, queue.grammar, queue.decoder, queue.timeout_s
             )
-        feed = Feed(
+        feed = Listing(
             queue.session,
             queue.path,
             queue.grammar,
             queue.clock,
-            self.bell.set,
+            self.wake_event.set,
             timeout_s=queue.timeout_s,
             min_items=queue.min_items_before_refresh,
         )
-        self.intake = Intake(queue.session, feed, self.holding, self.bell)
+        self.item_taker = ItemTaker(queue.session, feed, self.ownership, self.wake_event)
         self.consumer: Consumer | None = None
         self.listening = False
 
 
-class Base:
-    """What the four kinds have in common. A context manager: :meth:`start` and :meth:`close`.
+class CuratorQueue:
+    """The common base of all kinds of queues.
 
-    :param zookeeper: a :class:`~celery_dq.zookeeper.session.Session`, or a list of hosts
-        (``host:2181,host:2181/chroot``) for a session of the queue's own.
-    :param path: the folder of the queue. One folder holds one kind of queue.
-    :param consumer: called with each item; None (default): nothing consumes, but :meth:`poll` and :meth:`get`
-        may.
-    :param serializer: ``"json"`` (default), ``"text"``, ``"bytes"``, or an object with ``serialize(item)``
-        and ``deserialize(bytes)``.
-    :param lock_path: the folder of the locks, another one than `path`. An item is locked while it is
-        consumed and deleted afterwards, so that it survives its consumer. None (default): it is deleted first
-        and lost with its consumer, as in Curator. All consumers of a queue must say the same.
-    :param on_failure: ``"requeue"`` (default): an item whose consumer raises is put back last in line, with
-        its id, priority or due time; ``"delete"``: it is deleted.
-    :param max_items: nodes that the queue may hold; ``put`` waits for room. Default None: any number.
-    :param put_in_background: ``put`` returns at once, a thread sends; see :meth:`flush`. Default False.
-    :param executor: calls the consumer, several times at once; it must use threads. Default None: one after
-        the other, in a thread of the queue.
-    :param prefetch: nodes that are held at most; default 100 under locks (fewer, as the consumer is slow), 1
-        without, 16 with an executor.
-    :param timeout_s: seconds to wait for ZooKeeper and for room; default 10.
-    :param final_flush_s: seconds that :meth:`close` waits for what was put in the background; default 5.
+    As a context manager, it calls :meth:`start` and :meth:`close`.
+
+    Args:
+        zookeeper: A :class:`~celery_dq.zookeeper.session.Session`, or a list of hosts
+            (``host:2181,host:2181/chroot``) for a session that the queue opens and closes.
+        path: The folder of the queue. One folder holds one kind of queue.
+        consumer: Called with each item. Default None: only :meth:`poll` and :meth:`get` take items.
+        serializer: ``"json"`` (default), ``"text"``, ``"bytes"``, or an object with ``serialize(item)`` and
+            ``deserialize(bytes)``.
+        lock_path: The folder of the locks; it must differ from `path`. An item is locked while it is consumed
+            and deleted afterwards, so that it survives a crash of its consumer. Default None: an item is
+            deleted first and lost with its consumer, as in Curator. All consumers of a queue must use the
+            same value.
+        on_failure: ``"requeue"`` (default): an item whose consumer raises is moved to the end of the queue,
+            with its id, priority or due time. ``"delete"``: the item is deleted.
+        max_items: Maximum number of nodes in the queue; ``put`` waits for room. Default None: no limit.
+        put_in_background: Whether ``put`` returns at once and a thread sends the items; see :meth:`flush`.
+            Default False.
+        executor: Calls the consumer concurrently; it must use threads. Default None: a thread of the queue
+            calls the consumer for one item at a time.
+        prefetch: Maximum number of nodes that are held. Default: 100 with locks (fewer for a slow consumer),
+            1 without locks, 16 with an executor.
+        timeout_s: Seconds to wait for ZooKeeper and for room; default 10.
+        final_flush_s: Seconds that :meth:`close` waits for items put in the background; default 5.
+        clock: Wall and monotonic time; default: the system's clock.
+
+    Raises:
+        ConfigurationError: An option has an invalid value.
     """
 
     grammar: ClassVar[Grammar]
-    #: Whether the data of a node is framed as in Curator.
+    #: Whether the data of a node is in Curator's framing.
     framed: ClassVar[bool] = True
 
     def __init__(
@@ -134,12 +149,14 @@ class Base:
         if lock_path is not None:
             check_path("lock_path", lock_path)
             if lock_path == path:
-                raise ConfigurationError(f"lock_path = {lock_path!r} is the queue's path: give another one")
+                raise ConfigurationError(
+                    f"lock_path = {lock_path!r} is the queue's path: give another folder"
+                )
         if on_failure not in {"requeue", "delete"}:
-            raise ConfigurationError(f"on_failure = {on_failure!r} is unknown: 'requeue' or 'delete'")
+            raise ConfigurationError(f"on_failure = {on_failure!r} is unknown: use 'requeue' or 'delete'")
         for name, value in (("max_items", max_items), ("prefetch", prefetch)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"{name} = {value!r} is unusable: give a number from 1 on, or None")
+                raise ConfigurationError(f"{name} = {value!r} is invalid: give an integer from 1 on, or None")
         self._owns_session = isinstance(zookeeper, str)
         self.session = Session(zookeeper) if isinstance(zookeeper, str) else zookeeper
         self.path = path
@@ -156,21 +173,21 @@ class Base:
         self._executor = executor
         self._prefetch = prefetch
         self._final_flush_s = final_flush_s
-        self._mine: _Own | None = None
+        self._mine: _ProcessQueue | None = None
         self._listeners: list[Listener] = []
 
-    # -- life
+    # -- start and close
 
     def start(self) -> Self:
-        """Begin to consume, if there is a consumer. After a fork, the child must say so again."""
+        """Start to consume, if the queue has a consumer. After a fork, the child must call this again."""
         own = self._own()
         if self._consume is not None and own.consumer is None:
             own.consumer = Consumer(
-                own.intake,
-                own.holding,
+                own.item_taker,
+                own.ownership,
                 self.decoder,
                 self._consume,
-                own.bell,
+                own.wake_event,
                 name=self.path,
                 requeue=self.requeues,
                 executor=self._executor,
@@ -181,31 +198,34 @@ class Base:
         return self
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Consume nothing more, finish what runs, send what was put in the background.
+        """Stop to consume, wait for running consumers, and send the items put in the background.
 
-        :param timeout_s: seconds to wait for a consumer that runs.
+        Args:
+            timeout_s: Seconds to wait for running consumers; default 10.
 
         Raises:
-            ZooKeeperUnreachable: Not all that was put in the background could be sent; :meth:`unsent` has it.
+            ZooKeeperUnreachable: Some items put in the background could not be sent; :meth:`unsent` returns
+                them.
         """
         own = self._own()
         consumer, own.consumer = own.consumer, None
         if consumer is not None and not consumer.stop(timeout_s):
             logger.warning(
-                "A consumer of %s did not end within %g s: its item stays locked until the session ends, "
-                "and is consumed again",
+                "The consumer of queue %s did not end within %g s; its item stays locked until the session "
+                "ends, and is then consumed again.",
                 self.path,
                 timeout_s,
+                extra={"event": "curator_consumer_abandoned"},
             )
         if own.listening:
-            own.intake.stop()
+            own.item_taker.stop()
             own.listening = False
         try:
             own.writer.close(self._final_flush_s)
         finally:
             own.puts.close()
-            own.journal.close()
-            own.holding.close()
+            own.idempotent_writer.close()
+            own.ownership.close()
             if self._owns_session:
                 self.session.close()
 
@@ -220,15 +240,15 @@ class Base:
     # -- put
 
     def on_put(self, listener: Listener) -> None:
-        """Call `listener` with the list of the items of each node that was put, once it is in ZooKeeper."""
+        """Call `listener` after each node is created in ZooKeeper, with the list of its items."""
         self._listeners.append(listener)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was put in the background is there; False: it is not after `timeout_s`."""
+        """Wait until all items put in the background are in ZooKeeper; False if `timeout_s` has passed."""
         return self._own().writer.flush(timeout_s)
 
     def unsent(self) -> list[Any]:
-        """The items that were put in the background and are not known to be there."""
+        """Return the items put in the background that are not confirmed by ZooKeeper."""
         return self._own().writer.unsent()
 
     def _put(self, prefix: str, nodes: Sequence[Sequence[Any]], timeout_s: float | None) -> None:
@@ -239,69 +259,79 @@ class Base:
 
     # -- take
 
-    def poll(self, timeout_s: float = 0.0) -> Received | None:
-        """The next node, held until it is finished; None when there is none for `timeout_s` seconds."""
+    def poll(self, timeout_s: float = 0.0) -> LeasedItem | None:
+        """Take the next node and hold it until it is finished.
+
+        Args:
+            timeout_s: Seconds to wait; default 0.
+
+        Returns:
+            The node; None if no node was available within `timeout_s` seconds.
+        """
         return self._next(timeout_s)
 
-    def get(self, timeout_s: float | None = None) -> Received:
-        """The next node, held until it is finished.
+    def get(self, timeout_s: float | None = None) -> LeasedItem:
+        """Take the next node and hold it until it is finished.
 
-        :param timeout_s: seconds to wait; None (default): for ever.
+        Args:
+            timeout_s: Seconds to wait; None (default) means without a limit.
 
         Raises:
-            QueueEmpty: There was none.
+            QueueEmpty: No node was available within `timeout_s` seconds.
         """
         received = self._next(timeout_s)
         if received is None:
-            raise QueueEmpty(f"{self.path} had nothing to serve for {timeout_s:g} s")
+            raise QueueEmpty(f"queue {self.path} had no available node for {timeout_s:g} s")
         return received
 
     def peek(self) -> list[Any] | None:
-        """The items of a node that would be next, unheld; None when there is none that is due and free."""
+        """Return the items of the next available node without taking it; None if no node is available."""
         with self._own().turn:
-            node = self._intake().peek()
+            node = self._item_taker().peek()
         return None if node is None else self.decoder.items(node.data)
 
     def size(self) -> int:
-        """How many nodes the queue holds: waiting, delayed and locked ones."""
+        """Return the number of nodes in the queue, including delayed and locked ones."""
         stat = self.session.ask(lambda client: client.exists_async(self.path), self.timeout_s)
         return 0 if stat is None else int(stat.numChildren)
 
     # -- inside
 
-    def _own(self) -> _Own:
+    def _own(self) -> _ProcessQueue:
         own = self._mine
         if own is None or own.pid != os.getpid():
-            own = self._mine = _Own(self)
-            own.writer.listen(self._told)
+            own = self._mine = _ProcessQueue(self)
+            own.writer.add_listener(self._notify_put)
         return own
 
-    def _told(self, items: Sequence[Any]) -> None:
+    def _notify_put(self, items: Sequence[Any]) -> None:
         for listener in tuple(self._listeners):
             listener(items)
 
-    def _intake(self) -> Intake:
+    def _item_taker(self) -> ItemTaker:
         own = self._own()
         if self._consume is not None:
-            raise ConfigurationError(f"the queue at {self.path} has a consumer: poll one that has none")
+            raise ConfigurationError(
+                f"the queue at {self.path} has a consumer: take nodes by hand from a queue object without one"
+            )
         if not own.listening:
-            own.intake.start()
+            own.item_taker.start()
             own.listening = True
-        return own.intake
+        return own.item_taker
 
-    def _next(self, timeout_s: float | None) -> Received | None:
+    def _next(self, timeout_s: float | None) -> LeasedItem | None:
         own = self._own()
         deadline = math.inf if timeout_s is None else self.clock.monotonic() + timeout_s
         if not own.turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return None
         try:
             left = None if timeout_s is None else max(0.0, deadline - self.clock.monotonic())
-            nodes = self._intake().take_within(1, left, self.clock)
+            nodes = self._item_taker().take_within(1, left, self.clock)
         finally:
             own.turn.release()
         if not nodes:
             return None
-        return Received(nodes[0], own.holding, own.intake, self.decoder, requeues=self.requeues)
+        return LeasedItem(nodes[0], own.ownership, own.item_taker, self.decoder, requeues=self.requeues)
 
     def _room(self) -> int:
         if self._prefetch is not None:
@@ -313,15 +343,23 @@ class Base:
         if self._executor is not None and self._prefetch is None:
             room = PREFETCH_EXECUTOR
         if self.grammar.reorders and not self.grammar.delays:
-            # What is held has left the order.
+            # A held node is out of the order: a more urgent node that comes later must wait for it.
             room = min(room, max(1, self.min_items_before_refresh))
         return room
 
 
 def check_path(name: str, path: str) -> None:
-    """Raise :exc:`~celery_dq.errors.ConfigurationError` for a path that is not one of a folder of its own."""
+    """Check that a path is absolute and names a folder below the root.
+
+    Args:
+        name: Name of the option, for the error.
+        path: The path.
+
+    Raises:
+        ConfigurationError: The path is invalid.
+    """
     parts = path.split("/")[1:] if isinstance(path, str) else []
     if not parts or not path.startswith("/") or any(part in {"", ".", ".."} for part in parts):
         raise ConfigurationError(
-            f"{name} = {path!r} is unusable: give an absolute one such as '/queues/mail'"
+            f"{name} = {path!r} is invalid: give an absolute path such as '/queues/mail'"
         )

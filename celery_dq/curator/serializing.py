@@ -1,4 +1,4 @@
-"""How items become bytes: JSON, text, bytes, or one's own."""
+"""Serializers of items: JSON, text, bytes, or a custom one."""
 
 from __future__ import annotations
 
@@ -11,66 +11,76 @@ __all__ = ["BytesSerializer", "JsonSerializer", "Serializer", "TextSerializer", 
 
 
 class Serializer(Protocol):
-    """What turns items into bytes and back. Shared by threads."""
+    """Converts items to bytes and back. Several threads use one serializer."""
 
     def serialize(self, item: Any) -> bytes:
-        """The bytes of `item`; raises what the caller of ``put`` shall see."""
+        """Convert `item` to bytes. The caller of ``put`` receives any exception."""
 
     def deserialize(self, data: bytes) -> Any:
-        """The item; raises :exc:`~celery_dq.errors.CorruptRecord` for bytes that are none."""
+        """Convert bytes to an item.
+
+        Raises:
+            CorruptRecord: The bytes are not a serialized item.
+        """
 
 
 class JsonSerializer:
     """JSON in UTF-8, without spaces."""
 
     def serialize(self, item: Any) -> bytes:
-        """The JSON of `item`."""
+        """Convert `item` to JSON."""
         try:
             return json.dumps(item, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise InvalidMessage(f"{item!r:.200} cannot be put as JSON: {error}; give a serializer") from None
+            raise InvalidMessage(
+                f"item {item!r:.200} cannot be written as JSON ({error}): use another serializer"
+            ) from None
 
     def deserialize(self, data: bytes) -> Any:
-        """What the JSON says."""
+        """Parse the JSON."""
         try:
             return json.loads(data)
         except ValueError as error:
-            raise CorruptRecord(f"no JSON: {error}") from None
+            raise CorruptRecord(f"an item is not valid JSON: {error}") from None
 
 
 class TextSerializer:
-    """str in UTF-8: what Java's ``String.getBytes(UTF_8)`` writes."""
+    """Text in UTF-8, as Java's ``String.getBytes(UTF_8)`` writes it."""
 
     def serialize(self, item: Any) -> bytes:
-        """The text in UTF-8."""
+        """Encode the text in UTF-8."""
         if not isinstance(item, str):
-            raise InvalidMessage(f"{item!r:.200} is no str: give another serializer than 'text'")
+            raise InvalidMessage(f"item {item!r:.200} is no str: use another serializer than 'text'")
         return item.encode()
 
     def deserialize(self, data: bytes) -> str:
-        """The text."""
+        """Decode the text."""
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise CorruptRecord(f"no text: {error}") from None
+            raise CorruptRecord(f"an item is not valid UTF-8: {error}") from None
 
 
 class BytesSerializer:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def serialize(self, item: Any) -> bytes:
-        """The same bytes."""
+        """Return the same bytes."""
         if not isinstance(item, bytes | bytearray | memoryview):
-            raise InvalidMessage(f"{item!r:.200} is no bytes: give another serializer than 'bytes'")
+            raise InvalidMessage(f"item {item!r:.200} is no bytes: use another serializer than 'bytes'")
         return bytes(item)
 
     def deserialize(self, data: bytes) -> bytes:
-        """The same bytes."""
+        """Return the same bytes."""
         return data
 
 
 def serializer_of(given: Serializer | str) -> Serializer:
-    """`given`, or the one of that name: ``json``, ``text`` or ``bytes``."""
+    """Return `given` if it is an object, or the serializer named ``json``, ``text`` or ``bytes``.
+
+    Raises:
+        ConfigurationError: No serializer has this name.
+    """
     if not isinstance(given, str):
         return given
     if given == "json":
@@ -80,5 +90,6 @@ def serializer_of(given: Serializer | str) -> Serializer:
     if given == "bytes":
         return BytesSerializer()
     raise ConfigurationError(
-        f"serializer = {given!r} is unknown: 'json', 'text', 'bytes' or an object with serialize, deserialize"
+        f"serializer = {given!r} is unknown: use 'json', 'text', 'bytes' or an object with serialize() and "
+        "deserialize()"
     )

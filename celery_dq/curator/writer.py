@@ -1,4 +1,4 @@
-"""Putting nodes into a queue: each once, with bounds, in the background if wanted."""
+"""Creating the nodes of a queue: each once, with an optional bound, optionally in the background."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import DQError, QueueClosed, QueueFull, ZooKeeperUnreachable
-from celery_dq.zookeeper.journal import Journal
+from celery_dq.outage import Outage
+from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import MAX_REQUEST, Refused, check_size, create, denied
+from celery_dq.zookeeper.transaction import MAX_REQUEST, TransactionRefused, check_size, create, failure_of
 
 __all__ = ["Listener", "Put", "Writer"]
 
 logger = logging.getLogger(__name__)
 
-#: Puts that wait in the background at most; beyond, ``put`` waits.
+#: Maximum number of puts that wait in the background; beyond that, ``put`` waits.
 MAX_BACKLOG = 10_000
-#: Bytes of a request that are surely not too many once it is sent, with all that travels along.
+#: Maximum bytes of a put in the background; the rest of a request is for the data that is sent with it.
 SAFE_SIZE = MAX_REQUEST - 1024
-#: Puts that the background thread sends together at most.
+#: Maximum number of puts that the background thread sends together.
 TOGETHER = 500
-#: Seconds until the background thread tries again what was refused.
+#: Seconds until the background thread tries refused puts again.
 RETRY_S = 0.5
-#: Seconds that the thread may take to notice that it shall give up.
+#: Maximum seconds to wait for the end of the background thread.
 GIVE_UP_S = 4.0
 
 Listener = Callable[[Sequence[Any]], Any]
 
 
 class Put(NamedTuple):
-    """One node to create: its name up to the sequence, its data, and the items in it for the listeners."""
+    """One node to create.
+
+    Attributes:
+        prefix: Its name up to the sequence.
+        data: Its data.
+        items: The items in it, for the listeners.
+    """
 
     prefix: str
     data: bytes
@@ -46,17 +53,21 @@ class Put(NamedTuple):
 class Writer:
     """Creates the nodes of one queue. Thread-safe.
 
-    :param path: the folder of the queue; made when it is missing.
-    :param max_items: nodes that the queue may hold; None: any number. Several producers may exceed it by what
-        they put at the same moment.
-    :param background: whether :meth:`put` returns before the nodes are created.
+    Args:
+        session: The session that sends the requests.
+        path: The folder of the queue; created if it is missing.
+        writer: Commits each transaction once.
+        clock: Monotonic time for deadlines.
+        max_items: Maximum number of nodes in the queue; None means no limit. Several producers may exceed it
+            by the nodes that they put at the same moment.
+        background: Whether :meth:`put` returns before the nodes are created.
     """
 
     def __init__(
         self,
         session: Session,
         path: str,
-        journal: Journal,
+        writer: IdempotentWriter,
         clock: Clock,
         *,
         max_items: int | None,
@@ -64,7 +75,8 @@ class Writer:
     ) -> None:
         self._session = session
         self._path = path
-        self._journal = journal
+        self._outage = Outage(logger, "curator_put")
+        self._idempotent_writer = writer
         self._clock = clock
         self._max_items = max_items
         self._background = background
@@ -77,20 +89,25 @@ class Writer:
         self._given_up = False
         self._made = False
 
-    def listen(self, listener: Listener) -> None:
-        """Call `listener` with the items of each node that was put."""
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` after each node is created, with its items."""
         self._listeners.append(listener)
 
     def put(self, puts: Sequence[Put], timeout_s: float) -> None:
         """Create nodes, in order.
 
+        Args:
+            puts: The nodes.
+            timeout_s: Seconds to wait for room and for ZooKeeper.
+
         Raises:
-            QueueFull: There was no room within `timeout_s`; none of the rest was put.
-            ZooKeeperUnreachable: Nobody answered; some may have been put.
-            MessageTooLarge: One is too large; none was put.
+            QueueFull: The queue stayed full for `timeout_s` seconds; the remaining nodes were not put.
+            ZooKeeperUnreachable: ZooKeeper did not answer; some nodes may have been put.
+            MessageTooLarge: A node is too large; no node was put.
+            QueueClosed: The queue was closed.
         """
         if self._closed:
-            raise QueueClosed(f"the queue at {self._path} was closed: nothing can be put")
+            raise QueueClosed(f"the queue at {self._path} was closed: open a new queue to put items")
         deadline = self._clock.monotonic() + timeout_s
         if self._background:
             for each in puts:
@@ -108,7 +125,7 @@ class Writer:
                     rest = rest[free:]
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was put in the background is there; False: it is not after `timeout_s`."""
+        """Wait until all puts in the background are in ZooKeeper; return False if `timeout_s` has passed."""
         deadline = self._clock.monotonic() + timeout_s
         with self._change:
             while self._backlog:
@@ -119,21 +136,22 @@ class Writer:
         return True
 
     def unsent(self) -> list[Any]:
-        """The items that were put in the background and are not known to be there."""
+        """Return the items of puts in the background that are not confirmed."""
         with self._change:
             return [item for each in self._backlog for item in each.items]
 
     def close(self, timeout_s: float) -> None:
-        """Flush, and stop.
+        """Flush the puts in the background, and end the thread.
 
         Raises:
-            ZooKeeperUnreachable: Not all could be sent in `timeout_s` seconds; :meth:`unsent` has the items.
+            ZooKeeperUnreachable: Some could not be sent within `timeout_s` seconds; :meth:`unsent` returns
+                their items.
         """
         flushed = self.flush(timeout_s)
         self._closed = True
         self._given_up = not flushed
         if not flushed:
-            self._journal.give_up()
+            self._idempotent_writer.give_up()
         with self._change:
             thread = self._thread
             self._change.notify_all()
@@ -143,49 +161,53 @@ class Writer:
         if left:
             raise ZooKeeperUnreachable(
                 f"{left} items for {self._path} were not sent within {timeout_s:g} s, or no answer came: "
-                "unsent() has them"
+                "unsent() returns them"
             )
 
     # -- inside
 
     def _create(self, puts: Sequence[Put], timeout_s: float) -> list[DQError | None]:
-        """Create nodes; for each None, or why it is not there."""
+        """Create nodes; return for each None, or the error that prevented it."""
         if not self._made:
             self._make()
             self._made = True
         errors = self._commit(puts, timeout_s)
         missing = [at for at, error in enumerate(errors) if is_missing(error)]
         if missing:
-            # A container that its server removed because it was empty.
+            # The folder was an empty container that the server has deleted.
             self._make()
             again = self._commit([puts[at] for at in missing], timeout_s)
             for at, error in zip(missing, again, strict=True):
                 errors[at] = error
         for each, error in zip(puts, errors, strict=True):
             if error is None:
-                self._tell(each)
+                self._notify_listeners(each)
         return errors
 
     def _commit(self, puts: Sequence[Put], timeout_s: float) -> list[DQError | None]:
         transactions = [[create(f"{self._path}/{each.prefix}", each.data, sequence=True)] for each in puts]
-        outcomes = self._journal.commit_each(transactions, timeout_s)
+        outcomes = self._idempotent_writer.commit_each(transactions, timeout_s)
         return [outcome if isinstance(outcome, DQError) else None for outcome in outcomes]
 
     def _make(self) -> None:
         try:
             self._session.ask(lambda client: client.ensure_path_async(self._path), 10.0)
         except KazooException as error:
-            raise denied("create", self._path, error) from None
+            raise failure_of("create", self._path, error) from None
 
-    def _tell(self, put: Put) -> None:
+    def _notify_listeners(self, put: Put) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(put.items)
             except Exception:  # noqa: PERF203 - a handful of listeners
-                logger.exception("A listener of puts failed.")
+                logger.exception(
+                    "A put listener of queue %s raised an error; the node was created.",
+                    self._path,
+                    extra={"event": "curator_put_listener_failed"},
+                )
 
     def _await_room(self, deadline: float) -> int:
-        """Wait until the queue has room; returns for how many."""
+        """Wait until the queue has room; return the number of nodes that fit."""
         assert self._max_items is not None
         while True:
             left = deadline - self._clock.monotonic()
@@ -196,7 +218,7 @@ class Writer:
                 return int(self._max_items - stat.numChildren)
             if left <= 0:
                 raise QueueFull(
-                    f"{self._path} holds {stat.numChildren} nodes, max_items = {self._max_items}: wait "
+                    f"queue {self._path} holds {stat.numChildren} nodes, max_items = {self._max_items}: wait "
                     "longer, or consume faster"
                 )
             changed = threading.Event()
@@ -216,9 +238,7 @@ class Writer:
                 while len(self._backlog) >= MAX_BACKLOG:
                     left = deadline - self._clock.monotonic()
                     if left <= 0:
-                        raise QueueFull(
-                            f"{MAX_BACKLOG} puts wait for ZooKeeper, for {self._path}: wait longer"
-                        )
+                        raise QueueFull(f"{MAX_BACKLOG} puts to {self._path} wait for ZooKeeper: wait longer")
                     self._change.wait(left)
                 self._backlog.append(each)
             self._change.notify_all()
@@ -234,7 +254,7 @@ class Writer:
             try:
                 left = self._send_some(batch)
             except (DQError, KazooException) as error:
-                logger.warning("Puts to %s wait: %s", self._path, error)
+                self._outage.began("Puts to queue %s wait and are tried again: %s.", self._path, error)
                 left = batch
             with self._change:
                 for _each in batch:
@@ -245,32 +265,35 @@ class Writer:
                     self._change.wait(RETRY_S)
 
     def _send_some(self, batch: list[Put]) -> list[Put]:
-        """Create what there is room for; returns what is still to be created."""
+        """Create the nodes for which the queue has room; return the nodes that remain."""
         count = len(batch)
         if self._max_items is not None:
             try:
                 count = min(count, self._await_room(self._clock.monotonic() + RETRY_S))
             except QueueFull:
                 return batch
-        # Without an end: what is given up after a silence may be there, and would be put twice.
+        # Without a timeout: a node given up after a lost answer may exist, and would be created twice.
         errors = self._create(batch[:count], math.inf)
         for error in errors:
             if error is not None:
-                logger.warning("Puts to %s wait: %s", self._path, error)
+                self._outage.began("Puts to queue %s wait and are tried again: %s.", self._path, error)
                 break
+        else:
+            if errors:
+                self._outage.over("Puts to queue %s continue.", self._path)
         failed = [each for each, error in zip(batch[:count], errors, strict=True) if error is not None]
         return failed + batch[count:]
 
 
 def is_missing(error: DQError | None) -> bool:
-    """Whether the folder was not there."""
-    return isinstance(error, Refused) and isinstance(error.error, NoNodeError)
+    """Whether the error means that the folder is missing."""
+    return isinstance(error, TransactionRefused) and isinstance(error.error, NoNodeError)
 
 
 def raise_first(errors: Sequence[DQError | None]) -> None:
-    """Raise what went wrong first, if anything did."""
+    """Raise the first error, if there is any."""
     for error in errors:
-        if isinstance(error, Refused):
-            raise denied("create", error.step.path, error.error)
+        if isinstance(error, TransactionRefused):
+            raise failure_of("create", error.step.path, error.error)
         if error is not None:
             raise error

@@ -1,4 +1,17 @@
-"""Dedup: per key at most one call runs and at most one waits; the others are told who runs for them."""
+"""Dedup: per key at most one call runs, and at most one waits.
+
+The other calls are answered with the result of the call that runs for them.
+
+``key``, ``rule``     the key of a call, and the rule that a task declares with ``@dedup``
+``machine``           the states of one key, pure: the oracle of all coordinators
+``local``             the coordinator for the threads of one process
+``repetition``        measures how often the calls of a queue repeat each other
+``signals``           signals for user code, as Celery's are
+``other_brokers``     dedup locks in Redis for brokers that give no verdicts
+
+On the tenant broker the verdict comes from ``transport/redis/lua/push.lua``. Calls reach this package from
+``celery_dq.app.publishing``, workers from ``celery_dq.worker``.
+"""
 
 from __future__ import annotations
 

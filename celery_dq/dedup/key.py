@@ -1,10 +1,10 @@
-"""From a call to its key: what makes two calls the same.
+"""The dedup key of a call: calls with equal keys are duplicates.
 
 A key is text, made of the task's name and typed values, so that ``1`` and ``"1"`` are two keys and ``f(1)``,
-``f(x=1)`` and ``f(1, y=<its default>)`` are one. It does not depend on the process: no ``hash()``, no
-object's ``repr``. A list and a tuple are the same, because a serializer makes them so.
+``f(x=1)`` and ``f(1, y=<its default>)`` are one. A key does not depend on the process: it uses no ``hash()``
+and no object's ``repr``. A list and a tuple are equal, because serializers do not distinguish them.
 
-Pure: knows signatures and values, neither Celery nor Redis.
+Pure: it uses signatures and values, neither Celery nor Redis.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from celery_dq.errors import ConfigurationError, InvalidKey
 
 __all__ = ["MAX_KEY_BYTES", "Key", "canonical"]
 
-#: A longer key is cut and gets a digest of the whole.
+#: A longer key is cut, and a digest of the whole key is appended.
 MAX_KEY_BYTES = 200
 
-#: Deeper nesting than this is an object that holds itself, or no key.
+#: Limit of nesting, which also stops the walk through an object that contains itself.
 MAX_DEPTH = 20
 
+_REMEDY = "make the key work for every form of a call, or give the call the arguments that the key needs"
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -39,7 +40,7 @@ def canonical(value: Any, _depth: int = 0) -> str:
     """Return the typed, unambiguous text of a value.
 
     Raises:
-        TypeError: a type that has none; the message names it.
+        TypeError: the type has no canonical text; the message names the type.
     """
     kind = type(value)
     if kind is str:
@@ -82,13 +83,13 @@ def _scalar(value: Any) -> str:
 
 
 class Key:
-    """How the calls of one task get their keys.
+    """Makes the dedup keys of the calls of one task.
 
-    Arguments:
-        name: in front of every key, so that tasks do not share keys unless they share a name.
-        run: what the task runs, its own ``self`` already bound.
-        rule: a template over the arguments (``"{sku}"``, ``"{order.id}-{region}"``), a callable that is
-            given the arguments of the call and returns a value, or None for all arguments.
+    Args:
+        name: prefix of every key, so that tasks do not share keys unless they share a name.
+        run: the function of the task, with ``self`` already bound.
+        rule: a template over the arguments (``"{sku}"``, ``"{order.id}-{region}"``), a callable that takes
+            the arguments of the call and returns a value, or None for all arguments.
 
     Raises:
         ConfigurationError: the template is malformed or names an argument that the task does not take.
@@ -108,7 +109,7 @@ class Key:
         elif rule is not None and not callable(rule):
             raise ConfigurationError(
                 f"task {name}: the dedup key {rule!r} is of type {type(rule).__name__}; give a template over "
-                "the arguments such as '{sku}', or a callable that is given the arguments"
+                "the arguments such as '{sku}', or a callable that takes the arguments"
             )
 
     def _parse(self, template: str) -> None:
@@ -130,12 +131,12 @@ class Key:
                     f"names {first!r}, which the task does not take: {', '.join(parameters)}"
                 )
             self._fields.append((field, conversion or "", spec or ""))
-        # Text beside the fields tells templates apart that share a name.
+        # Text beside the fields distinguishes templates of tasks that share a name.
         self._literal = template if literal else ""
         self._only = self._shortcut(template)
 
     def _shortcut(self, template: str) -> tuple[str, int] | None:
-        """``"{sku}"`` over a plain parameter needs no binding."""
+        """Name and position of the parameter of a template ``"{sku}"``, which needs no binding; else None."""
         if len(self._fields) != 1 or self._literal or template != "{" + self._fields[0][0] + "}":
             return None
         for position, parameter in enumerate(self._signature.parameters.values()):
@@ -152,13 +153,13 @@ class Key:
         """Return the key of a call.
 
         Raises:
-            InvalidKey: an argument is missing or has no canonical form; it is named.
+            InvalidKey: an argument is missing or has no canonical form; the message names it.
         """
         if self._only is not None:
             name, position = self._only
             if position < len(args):
                 value = args[position]
-                # The most frequent one without a call.
+                # An int is the most frequent value, so it is converted without a call of _value.
                 text = str(value) if type(value) is int else self._value(name, value)
                 return self._text(f"({name}={text})")
             if name in kwargs:
@@ -166,11 +167,10 @@ class Key:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise InvalidKey(f"task {self.name}: no dedup key for this call: {exc}") from None
+            raise InvalidKey(f"task {self.name}: no dedup key for this call: {exc}: {_REMEDY}") from exc
         if callable(self._rule):
-            return self._text(
-                f"(={self._value('what the key callable returned', self._rule(*args, **kwargs))})"
-            )
+            value = self._called(self._rule, args, kwargs)
+            return self._text(f"(={self._value('what the key callable returned', value)})")
         bound.apply_defaults()
         arguments = self._flat(bound.arguments)
         if self._rule is None:
@@ -179,8 +179,17 @@ class Key:
             pairs = [f"{field[0]}={self._field(field, arguments)}" for field in self._fields]
         return self._text(f"{self._literal}({','.join(pairs)})")
 
+    def _called(self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return rule(*args, **kwargs)
+        except Exception as exc:
+            name = getattr(rule, "__qualname__", type(rule).__qualname__)
+            raise InvalidKey(
+                f"task {self.name}: the dedup key callable {name} failed for this call ({exc!r}): {_REMEDY}"
+            ) from exc
+
     def _flat(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name; those of ``**kwargs`` sorted, beside the others."""
+        """The arguments by name, with the sorted items of ``**kwargs`` behind them."""
         flat: dict[str, Any] = {}
         extra: dict[str, Any] = {}
         for name, value in bound.items():
@@ -197,10 +206,11 @@ class Key:
             value, _ = formatter.get_field(path, (), arguments)
             if conversion or spec:
                 value = format(formatter.convert_field(value, conversion or None), spec)
-        except (LookupError, AttributeError, TypeError, ValueError) as exc:
+        except Exception as exc:  # attributes and items of the arguments may run any code
             raise InvalidKey(
-                f"task {self.name}: the dedup key {self._rule!r} cannot be filled from this call: {exc!r}"
-            ) from None
+                f"task {self.name}: the dedup key {self._rule!r} cannot be filled from this call ({exc!r}): "
+                f"{_REMEDY}"
+            ) from exc
         return self._value(path, value)
 
     def _value(self, name: str, value: Any) -> str:
@@ -208,8 +218,9 @@ class Key:
             return canonical(value)
         except (TypeError, RecursionError) as exc:
             raise InvalidKey(
-                f"task {self.name}: {name} is {exc} and has no canonical form: name what identifies it, as "
-                f"in key='{{{name}.id}}', or give a callable that returns str, numbers or lists of them"
+                f"task {self.name}: {name} is {exc} and has no canonical form: name an attribute that "
+                f"identifies it, as in key='{{{name}.id}}', or give a callable that returns str, numbers or "
+                "lists of them"
             ) from None
 
     def _text(self, call: str) -> str:

@@ -11,22 +11,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.dedup.coordinator import ClaimSnapshot, Grant, Holding, Terms, Waiting
-from celery_dq.dedup.machine import Call, Machine, Verdict
-from celery_dq.errors import ClaimLost
+from celery_dq.dedup.machine import DedupCall, DedupMachine, Verdict
+from celery_dq.dedup.other_brokers.coordinator import (
+    CoordinatorLockSnapshot,
+    DedupOptions,
+    DedupResult,
+    HeldDedupLock,
+    WaitingCall,
+)
+from celery_dq.errors import DedupLockLost
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["LocalCoordinator"]
 
-#: Locks that the keys share: threads on different keys seldom meet.
+#: Number of locks that the keys share. Two threads on different keys seldom need the same lock.
 STRIPES = 64
 
 
 @dataclasses.dataclass(slots=True)
 class _About:
-    """What a machine must not know of a call: times are monotonic seconds."""
+    """The facts about a call that its machine does not keep. Times are monotonic seconds."""
 
     task: str
     timeout: float | None
@@ -35,15 +41,15 @@ class _About:
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    machine: Machine = dataclasses.field(default_factory=Machine)
+    machine: DedupMachine = dataclasses.field(default_factory=DedupMachine)
     calls: dict[str, _About] = dataclasses.field(default_factory=dict)
 
 
 class LocalCoordinator:
-    """Machines in memory. Who dies takes them along, so nobody needs a lease, and ``renew`` only looks.
+    """Dedup machines in memory. They end with their process, so they need no leases; ``renew`` only reads.
 
-    Arguments:
-        clock: monotonic time measures how long a head has been running.
+    Args:
+        clock: its monotonic time measures how long a head has been running.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -52,14 +58,14 @@ class LocalCoordinator:
         self._kept: dict[str, _Kept] = {}
         self._verdicts: Counter[tuple[str, str]] = Counter()
         self._counting = threading.Lock()
-        # One counter for all keys: a key may be forgotten and come back.
+        # One counter for all keys, because a key may be forgotten and used again.
         self._tokens = itertools.count(1)
 
     def _stripe(self, key: str) -> threading.Condition:
         return self._stripes[hash(key) % STRIPES]
 
     def _find(self, key: str) -> _Kept | None:
-        """What is kept of the key, after the eviction of a head that runs too long. Under its stripe."""
+        """Evict a head that runs too long, and return the key's state. The caller holds the key's stripe."""
         kept = self._kept.get(key)
         if kept is not None and kept.machine.head is not None:
             about = kept.calls[kept.machine.head.id]
@@ -71,13 +77,13 @@ class LocalCoordinator:
         return self._kept.get(key)
 
     def _over(self, key: str, kept: _Kept, call: str) -> None:
-        """A call has left the machine. An idle key costs nothing."""
+        """Forget a call that has left the machine, and the key when it was the last one."""
         del kept.calls[call]
         if kept.machine.head is None:
             del self._kept[key]
         self._stripe(key).notify_all()
 
-    def enqueue(self, key: str, call: str, **terms: Unpack[Terms]) -> Grant:
+    def enqueue(self, key: str, call: str, **options: Unpack[DedupOptions]) -> DedupResult:
         """See :meth:`Coordinator.enqueue`."""
         with self._stripe(key):
             kept = self._find(key) or self._kept.setdefault(key, _Kept())
@@ -85,7 +91,7 @@ class LocalCoordinator:
             if call in kept.calls:
                 return self._known(kept, call)
             continues = None
-            task = terms.get("task", "")
+            task = options.get("task", "")
             if task and head is not None and kept.calls[head.id].task == task:
                 continues = (head.id, head.token)
             late = (machine.heir, machine.tail)
@@ -94,30 +100,30 @@ class LocalCoordinator:
             )
             decision = machine.enqueue(
                 call,
-                policy=terms.get("policy", "decline"),
-                waiting=terms.get("waiting", 1),
+                policy=options.get("policy", "decline"),
+                waiting=options.get("waiting", 1),
                 continues=continues,
                 again=again,
             )
             if continues is not None and not continues[1] and machine.head is not head:
-                # The retry of a run that was released for it.
+                # The call is the retry of a released run, whose place it has taken.
                 del kept.calls[continues[0]]
             token = 0
             if decision.verdict is not Verdict.DECLINE:
-                kept.calls[call] = _About(task, terms.get("timeout"), self._clock.monotonic())
+                kept.calls[call] = _About(task, options.get("timeout"), self._clock.monotonic())
                 token = self._begin(kept, call)
             self._count(key, decision.verdict.value)
             if decision.replaced is not None:
                 self._count(key, "replace")
                 self._over(key, kept, decision.replaced)
-            return Grant(decision.verdict, decision.covering, token, decision.replaced)
+            return DedupResult(decision.verdict, decision.covering, token, decision.replaced)
 
-    def _known(self, kept: _Kept, call: str) -> Grant:
+    def _known(self, kept: _Kept, call: str) -> DedupResult:
         head, tail = kept.machine.head, kept.machine.tail
         if head is not None and tail is not None and tail.id == call:
-            return Grant(Verdict.BLOCK, head.id, 0)
+            return DedupResult(Verdict.BLOCK, head.id, 0)
         runs = head is not None and head.id == call and head.started
-        return Grant(
+        return DedupResult(
             Verdict.ACCEPT, call, head.token if head is not None and runs else self._begin(kept, call)
         )
 
@@ -165,7 +171,7 @@ class LocalCoordinator:
                 self._over(key, kept, call)
             return done
 
-    def renew(self, holdings: Sequence[Holding]) -> list[bool]:
+    def renew(self, holdings: Sequence[HeldDedupLock]) -> list[bool]:
         """See :meth:`Coordinator.renew`."""
         return [self._knows(*holding) for holding in holdings]
 
@@ -177,23 +183,29 @@ class LocalCoordinator:
             head = kept.machine.head
             return not token or (head is not None and head.id == call and head.token == token)
 
-    def inspect(self, key: str) -> ClaimSnapshot | None:
+    def remember_covered(self, task: str, covering: str) -> None:
+        """See :meth:`Coordinator.remember_covered`. Does nothing: no delivery outlives this process."""
+
+    def forget_covered(self, task: str) -> None:
+        """See :meth:`Coordinator.forget_covered`."""
+
+    def inspect(self, key: str) -> CoordinatorLockSnapshot | None:
         """See :meth:`Coordinator.inspect`."""
         with self._stripe(key):
             kept = self._find(key)
             return None if kept is None else self._snapshot(key, kept)
 
-    def _snapshot(self, key: str, kept: _Kept) -> ClaimSnapshot:
+    def _snapshot(self, key: str, kept: _Kept) -> CoordinatorLockSnapshot:
         now = self._clock.monotonic()
 
-        def look(call: Call | None) -> Waiting | None:
+        def look(call: DedupCall | None) -> WaitingCall | None:
             if call is None:
                 return None
             about = kept.calls[call.id]
-            return Waiting(call.id, "", call.token, now - about.since, float("inf"), about.timeout)
+            return WaitingCall(call.id, "", call.token, now - about.since, float("inf"), about.timeout)
 
         machine = kept.machine
-        return ClaimSnapshot(key, look(machine.head), look(machine.heir), look(machine.tail))
+        return CoordinatorLockSnapshot(key, look(machine.head), look(machine.heir), look(machine.tail))
 
     def keys(self, prefix: str = "") -> list[str]:
         """See :meth:`Coordinator.keys`."""
@@ -209,7 +221,7 @@ class LocalCoordinator:
         with self._counting:
             self._verdicts[queue if bar else "", verdict] += 1
 
-    def free(self, key: str) -> ClaimSnapshot | None:
+    def free(self, key: str) -> CoordinatorLockSnapshot | None:
         """See :meth:`Coordinator.free`."""
         with self._stripe(key):
             kept = self._kept.pop(key, None)
@@ -221,35 +233,38 @@ class LocalCoordinator:
         self,
         key: str,
         call: str | None = None,
-        **terms: Unpack[Terms],
-    ) -> Iterator[Grant]:
+        **options: Unpack[DedupOptions],
+    ) -> Iterator[DedupResult]:
         """Hold the key in a ``with`` block: the tail waits here until it is the head.
 
-        Look at the verdict: it is ``ACCEPT`` when the block is to do its work, and ``DECLINE`` when another
-        thread covers it.
+        The verdict is ``ACCEPT`` when the block is to do its work, and ``DECLINE`` when another thread covers
+        the call.
 
-        Arguments:
-            key: the key.
-            call: who; default: a name of its own per entry.
-            terms: see :class:`~celery_dq.dedup.coordinator.Terms`.
+        Args:
+            key: the dedup key.
+            call: the name of the call; default: a unique name per entry.
+            options: see :class:`~celery_dq.dedup.other_brokers.coordinator.DedupOptions`.
+
+        Yields:
+            The answer to the request, after the wait of a tail.
 
         Raises:
-            ClaimLost: it waited, and a later call took its place or an operator freed the key.
+            ClaimLost: the call waited, and a later call took its place or an operator freed the key.
         """
         call = call or f"{threading.get_ident()}.{next(self._tokens)}"
-        grant = self.enqueue(key, call, **terms)
-        if grant.verdict is Verdict.BLOCK:
+        result = self.enqueue(key, call, **options)
+        if result.verdict is Verdict.BLOCK:
             try:
                 token = self._wait(key, call)
             except BaseException:
                 self.withdraw(key, call)
                 raise
-            grant = Grant(Verdict.ACCEPT, call, token)
+            result = DedupResult(Verdict.ACCEPT, call, token)
         try:
-            yield grant
+            yield result
         finally:
-            if grant.token:
-                self.finish(key, call, grant.token)
+            if result.token:
+                self.finish(key, call, result.token)
 
     def _wait(self, key: str, call: str) -> int:
         changed = self._stripe(key)
@@ -259,7 +274,7 @@ class LocalCoordinator:
                 if token:
                     return token
                 if token is None:
-                    raise ClaimLost(f"{key}: the waiting call {call} was replaced, or the key was freed")
+                    raise DedupLockLost(f"{key}: the waiting call {call} was replaced, or the key was freed")
                 changed.wait(self._patience(key))
 
     def _patience(self, key: str) -> float | None:

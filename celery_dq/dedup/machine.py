@@ -1,4 +1,4 @@
-"""The machine of one key: who runs, who waits, and who need not.
+"""The state machine of one dedup key: which call runs, which one waits, and which ones are declined.
 
 States::
 
@@ -6,23 +6,23 @@ States::
      ▲                 │   ▲                │  ▲                 │
      └─────dequeue─────┘   └────dequeue─────┘  └───── at once ───┘
 
-* *INIT*: nobody. The next call becomes the *head*: ``ACCEPT``.
-* *PROCESS*: there is a head. Until it has *started*, it will see all that a later call would, so it covers
-  that call: ``DECLINE``. Once it has started, what it read may be old: the next call becomes the *tail*,
-  which waits: ``BLOCK``.
-* *BLOCK*: head and tail. The tail has not started, so it covers every later call.
-* *DECLINE*: a call came while somebody who waits covers it. It is turned away and told by whom; the machine
-  is in *BLOCK* (or *PROCESS*) again at once, so nobody ever sees it in this state.
+* *INIT*: there is no call. The next call becomes the *head*: ``ACCEPT``.
+* *PROCESS*: there is a head. Until the head has *started*, it will read all data that a later call would
+  read, so it covers that call: ``DECLINE``. A started head may have read old data: the next call becomes the
+  *tail*, which waits: ``BLOCK``.
+* *BLOCK*: there are head and tail. The tail has not started, so it covers every later call.
+* *DECLINE*: a waiting call covers a new one. The new call is declined and gets the id of the covering call.
+  The machine returns to *BLOCK* (or *PROCESS*) at once, so this state is never observed.
 
-A head ends in one of four ways: it is done (:meth:`Machine.dequeue`), it runs too long
-(:meth:`Machine.evict`), it is continued by a retry, its *heir*, which takes the place of the head before
-the tail does, or it goes back to where it waited (:meth:`Machine.release`).
+A head ends in one of four ways. It is done (:meth:`DedupMachine.dequeue`). It runs too long
+(:meth:`DedupMachine.evict`). A retry, its *heir*, continues it, and takes the place of the head before the
+tail does. Or the head is released, and waits again (:meth:`DedupMachine.release`).
 
-Every start gets a *fencing token*, larger than all before. A run that was evicted still holds its old
-token, with which it can neither end nor release what runs by then; and a store that remembers the largest
-token it has seen can refuse the writes of such a run.
+Every start gets a *fencing token*, larger than all before. An evicted run still has its old token, with which
+it can neither end nor release the present run. A store that remembers the largest token it has seen can
+refuse the writes of the evicted run.
 
-Pure: no clock, no lock, no I/O. Whoever keeps machines gives them the time and guards them.
+Pure: no clock, no lock, no I/O. The owner of a machine passes the time, and serialises the calls.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import dataclasses
 import enum
 from typing import Literal
 
-__all__ = ["Call", "Decision", "Machine", "Policy", "State", "Verdict"]
+__all__ = ["DedupCall", "Decision", "DedupMachine", "Policy", "DedupState", "Verdict"]
 
 Policy = Literal["decline", "replace"]
 
 
-class State(enum.Enum):
-    """Where a machine stands; see the module."""
+class DedupState(enum.Enum):
+    """The state of a machine; see the module."""
 
     INIT = "init"
     PROCESS = "process"
@@ -46,7 +46,7 @@ class State(enum.Enum):
 
 
 class Verdict(str, enum.Enum):
-    """What a call is told: it is the head, it is the tail, or another one covers it."""
+    """The answer to a call: it is the head, it is the tail, or another call covers it."""
 
     ACCEPT = "accept"
     BLOCK = "block"
@@ -54,13 +54,13 @@ class Verdict(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class DedupCall:
     """A call that a machine knows.
 
     Attributes:
-        id: who: the task id, or whatever names one call.
+        id: the unique name of the call, such as the task id.
         token: fencing token of its run; 0 until it starts.
-        since: when it started, in the units of whoever keeps the machine; 0 until then.
+        since: the time of its start, in the units of the machine's owner; 0 until then.
     """
 
     id: str
@@ -69,18 +69,18 @@ class Call:
 
     @property
     def started(self) -> bool:
-        """It has a token, so it runs."""
+        """Whether the call has a token, and so runs."""
         return self.token > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to :meth:`Machine.enqueue`.
+    """The answer to :meth:`DedupMachine.enqueue`.
 
     Attributes:
-        verdict: what the call is told.
-        covering: whose run serves a declined call; who runs before a blocked one; itself when accepted.
-        replaced: a call that waited and gave up its place to this one.
+        verdict: the answer to the call.
+        covering: the call that covers a declined call or runs before a blocked one; the accepted call itself.
+        replaced: the waiting call that lost its place to this one.
     """
 
     verdict: Verdict
@@ -88,24 +88,24 @@ class Decision:
     replaced: str | None = None
 
 
-class Machine:
-    """The machine of one key. Not thread-safe."""
+class DedupMachine:
+    """The state machine of one dedup key. Not thread-safe."""
 
     __slots__ = ("head", "heir", "tail", "token")
 
     def __init__(self) -> None:
-        self.head: Call | None = None
-        self.heir: Call | None = None
-        self.tail: Call | None = None
+        self.head: DedupCall | None = None
+        self.heir: DedupCall | None = None
+        self.tail: DedupCall | None = None
         #: The largest fencing token given.
         self.token = 0
 
     @property
-    def state(self) -> State:
-        """INIT, PROCESS or BLOCK: whoever looks never finds it in DECLINE."""
+    def state(self) -> DedupState:
+        """INIT, PROCESS or BLOCK; DECLINE is never observed."""
         if self.head is None:
-            return State.INIT
-        return State.PROCESS if self.heir is None and self.tail is None else State.BLOCK
+            return DedupState.INIT
+        return DedupState.PROCESS if self.heir is None and self.tail is None else DedupState.BLOCK
 
     def enqueue(
         self,
@@ -116,27 +116,27 @@ class Machine:
         continues: tuple[str, int] | None = None,
         again: str | None = None,
     ) -> Decision:
-        """A call wants the key.
+        """Request the key for a call.
 
-        Arguments:
-            call: who; not one that the machine knows already.
-            policy: ``replace`` gives the call the place of one that waits; ``decline`` does not.
-            waiting: 1, or 0 when nobody is to wait behind a head that has started.
-            continues: (id, token) of the run that this call repeats or replaces. When that is the head, the
-                call is its heir: accepted, whoever else waits. A head that was released has token 0, and is
-                replaced at once.
-            again: a call of which this one is another delivery. When that is the heir or the tail, this one
-                has its place, whatever the policy: it must not be declined in favour of itself.
+        Args:
+            call: the name of a call that the machine does not know yet.
+            policy: ``replace`` gives the call the place of a waiting one; ``decline`` does not.
+            waiting: 1, or 0 when no call may wait behind a head that has started.
+            continues: (id, token) of the run that this call repeats or replaces. If that run is the head,
+                the call becomes its heir: it is accepted, even if a tail waits. A released head has token 0,
+                and is replaced at once.
+            again: the call of which this one is another delivery. If that call is the heir or the tail, this
+                one takes its place under either policy, because it must not be declined in favour of itself.
         """
         head = self.head
         if head is None:
-            self.head = Call(call)
+            self.head = DedupCall(call)
             return Decision(Verdict.ACCEPT, call)
         if self.heir is None and continues == (head.id, head.token):
             if head.started:
-                self.heir = Call(call)
+                self.heir = DedupCall(call)
             else:
-                self.head = Call(call)
+                self.head = DedupCall(call)
             return Decision(Verdict.ACCEPT, call)
         if self.heir is not None and self.heir.id == again:
             return self._take_place("heir", self.heir, call, "replace", Verdict.ACCEPT)
@@ -151,18 +151,20 @@ class Machine:
             return Decision(Verdict.DECLINE, self.heir.id)
         if not waiting:
             return Decision(Verdict.DECLINE, head.id)
-        self.tail = Call(call)
+        self.tail = DedupCall(call)
         return Decision(Verdict.BLOCK, head.id)
 
-    def _take_place(self, place: str, waits: Call, call: str, policy: Policy, verdict: Verdict) -> Decision:
+    def _take_place(
+        self, place: str, waits: DedupCall, call: str, policy: Policy, verdict: Verdict
+    ) -> Decision:
         if policy == "decline":
             return Decision(Verdict.DECLINE, waits.id)
-        setattr(self, place, Call(call))
+        setattr(self, place, DedupCall(call))
         ahead = self.head.id if self.head is not None and place == "tail" else call
         return Decision(verdict, ahead, replaced=waits.id)
 
     def start(self, call: str, token: int, now: float) -> bool:
-        """The head starts to run, under `token`. False when it is not the head, or runs already.
+        """Start the head under `token`. Returns False when the call is not the head, or runs already.
 
         Raises:
             ValueError: the token is not larger than all before.
@@ -172,21 +174,21 @@ class Machine:
         if token <= self.token:
             raise ValueError(f"fencing token {token} is not larger than {self.token}, which was given before")
         self.token = token
-        self.head = Call(call, token, now)
+        self.head = DedupCall(call, token, now)
         return True
 
     def release(self, call: str, token: int) -> bool:
-        """The head goes back to where it waited; False when another one runs by now."""
+        """Undo the start of the head, which waits again. Returns False when another call runs."""
         if not self._runs(call, token):
             return False
-        self.head = Call(call)
+        self.head = DedupCall(call)
         return True
 
     def dequeue(self, call: str, token: int = 0) -> bool:
-        """A call is over: done with `token`, or, with 0, given up before it started.
+        """End a call: a run under `token`, or, with 0, a call that has not started.
 
-        The heir, else the tail, becomes the head and may start. False when the call is none of the machine's
-        (any more): nothing changes then.
+        The heir, else the tail, becomes the head and may start. Returns False, and changes nothing, when the
+        machine does not know the call, or knows it under another token.
         """
         if token:
             if not self._runs(call, token):
@@ -203,8 +205,8 @@ class Machine:
             return False
         return True
 
-    def evict(self, now: float, timeout: float) -> Call | None:
-        """Take the key from a head that has been running for `timeout`; return it, or None."""
+    def evict(self, now: float, timeout: float) -> DedupCall | None:
+        """Take the key from a head that has been running for `timeout`; return that head, or None."""
         head = self.head
         if head is None or not head.started or now - head.since < timeout:
             return None

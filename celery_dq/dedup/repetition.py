@@ -1,12 +1,12 @@
-"""Is dedup worth it here? How often the calls of a queue repeat each other.
+"""Estimate whether dedup is worth its cost, by how often the calls of a queue repeat each other.
 
-The *minimal repeat distance* of a key is the smallest distance between two of its calls, in calls. While
-fewer calls than there are consumers lie between two of one key, both are likely to run at the same time:
+The *minimal repeat distance* of a key is the smallest distance between two of its calls, in calls. Two calls
+of one key at a distance of at most the number of consumers are likely to run at the same time:
 
-* *none*: no key comes twice. Dedup saves nothing.
-* *sparse*: keys come again, mostly further apart than there are consumers. Calls seldom meet; dedup saves
-  what a tail would cover, no more.
-* *high*: most keys that repeat do so within the consumers' reach. Dedup pays.
+* *none*: no key occurs twice. Dedup saves nothing.
+* *sparse*: keys repeat, mostly at a distance larger than the number of consumers. Few calls overlap; dedup
+  saves only the calls that a tail covers.
+* *high*: most repeated keys do so within the number of consumers. Dedup pays.
 
 Pure.
 """
@@ -32,16 +32,16 @@ class RepetitionKind(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Repetition:
-    """What a sample of calls shows.
+    """The result for a sample of calls.
 
     Attributes:
         kind: none, sparse or high.
         consumers: how many calls run at a time.
         calls: size of the sample.
         keys: how many keys it has.
-        repeated: how many of them come more than once.
-        close: how many of those have a minimal repeat distance of at most `consumers`.
-        covered: calls that dedup would have turned away, had all of the sample waited at once.
+        repeated: how many keys occur more than once.
+        close: how many repeated keys have a minimal repeat distance of at most `consumers`.
+        covered: calls that dedup would have declined, if the whole sample had waited at once.
         distances: minimal repeat distance -> number of keys.
     """
 
@@ -61,12 +61,12 @@ class Repetition:
 
     @property
     def advice(self) -> str:
-        """One sentence for a human."""
+        """The result in one sentence, with the saving."""
         if self.kind is RepetitionKind.NONE:
             return "No call repeats another: dedup has nothing to do here."
         if self.kind is RepetitionKind.SPARSE:
             return (
-                f"Calls repeat, but mostly further apart than {self.consumers} consumers reach: dedup would "
+                f"Calls repeat, but mostly at a distance of more than {self.consumers} calls: dedup would "
                 f"save {self.saved:.0%} of a backlog like this, and prevent few overlaps."
             )
         return (
@@ -92,9 +92,12 @@ class Repetition:
 def repetition(keys: Iterable[str], consumers: int) -> Repetition:
     """Measure a log of keys, in the order in which their calls were made.
 
-    Arguments:
+    Args:
         keys: one per call.
         consumers: how many calls run at a time: workers times concurrency.
+
+    Raises:
+        ValueError: `consumers` is less than 1.
     """
     if consumers < 1:
         raise ValueError(f"consumers = {consumers!r}: give how many calls run at a time, at least 1")

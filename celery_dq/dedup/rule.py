@@ -1,4 +1,4 @@
-"""What a task says of its duplicates: ``@dedup(...)``, the task option, or the option of one call.
+"""The dedup rule of a task: ``@dedup(...)``, the task option, or the option of one call.
 
 ::
 
@@ -35,18 +35,18 @@ class Dedup:
     """How the calls of a task exclude each other.
 
     Attributes:
-        key: what makes two calls the same: a template over the arguments, a callable that is given them, or
-            None for all arguments.
-        timeout: seconds (or a timedelta) after which a run may be evicted in favour of one that waits,
-            counted from when a worker got it; None is never. Where the pool can end a task, it
-            is ended shortly before (a tenth of it, at most a second).
-        on_duplicate: ``"decline"`` answers with the call that covers this one; ``"replace"`` gives this one
-            the place of the one that waits; ``"raise"`` raises :class:`~celery_dq.errors.DuplicateCall`.
-        waiting: 1: one call may wait while another runs. 0: none may.
-        name: in front of every key; default: the task's name. Tasks of one name share their keys.
-        verdict: ``"now"``: the broker is asked before the call returns. ``"later"``: the call may go through
-            the producer's buffer, as calls without a key do, and its result has no verdict; a call that is
-            then declined ends with the result of the one that covers it.
+        key: calls with equal keys are duplicates: a template over the arguments, a callable that takes the
+            arguments, or None for all arguments.
+        timeout: seconds (or a timedelta) after which a waiting call may evict the run; None is never. The
+            time begins when a worker gets the message. A pool that can end tasks ends the task a tenth of
+            the timeout earlier, at most one second.
+        on_duplicate: ``"decline"`` answers with the covering call; ``"replace"`` gives the new call the
+            place of the waiting one; ``"raise"`` raises :class:`~celery_dq.errors.DuplicateCall`.
+        waiting: 1: one call may wait while another runs. 0: no call may wait.
+        name: prefix of every key; default: the task's name. Tasks with the same name share their keys.
+        verdict: ``"now"``: the broker answers before the call returns. ``"later"``: the call may go through
+            the producer's buffer, as calls without a key do, and its result has no verdict. A call that is
+            then declined ends with the result of the covering call.
     """
 
     key: str | Callable[..., Any] | None = None
@@ -61,8 +61,8 @@ class Dedup:
             raise ConfigurationError(f"dedup: verdict={self.verdict!r} is neither 'now' nor 'later'")
         if self.verdict == "later" and self.on_duplicate == "raise":
             raise ConfigurationError(
-                "dedup: verdict='later' and on_duplicate='raise': the call has returned when its verdict "
-                "comes; give 'decline' or 'replace', or ask for the verdict now"
+                "dedup: verdict='later' and on_duplicate='raise' contradict: the call has returned before "
+                "its verdict; give on_duplicate='decline' or 'replace', or verdict='now'"
             )
         if self.on_duplicate not in ("decline", "replace", "raise"):
             raise ConfigurationError(
@@ -70,7 +70,7 @@ class Dedup:
             )
         if self.waiting not in (0, 1) or isinstance(self.waiting, float):
             raise ConfigurationError(
-                f"dedup: waiting={self.waiting!r}: give 1 (one may wait while another runs) or 0 (none may)"
+                f"dedup: waiting={self.waiting!r}: give 1 (one call may wait behind a run) or 0 (no call may)"
             )
         seconds = self.seconds
         if seconds is not None and not 0 < seconds < 1e9:
@@ -97,17 +97,17 @@ def dedup(
     name: str | None = None,
     verdict: Literal["now", "later"] = "now",
 ) -> Callable[[_F], _F]:
-    """Decorate a function that will be a task; the arguments are those of :class:`Dedup`.
+    """Give a function that will be a task a dedup rule. The arguments are those of :class:`Dedup`.
 
     Raises:
-        ConfigurationError: An argument is unusable, or the decorator stands above the task decorator.
+        ConfigurationError: An argument is unusable, or the decorator is above the task decorator.
     """
     rule = Dedup(key, timeout, on_duplicate, waiting, name, verdict)
 
     def decorate(function: _F) -> _F:
         if not (inspect.isroutine(function) or inspect.isclass(function)):
             raise ConfigurationError(
-                f"@dedup stands above the task decorator of {function!r}: put it below, next to the function"
+                f"@dedup is above the task decorator of {function!r}: put it below, next to the function"
             )
         setattr(function, _ATTRIBUTE, rule)
         return function
@@ -116,7 +116,7 @@ def dedup(
 
 
 def rule_of(task: Any) -> Dedup | None:
-    """Return what a task says: its option, else its function's decorator; None when it says nothing."""
+    """Return the rule of a task: its option, else its function's decorator; None when it has neither."""
     option = getattr(task, "dedup", None)
     if option is None or inspect.isroutine(option):
         for function in (getattr(task, "_orig_run", None), task.run):
@@ -129,12 +129,12 @@ def rule_of(task: Any) -> Dedup | None:
 
 
 def override(rule: Dedup | None, option: Any, *, where: str) -> Dedup | None:
-    """Return the rule of one call: ``option`` over what the task says.
+    """Return the rule of one call: its ``option`` over the rule of the task.
 
-    Arguments:
-        rule: what the task says.
-        option: False for no dedup, True for the task's (else all arguments are the key), a mapping of
-            fields that differ, or a whole :class:`Dedup`.
+    Args:
+        rule: the rule of the task.
+        option: False for no dedup, True for the task's rule (if there is none, all arguments are the key),
+            a mapping of fields that differ, or a whole :class:`Dedup`.
         where: names the task in errors.
 
     Raises:

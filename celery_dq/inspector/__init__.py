@@ -1,6 +1,14 @@
-"""Read-only snapshots of queues, tenants, messages and dead letters. Every door reads through here.
+"""Read-only snapshots of queues, tenants, messages, dedup locks and dead letters.
 
 A function takes a partition and a client, reads in a bounded number of commands, and returns frozen
-dataclasses. It changes nothing and wakes nobody. A snapshot of what moves is out of date when it
-arrives: counts that are read together may differ by what happened in between.
+dataclasses. It changes nothing and wakes no worker. A snapshot may be out of date when it arrives, and
+counts that are read together may differ by what happened in between.
+
+``redis_values``                   reads replies of Redis
+``queues``, ``tenants``, ``waiting``, ``messages``   the state of a queue and of its tenants
+``dead_letters``, ``dedup_locks``  messages given up on; dedup locks
+``explain``                        why a tenant or a message waits, as a sentence
+``spill``                          buffered messages on disk
+
+``app.dq``, the command line and the metrics read through here.
 """

@@ -1,4 +1,4 @@
-"""What was given up on, and why."""
+"""Snapshots of dead letters, with their reasons."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from datetime import datetime
 from typing import Any
 
 from celery_dq.inspector.messages import message_of
-from celery_dq.inspector.reading import Client, moment, text
-from celery_dq.transport.redis.partition import Partition
+from celery_dq.inspector.redis_values import CHUNK, Client, first_of, moment, text
+from celery_dq.transport.redis.store.partition import Partition
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was given up on.
+    """A dead letter.
 
-    :param id: its message id.
-    :param reason: why.
-    :param worker: who had it last; "" when nobody had.
-    :param at: when it was given up on.
-    :param deliveries: deliveries that ended in a crash.
+    Attributes:
+        id: The message id.
+        queue: Name of the queue.
+        reason: Why the message became a dead letter.
+        worker: Worker that had it last; "" when none had.
+        at: When it became a dead letter.
+        deliveries: Number of deliveries that ended in a crash.
+        task: Name of the task.
+        tenant: Tenant of the message.
+        args: Celery's short representation of the positional arguments.
+        kwargs: Celery's short representation of the named arguments.
     """
 
     id: str
@@ -39,8 +45,19 @@ def list_dead_letters(
     partition: Partition, client: Client, limit: int = 100, offset: int = 0
 ) -> list[DeadLetter]:
     """Read dead letters, the latest first."""
+    letters: list[DeadLetter] = []
+    for start in range(offset, offset + limit, CHUNK):
+        end = min(start + CHUNK, offset + limit)
+        part = _list_chunk(partition, client, start, end)
+        letters += part
+        if len(part) < end - start:
+            break
+    return letters
+
+
+def _list_chunk(partition: Partition, client: Client, start: int, end: int) -> list[DeadLetter]:
     keys = partition.keys
-    found = client.zrevrange(keys.dead_index, offset, offset + limit - 1, withscores=True)
+    found = client.zrevrange(keys.dead_index, start, end - 1, withscores=True)
     if not found:
         return []
     ids = [text(message_id) for message_id, _ in found]
@@ -56,7 +73,7 @@ def list_dead_letters(
 
 def dead_ids(partition: Partition, client: Client, limit: int) -> list[str]:
     """Return the ids of the oldest dead letters."""
-    return [text(each) for each in client.zrange(partition.keys.dead_index, 0, limit - 1)]
+    return [text(each) for each, _ in first_of(client, partition.keys.dead_index, limit)]
 
 
 def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: bytes | None) -> DeadLetter:

@@ -1,29 +1,32 @@
-"""Why is it waiting, and until when? Answered in a sentence."""
+"""Explanations why a message or a tenant waits, and until when."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from celery_dq.inspector.claims import claim_of
+from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
-from celery_dq.inspector.reading import Client, server_time_us, text
+from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, tenant_snapshot
-from celery_dq.transport.redis.ids import task_id_of
-from celery_dq.transport.redis.partition import Partition
+from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.partition import Partition
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why something waits.
+    """Why a message or a tenant waits.
 
-    :param queue: where.
-    :param state: the state of the tenant or of the message, see their snapshots.
-    :param reason: one word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
-        ``empty``, ``eta``, ``behind``, ``running``, ``cancelled``, ``dead``, ``unknown``.
-    :param until: when that ends by itself; None when it depends on somebody.
-    :param sentence: all of it for people.
+    Attributes:
+        queue: Name of the queue.
+        state: State of the tenant or of the message, see their snapshots.
+        reason: One word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
+            ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``, ``unknown``.
+        sentence: The explanation as text.
+        tenant: Name of the tenant.
+        task_id: Id of the task; "" for a tenant.
+        until: When the wait ends by itself; None when it depends on other events.
     """
 
     queue: str
@@ -39,7 +42,19 @@ class Explanation:
 
 
 def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explanation:
-    """Explain why a tenant's work is or is not served."""
+    """Explain why a tenant's messages wait, and mention the discards that workers have still to record."""
+    found = _standing(partition, client, tenant)
+    discards = int(client.zcard(partition.keys.discards))
+    if not discards:
+        return found
+    besides = (
+        f" Workers have still to record {_count(discards, 'message')} of {found.queue!r} that will not run "
+        "(cancelled, expired or dead), which delays no tenant."
+    )
+    return replace(found, sentence=found.sentence + besides)
+
+
+def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     queue = partition.keys.queue
     found = tenant_snapshot(partition, client, tenant)
     reason, why, until = _TENANT[found.state](found, partition, client)
@@ -64,7 +79,7 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
 
 
 def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
-    """What to say of a task that is in no queue."""
+    """Explain a task that is in no queue."""
     looked = ", ".join(map(repr, queues)) or "no queues"
     return Explanation(
         "",
@@ -100,8 +115,11 @@ def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _W
 
 
 def _paused(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    resume = f"app.dq.quotas.resume({partition.keys.queue!r}, {tenant.tenant!r})"
-    return "paused", f"it is paused until somebody calls {resume}", None
+    whose = f"{partition.keys.queue!r}, {tenant.tenant!r}"
+    if tenant.paused_since is None:
+        call = f"app.dq.quotas.set({whose}, paused=False)"
+        return "paused", f"its quota has paused = True; {call} resumes it", None
+    return "paused", f"it is paused until a call of app.dq.quotas.resume({whose})", None
 
 
 def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
@@ -112,7 +130,7 @@ def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
 _TENANT: dict[str, Callable[[TenantSnapshot, Partition, Client], _Why]] = {
     "eligible": _eligible,
     "throttled": _throttled,
-    "limited": _limited,
+    "at_concurrency": _limited,
     "paused": _paused,
     "idle": _idle,
 }
@@ -122,7 +140,7 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
     keys = partition.keys
     if message.state == "waiting":
         before = int(client.zrank(keys.tenant(message.tenant), message.id) or 0)
-        tenant = explain_tenant(partition, client, message.tenant)
+        tenant = _standing(partition, client, message.tenant)
         if before:
             whose = f"of tenant {message.tenant!r}" if message.tenant else "without a tenant"
             ahead = f"{_count(before, 'message')} {whose}"
@@ -131,9 +149,11 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
     if message.state == "delayed":
         return "eta", f"waits for its ETA, {_clock(message.due)}", message.due
     if message.state == "blocked":
-        claim = claim_of(partition, client, message.id)
+        claim = dedup_lock_of(partition, client, message.id)
         head = (
-            f"{claim.head}, which has its dedup key {claim.key}" if claim is not None else "another message"
+            f"{claim.head}, which holds its dedup lock {claim.key}"
+            if claim is not None
+            else "another message"
         )
         return "dedup", f"waits for the end of {head}", None
     if message.state == "following":
@@ -145,11 +165,13 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         return "running", f"has started on worker {message.consumer} and is not delivered again", None
     if message.state == "discarded":
         why = text(client.hget(keys.reasons, message.id) or b"cancelled")
-        return "cancelled", f"will not run ({why}); a worker has still to record that", None
+        others = int(client.zrank(keys.discards, message.id) or 0)
+        after = f", after {_count(others, 'other')} that will not run either" if others else ""
+        return "cancelled", f"will not run ({why}); a worker has still to record that{after}", None
     if message.state == "cancelled":
         return "cancelled", "was cancelled before it was published; when it is, it will not run", None
     if message.state == "dead":
-        return "dead", f"was given up on; see app.dq.dead_letters[{keys.queue!r}]", None
+        return "dead", f"is a dead letter; see app.dq.dead_letters[{keys.queue!r}]", None
     return "unknown", f"is in the state {message.state!r}", None
 
 

@@ -1,4 +1,4 @@
-"""Single messages: what waits next, and where one task is."""
+"""Snapshots of single messages: the next ones of a queue, and the place of one task."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from itertools import islice
 from typing import Any
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.inspector.reading import Client, moment, scan, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.ids import task_id_of
-from celery_dq.transport.redis.partition import Partition
-from celery_dq.transport.redis.record import HEADER_SIZE, Record
+from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.record import HEADER_SIZE, RedisRecord
 
 
 @dataclass(frozen=True)
 class MessageSnapshot:
     """A message in a queue.
 
-    :param id: the message id: the task id, with ``~1`` … when that was taken.
-    :param state: ``waiting``, ``delayed``, ``claimed`` (a consumer has it), ``settled`` (its task has
-        started and it is never delivered again), ``discarded`` (a worker has still to record that it
-        will not run), ``dead``, or ``cancelled`` (not published yet; it will not run when it is).
-    :param due: when a delayed message is due; None for one that may run at once.
-    :param expires: from when on it must not run; None for never.
-    :param args: Celery's short representation of the arguments.
-    :param consumer: who has it; "" unless claimed.
-    :param deliveries: deliveries so far that ended in a crash.
+    Attributes:
+        id: The message id: the task id, with ``~1`` … when that id was taken.
+        queue: Name of the queue.
+        state: ``waiting``, ``delayed``, ``claimed`` (a consumer has it), ``settled`` (its task has started
+            and is never delivered again), ``discarded`` (a worker has still to record that it will not run),
+            ``dead``, or ``cancelled`` (cancelled before it was published).
+        task: Name of the task.
+        tenant: Tenant of the message.
+        priority: Priority, 0 to 9.
+        due: When a delayed message is due; None for one without an ETA.
+        expires: When the message expires; None for never.
+        args: Celery's short representation of the positional arguments.
+        kwargs: Celery's short representation of the named arguments.
+        consumer: Consumer that has the message; "" unless claimed.
+        deliveries: Number of deliveries so far that ended in a crash.
     """
 
     id: str
@@ -49,25 +55,36 @@ class MessageSnapshot:
 def peek(
     partition: Partition, client: Client, limit: int = 10, tenant: str | None = None
 ) -> list[MessageSnapshot]:
-    """Read what waits, roughly as it will be served, without taking it.
+    """Read the next waiting messages, roughly in order of service, without claiming them.
 
-    Arguments:
-        partition: Where.
+    Args:
+        partition: The partition of the queue.
         client: A redis client.
-        limit: How many messages at most.
-        tenant: Only of this tenant, in its own order. Default: one message of each tenant, in the order
-            of their turns, the throttled, limited and paused ones last; then the next of each.
+        limit: Number of messages, at most.
+        tenant: Only messages of this tenant, in order. Default: one message of each tenant in order of turn,
+            those of throttled, limited and paused tenants last; then the second of each tenant, and so on.
     """
     keys = partition.keys
     if tenant is not None:
         ids = [each for each, _ in waiting_of(keys, client, [tenant], limit)[0]]
     else:
-        tenants: list[bytes] = []
-        for key in (keys.turn, keys.throttled, keys.limited, keys.parked):
-            tenants += client.zrange(key, 0, limit - 1 - len(tenants)) if len(tenants) < limit else []
-        lines = waiting_of(keys, client, [text(name) for name in tenants], limit)
-        ids = list(islice(_by_turns([[each for each, _ in line] for line in lines]), limit))
+        tenants: dict[str, None] = {}
+        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+            tenants.update(
+                (text(name), None) for name, _ in first_of(client, key, max(limit - len(tenants), 0))
+            )
+        ids = list(islice(_by_turns(_enough_of(partition, client, list(tenants), limit)), limit))
     return described(partition, client, [text(each) for each in ids], "waiting")
+
+
+def _enough_of(partition: Partition, client: Client, tenants: list[str], limit: int) -> list[list[bytes]]:
+    """Return the waiting messages of each tenant, enough for `limit` messages taken in turns."""
+    depth = -(-limit // max(len(tenants), 1))
+    while True:
+        lines = waiting_of(partition.keys, client, tenants, depth)
+        if sum(map(len, lines)) >= limit or all(len(line) < depth for line in lines):
+            return [[each for each, _ in line] for line in lines]
+        depth = min(depth * 2, limit)
 
 
 def _by_turns(lists: Sequence[Sequence[bytes]]) -> Iterator[bytes]:
@@ -78,29 +95,30 @@ def _by_turns(lists: Sequence[Sequence[bytes]]) -> Iterator[bytes]:
 
 
 def peek_delayed(partition: Partition, client: Client, limit: int = 10) -> list[MessageSnapshot]:
-    """Read what waits for its ETA, the earliest first."""
-    ids = client.zrange(partition.keys.delayed, 0, limit - 1)
-    return described(partition, client, [text(each) for each in ids], "delayed")
+    """Read the messages that wait for their ETA, the earliest first."""
+    ids = first_of(client, partition.keys.delayed, limit)
+    return described(partition, client, [text(each) for each, _ in ids], "delayed")
 
 
 def described(partition: Partition, client: Client, ids: list[str], state: str) -> list[MessageSnapshot]:
-    """Read the records of messages; an id that has gone meanwhile is left out."""
-    if not ids:
-        return []
+    """Read the records of messages. Ids without a record are left out."""
     keys = partition.keys
-    pipeline = client.pipeline(transaction=False)
-    pipeline.hmget(keys.messages, ids)
-    pipeline.hmget(keys.deliveries, ids)
-    records, deliveries = pipeline.execute()
-    return [
-        replace(message_of(raw, message_id, keys.queue, state), deliveries=int(count or 0))
-        for message_id, raw, count in zip(ids, records, deliveries, strict=True)
-        if raw is not None
-    ]
+    found = []
+    for chunk in chunks(ids):
+        pipeline = client.pipeline(transaction=False)
+        pipeline.hmget(keys.messages, chunk)
+        pipeline.hmget(keys.deliveries, chunk)
+        records, deliveries = pipeline.execute()
+        found += [
+            replace(message_of(raw, message_id, keys.queue, state), deliveries=int(count or 0))
+            for message_id, raw, count in zip(chunk, records, deliveries, strict=True)
+            if raw is not None
+        ]
+    return found
 
 
 def find(partition: Partition, client: Client, task_id: str) -> MessageSnapshot | None:
-    """Return where a task is in this partition, None when it is not here (or has finished)."""
+    """Return the message of a task in this partition; None when it is not here or has finished."""
     place = partition.locate(task_id).run(client)
     if not place:
         return None
@@ -117,12 +135,12 @@ def find(partition: Partition, client: Client, task_id: str) -> MessageSnapshot 
 
 
 def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSnapshot:
-    """Read a record; of one that is unreadable, or gone but for its marker, only the id is known."""
+    """Read a record. Of an unreadable record, or of the marker of a settled one, only the id is known."""
     message = MessageSnapshot(message_id, queue, state)
     if len(raw) < HEADER_SIZE:
         return message
     try:
-        record = Record.unpack(raw)
+        record = RedisRecord.unpack(raw)
         headers: dict[str, Any] = envelope.unpack(record.envelope)[0]
     except CorruptRecord as exc:
         return replace(message, args=f"unreadable: {exc}")
@@ -145,7 +163,7 @@ def ids_of_task(partition: Partition, client: Client, task: str) -> Iterator[lis
 
 
 def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:
-    """Yield, in chunks, the task ids of a tenant's delayed messages: they are in no list of the tenant."""
+    """Yield, in chunks, the task ids of a tenant's delayed messages, which its own lists do not hold."""
     for chunk in scan(client, "zset", partition.keys.delayed):
         ids = [text(message_id) for message_id, _ in chunk]
         records = client.hmget(partition.keys.messages, ids) if ids else []
@@ -157,11 +175,11 @@ def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> 
 
 
 def _heading(raw: bytes) -> tuple[str | None, str | None]:
-    """Return tenant and task of a record; of an unreadable one, None."""
+    """Return tenant and task of a record; None for both if it is unreadable."""
     if len(raw) < HEADER_SIZE:
         return None, None
     try:
-        record = Record.unpack(raw)
+        record = RedisRecord.unpack(raw)
     except CorruptRecord:
         return None, None
     return record.tenant, record.task

@@ -1,20 +1,22 @@
-"""How a queue stands."""
+"""Snapshots of queues and their consumers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery_dq.inspector.reading import Client, server_time_us, text
-from celery_dq.transport.redis.partition import Partition
+from celery_dq.inspector.redis_values import Client, server_time_us, text
+from celery_dq.transport.redis.store.full_server import read_together
+from celery_dq.transport.redis.store.partition import Partition
 
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
     """A process that consumes a queue.
 
-    :param name: host, process id and a random part.
-    :param lease_s: seconds until its lease expires; negative once it has, until somebody reaps it.
-    :param held: messages that it has and has not finished.
+    Attributes:
+        name: Host, process id and a random part.
+        lease_s: Seconds until its lease expires; negative after that, until another worker reaps it.
+        held: Number of its in-flight messages.
     """
 
     name: str
@@ -24,17 +26,20 @@ class ConsumerSnapshot:
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """How a queue stands.
+    """The counts of a queue.
 
-    :param waiting: messages that wait for their turn, whether or not their tenant may be served now.
-    :param delayed: messages whose ETA has not come.
-    :param held: messages that consumers have and have not finished.
-    :param discards: cancelled and expired ones that wait for Celery's bookkeeping.
-    :param dead: dead letters.
-    :param eligible: tenants that may be served now.
-    :param throttled: tenants with a backlog that wait for their rate.
-    :param limited: tenants with a backlog that wait for their concurrency.
-    :param paused: tenants with a backlog that are paused.
+    Attributes:
+        name: Name of the queue.
+        waiting: Messages that wait for their turn, whether or not their tenant may be served now.
+        delayed: Messages whose ETA has not come.
+        held: In-flight messages.
+        discards: Messages that will not run and wait for Celery's bookkeeping.
+        dead: Dead letters.
+        eligible: Tenants that may be served now.
+        throttled: Tenants with a backlog that wait for their rate.
+        limited: Tenants with a backlog that wait for their concurrency.
+        paused: Tenants with a backlog that are paused.
+        consumers: The processes that consume the queue.
     """
 
     name: str
@@ -45,27 +50,26 @@ class QueueSnapshot:
     dead: int
     eligible: int
     throttled: int
-    limited: int
+    at_concurrency: int
     paused: int
     consumers: tuple[ConsumerSnapshot, ...]
 
 
 def queue_snapshot(partition: Partition, client: Client) -> QueueSnapshot:
-    """Read how a queue stands: two round trips, the second with a command per consumer."""
+    """Read the counts of a queue, in a few round trips with one command per consumer."""
     keys = partition.keys
     deadlines = [(text(name), score) for name, score in client.zrange(keys.leases, 0, -1, withscores=True)]
-    pipeline = client.pipeline(transaction=True)
-    pipeline.hlen(keys.messages)
-    for key in (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.limited, keys.parked):
-        pipeline.zcard(key)
-    pipeline.hlen(keys.dead)
-    for name, _ in deadlines:
-        pipeline.hlen(keys.held(name))
+    places = (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.at_concurrency, keys.paused)
+    reads = [("HLEN", keys.messages), *(("ZCARD", key) for key in places), ("HLEN", keys.dead)]
+    reads += [("HLEN", keys.held(name)) for name, _ in deadlines]
     now = server_time_us(client)
-    stored, delayed, discards, eligible, throttled, limited, paused, dead, *held = pipeline.execute()
+    stored, delayed, discards, eligible, throttled, limited, paused, dead, *held = read_together(
+        client, reads
+    )
     return QueueSnapshot(
         name=keys.queue,
-        # A tenant has a sorted set of its own: counting those would cost a command per tenant.
+        # Each tenant has its own sorted set, so counting the waiting messages would cost a command per
+        # tenant.
         waiting=max(stored - delayed - discards - sum(held), 0),
         delayed=delayed,
         held=sum(held),
@@ -73,7 +77,7 @@ def queue_snapshot(partition: Partition, client: Client) -> QueueSnapshot:
         dead=dead,
         eligible=eligible,
         throttled=throttled,
-        limited=limited,
+        at_concurrency=limited,
         paused=paused,
         consumers=tuple(
             ConsumerSnapshot(name, round((deadline - now) / 1e6, 3), count)

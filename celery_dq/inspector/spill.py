@@ -1,7 +1,7 @@
-"""What lies in the folder of the buffered producers, whoever put it there.
+"""Snapshots of the spill log, including the files of other processes.
 
-Lock files are not touched: to open one that this process holds, and to close it again, would end the lock.
-Whether an owner lives is told by its name.
+Lock files are never opened, because opening and closing the lock file of this process would end its lock. The
+name of a folder shows whether its process lives.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ OwnerState: TypeAlias = Literal["this process", "alive", "dead", "elsewhere"]
 class Owner:
     """The folder of one process.
 
-    :param name: of the folder.
-    :param state: of the process that made it; ``elsewhere`` is another machine or container. What a dead one
-        left is sent by any other process of the app, or by ``celery dq spill replay``.
-    :param pending: messages in its files. Of a file whose end is not sent yet all count.
-    :param bytes: of its files.
-    :param age_s: seconds since the oldest of them was written to.
-    :param damaged: files of which only the beginning can be read, or nothing.
+    Attributes:
+        name: Name of the folder.
+        state: State of its process; ``elsewhere`` means another machine or container. The messages of a dead
+            process are sent by another process of the app, or by ``celery dq spill replay``.
+        pending: Number of messages in its files. All messages of a file count until its last one is
+            delivered.
+        bytes: Size of its files.
+        age_s: Seconds since the last write to its oldest file.
+        damaged: Number of files that cannot be read to their end.
     """
 
     name: str
@@ -46,14 +48,15 @@ class Owner:
 
 @dataclass(frozen=True)
 class Spill:
-    """The folder of an app's buffered messages.
+    """The spill log of an app.
 
-    :param folder: its path; None when messages are in memory only.
-    :param pending: messages in it.
-    :param bytes: of their files.
-    :param age_s: seconds since the oldest file was written to.
-    :param owners: one per process.
-    :param quarantined: files with what could not be read or was refused.
+    Attributes:
+        folder: Path of the folder; None when messages are in memory only.
+        pending: Number of messages in it.
+        bytes: Size of the files of all processes.
+        age_s: Seconds since the last write to the oldest file.
+        owners: The folders of the processes.
+        quarantined: Files with damaged or refused messages.
     """
 
     folder: Path | None
@@ -65,7 +68,7 @@ class Spill:
 
 
 def survey(folder: Path | None) -> Spill:
-    """Look at everything below `folder`. Costs reading all of it."""
+    """Read all files below `folder` and count their messages. None has no files."""
     if folder is None:
         return Spill(None, 0, 0, 0.0, (), ())
     log = SpillLog(folder)
@@ -94,14 +97,14 @@ def _look_at(folder: Path) -> Owner:
         if found.records:
             pending += len(found.records)
             oldest = min(oldest, written_at)
-        # The last record of a file that is being written may not be whole yet.
+        # A file that is being written may end with an incomplete record, which counts as damage for a moment.
         damaged += bool(found.problem)
     return Owner(folder.name, _state_of(folder.name), pending, size, max(now - oldest, 0.0), damaged)
 
 
 def _files(folder: Path) -> Iterator[tuple[bytes, float]]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        with suppress(OSError):  # it is sent, and gone
+        with suppress(OSError):  # its messages were delivered meanwhile
             yield path.read_bytes(), path.stat().st_mtime
 
 
@@ -119,9 +122,9 @@ def _state_of(name: str) -> OwnerState:
     except ProcessLookupError:
         return "dead"
     except OSError:
-        pass  # there is one, of somebody else
+        pass  # the process exists, and belongs to another user
     with suppress(OSError, IndexError):
-        # The number may have been given to another process since.
+        # Another process may have got the same pid since then.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if fields[19] != started or fields[0] in "ZX":
             return "dead"

@@ -1,30 +1,34 @@
-"""Whose work waits, and what holds it back."""
+"""Snapshots of tenants: their backlog, their state, and their quotas."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import Literal, TypeAlias
 
-from celery_dq.inspector.reading import Client, moment, scan, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED
-from celery_dq.transport.redis.partition import Partition
+from celery_dq.transport.redis.store.full_server import read_together
+from celery_dq.transport.redis.store.partition import Partition
 
-TenantState: TypeAlias = Literal["eligible", "throttled", "limited", "paused", "idle"]
+TenantState: TypeAlias = Literal["eligible", "throttled", "at_concurrency", "paused", "idle"]
 
 
 @dataclass(frozen=True)
 class TenantSnapshot:
-    """How a tenant stands in a queue.
+    """The state of a tenant in a queue.
 
-    :param state: ``eligible`` (served when its turn comes), ``throttled`` (waits for its rate),
-        ``limited`` (waits for its concurrency), ``paused``, or ``idle`` (nothing waits).
-    :param waiting: its messages that wait; delayed ones are not counted.
-    :param running: slots that its messages take: those in workers' hands.
-    :param until: when its next token is due; None unless throttled.
-    :param quota: what is in force for it.
+    Attributes:
+        tenant: Name of the tenant.
+        state: ``eligible`` (served in its turn), ``throttled`` (waits for its rate), ``limited`` (waits for
+            its concurrency), ``paused``, or ``idle`` (no message waits).
+        waiting: Number of its waiting messages, without delayed ones.
+        running: Number of slots that its in-flight messages take.
+        until: Its next allowed time; None unless throttled.
+        quota: The quota in force for it.
+        paused_since: When it was paused by a call; None when it is not paused, or only by its quota.
     """
 
     tenant: str
@@ -33,39 +37,41 @@ class TenantSnapshot:
     running: int
     until: datetime | None
     quota: Quota
+    paused_since: datetime | None = None
 
 
 def list_tenants(partition: Partition, client: Client, limit: int = 100) -> list[TenantSnapshot]:
-    """Read the tenants that have a backlog: the eligible ones in order of turn, then those held back."""
+    """Read the tenants with a backlog: the eligible ones in order of turn, then the other ones."""
     keys = partition.keys
     found: dict[str, tuple[TenantState, datetime | None]] = {}
     states: tuple[tuple[TenantState, str], ...] = (
         ("eligible", keys.turn),
         ("throttled", keys.throttled),
-        ("limited", keys.limited),
-        ("paused", keys.parked),
+        ("at_concurrency", keys.at_concurrency),
+        ("paused", keys.paused),
     )
     for state, key in states:
         left = limit - len(found)
         if left <= 0:
             break
-        for member, score in client.zrange(key, 0, left - 1, withscores=True):
+        for member, score in first_of(client, key, left):
             found.setdefault(text(member), (state, moment(score) if state == "throttled" else None))
-    return _described(partition, client, found)
+    return [
+        each for chunk in chunks(list(found.items())) for each in _described(partition, client, dict(chunk))
+    ]
 
 
 def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> TenantSnapshot:
-    """Read how one tenant stands."""
+    """Read the state of one tenant."""
     keys = partition.keys
-    pipeline = client.pipeline(transaction=True)
-    for key in (keys.turn, keys.throttled, keys.limited, keys.parked):
-        pipeline.zscore(key, tenant)
-    turn, throttled, limited, parked = pipeline.execute()
+    places = (keys.turn, keys.throttled, keys.at_concurrency, keys.paused)
+    reads = [("ZSCORE", key, tenant) for key in places]
+    turn, throttled, limited, paused = read_together(client, reads)
     state: TenantState = "idle"
-    if parked is not None:
+    if paused is not None:
         state = "paused"
     elif limited is not None:
-        state = "limited"
+        state = "at_concurrency"
     elif throttled is not None:
         state = "throttled"
     elif turn is not None:
@@ -75,18 +81,61 @@ def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> Tenant
 
 
 def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> Quota:
-    """Return the quota of a tenant, or with None the one of tenants that have none of their own.
+    """Return the quota in force for a tenant, or with None for tenants without their own quota.
 
-    A tenant's own quota wins over the default that was set live, which wins over the settings'.
+    A tenant's own quota has precedence over the default that was set live, and that over the quota of the
+    settings. A tenant that was paused by a call is paused, whatever its quota says.
     """
+    quota = stored_quota(partition, client, tenant)
+    return quota if tenant is None else _in_force(quota, client.zscore(partition.keys.pauses, tenant))
+
+
+def stored_quota(partition: Partition, client: Client, tenant: str | None) -> Quota:
+    """Return the quota of a tenant as :func:`quota_in_force`, but without regard to a pause by a call."""
     fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
     if tenant is not None:
         fields.insert(0, quota_field(tenant))
     return _first(client.hmget(partition.keys.quotas, fields))
 
 
+@dataclass(frozen=True)
+class SettingsQuota:
+    """The quota that a worker has stored from its settings.
+
+    Attributes:
+        quota: The quota, for tenants without their own quota, unless a default was set live.
+        by: Worker that stored it.
+        at: When it was stored.
+    """
+
+    quota: Quota
+    by: str
+    at: datetime | None
+
+
+def settings_quota(partition: Partition, client: Client) -> SettingsQuota | None:
+    """Return the quota that workers have stored from their settings; None when there is none."""
+    keys = partition.keys
+    pipeline = client.pipeline(transaction=True)
+    pipeline.hget(keys.quotas, CONFIG_QUOTA)
+    pipeline.hmget(keys.config_info, "by", "at")
+    packed, (by, at_us) = pipeline.execute()
+    return SettingsQuota(Quota.unpack(packed), text(by or ""), moment(float(at_us or 0))) if packed else None
+
+
+def paused_tenants(partition: Partition, client: Client) -> dict[str, datetime]:
+    """Return the tenants that were paused by a call, with the times. Read in chunks."""
+    found = {
+        text(tenant): since
+        for chunk in scan(client, "zset", partition.keys.pauses)
+        for tenant, since in chunk
+    }
+    ordered = sorted(found, key=lambda tenant: (found[tenant], tenant))
+    return {tenant: datetime.fromtimestamp(found[tenant] / 1e6, timezone.utc) for tenant in ordered}
+
+
 def own_quotas(partition: Partition, client: Client) -> dict[str, Quota]:
-    """Return the quotas of all tenants that have one of their own, in chunks from the server."""
+    """Return the own quotas of tenants. Read in chunks."""
     prefix = quota_field("")
     found = {}
     for chunk in scan(client, "hash", partition.keys.quotas):
@@ -100,29 +149,33 @@ def own_quotas(partition: Partition, client: Client) -> dict[str, Quota]:
 def _described(
     partition: Partition, client: Client, found: dict[str, tuple[TenantState, datetime | None]]
 ) -> list[TenantSnapshot]:
-    if not found:
-        return []
     keys = partition.keys
     pipeline = client.pipeline(transaction=False)
     for tenant in found:
         pipeline.zcard(keys.tenant(tenant))
-    pipeline.hmget(keys.sole, list(found))
+    pipeline.hmget(keys.single, list(found))
     pipeline.hmget(keys.running, list(found))
     pipeline.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, found)])
-    *waiting, soles, running, (default, config, *own) = pipeline.execute()
+    pipeline.zmscore(keys.pauses, list(found))
+    *waiting, singles, running, (default, config, *own), pauses = pipeline.execute()
     return [
         TenantSnapshot(
             tenant=tenant,
             state=state,
-            waiting=max(waits, int(sole is not None)),
+            waiting=max(waits, int(single is not None)),
             running=int(slots or 0),
             until=until,
-            quota=_first([packed, default, config]),
+            quota=_in_force(_first([packed, default, config]), since),
+            paused_since=moment(since or 0),
         )
-        for (tenant, (state, until)), waits, sole, slots, packed in zip(
-            found.items(), waiting, soles, running, own, strict=True
+        for (tenant, (state, until)), waits, single, slots, packed, since in zip(
+            found.items(), waiting, singles, running, own, pauses, strict=True
         )
     ]
+
+
+def _in_force(quota: Quota, paused_since: float | None) -> Quota:
+    return quota if paused_since is None else replace(quota, paused=True)
 
 
 def _first(rows: list[bytes | None]) -> Quota:

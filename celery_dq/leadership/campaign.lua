@@ -1,24 +1,26 @@
--- Takes the lead, if nobody has it.
+-- Makes a candidate the leader, if no other candidate leads.
 --
 -- KEYS
 --   leader HASH: the last term
---   vacant LIST: wakes one who waits
+--   vacant LIST: wakes a waiting candidate
 -- DERIVES
 --   none
 -- ARGV
 --   who: the candidate
---   session_ms: how long the lead is kept without a renewal
---   floor: the token will be above this one, too
---   since: wall time of the election, to show
+--   session_ms: length of a term without a renewal
+--   floor: the new token is above this number, too
+--   since: wall time of the election, for display
 -- RETURNS
---   an array: the token, '1' when the predecessor handed over cleanly or there was none, else '0', and the token of the
---   predecessor when that is this one, else '0'; or '0' and the µs until the present term ends when somebody else leads
+--   an array: the token, '1' if the predecessor handed over cleanly or there was none, else '0', and the token of the
+--   predecessor if it was this candidate, else '0'; or '0' and the µs until the current term ends if another candidate
+--   leads
 -- COST
 --   five commands
 -- GUARANTEE
 --   Tokens only grow: the hash has no time to live. Two candidates are never elected within one term.
 local call = redis.call
--- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+-- A server without free memory refuses growing writes unless the script has written before. Without a leader, the
+-- queue would never shrink.
 call('HDEL', KEYS[1], '')
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]

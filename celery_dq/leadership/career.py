@@ -1,6 +1,6 @@
-"""The career of a leader: what a term is, and until when it may be trusted. No library, no I/O.
+"""The terms of a leader, and the rules of how long a term may be trusted. No library, no I/O.
 
-A process that stands for a leadership is a *candidate* until it is elected. Each election won begins a
+A process that takes part in an election is a *candidate* until it is elected. Each won election begins a
 *term*, which has a *fencing token*: a number greater than that of every earlier term. A term goes through
 these phases, never back::
 
@@ -10,23 +10,22 @@ these phases, never back::
                                       ▼                                        │
                                    FALLEN ───────────────close─────────────────┘
 
-* *INAUGURATING*: elected; taking over from the predecessor. No message yet.
-* *EXECUTING*: messages are executed, as long as the term is *firm*.
-* *HANDING_OVER*: the leader steps down by itself; what runs may finish, nothing new is taken.
-* *FALLEN*: trust ended. What runs must be stopped; its effects are refused where tokens are checked.
-* *OVER*: nothing of this term runs any more.
+* *INAUGURATING*: the leader takes over from its predecessor and executes no message yet.
+* *EXECUTING*: messages are executed while the term is *firm*.
+* *HANDING_OVER*: the leader steps down; a running message may finish, and no new message is taken.
+* *FALLEN*: trust has ended. Running work must be stopped; its effects are refused where tokens are checked.
+* *OVER*: no work of this term runs any more.
 
-**Trust.** A leader cannot see that it was replaced; it can only know that it was not yet. A renewal that
-the server confirmed, *sent* at time t, proves that nobody else leads before t + session, because the
-server lets the session of a silent leader live that long. So the term is
+**Trust.** A leader cannot see that it was replaced; it can only know that it was not replaced yet. The server
+keeps a silent leader for one session. A confirmed renewal that was *sent* at time t therefore proves that no
+other candidate leads before t + session. So the term is
 
-* *firm* until t + 0.4 session: something new may start,
-* *trusted* until t + 0.6 session: what runs may run on,
-* fallen after that, even if a later renewal succeeds: the time left until the session ends belongs to
-  stopping what runs.
+* *firm* until t + 0.4 session: new work may start;
+* *trusted* until t + 0.6 session: running work may continue;
+* fallen after that, even if a later renewal succeeds: the rest of the session is left for stopping the work.
 
-A connection known to be broken makes a term infirm at once. All times are of a monotonic clock that goes on
-while the machine is suspended.
+A connection that is known to be broken makes a term infirm at once. All times are from a monotonic clock that
+continues while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -40,15 +39,16 @@ from celery_dq.clock import Clock
 
 __all__ = ["DOUBT", "TRUST", "Career", "Phase", "Term"]
 
-#: Shares of a session since the last confirmed renewal was sent; see the module.
+#: A term is firm for this share of the session after the last confirmed renewal was sent.
 DOUBT = 0.4
+#: A term is trusted for this share of the session after the last confirmed renewal was sent.
 TRUST = 0.6
 
 Message = TypeVar("Message")
 
 
 class Phase(Enum):
-    """Where a term stands; see the module."""
+    """The phase of a term; see the module."""
 
     INAUGURATING = "inaugurating"
     EXECUTING = "executing"
@@ -57,20 +57,27 @@ class Phase(Enum):
     OVER = "over"
 
 
-#: To find a member of an enumeration by its name takes longer than to compare it.
+#: A module global is faster to read than a member of the enumeration.
 _EXECUTING = Phase.EXECUTING
-#: Nothing follows these but the end.
+#: The phases after which a term executes no new message.
 ENDING = (Phase.HANDING_OVER, Phase.FALLEN, Phase.OVER)
 
 
 class Term:
-    """One time in office. Thread-safe.
+    """One term of a leader. Thread-safe.
 
-    :param name: what is led.
-    :param token: the fencing token, above all earlier ones.
-    :param sent_at: monotonic time at which the write that won the election was sent.
-    :param session_s: how long the server keeps the session of a silent leader, in seconds.
-    :param on_fall: called when it falls, by whoever notices; it must not block.
+    Args:
+        name: Name of the leadership.
+        token: The fencing token, above all earlier ones.
+        sent_at: Monotonic time at which the write that won the election was sent.
+        session_s: Seconds for which the server keeps the session of a silent leader.
+        clock: Wall and monotonic time.
+        on_fall: Called when the term falls, in the thread that notices it; it must not block.
+
+    Attributes:
+        since: Wall time of the election, for display.
+        reason: Why the term ended; "" until it ends.
+        executed: Whether the term has reached the phase EXECUTING.
     """
 
     def __init__(
@@ -85,11 +92,8 @@ class Term:
         self.name = name
         self.token = token
         self.session_s = session_s
-        #: Wall time of the election, to show.
         self.since = clock.wall()
-        #: Why it ended; "" until it ends.
         self.reason = ""
-        #: Whether it has come to execute anything.
         self.executed = False
         self._clock = clock
         self._on_fall = on_fall
@@ -100,61 +104,65 @@ class Term:
         self._lock = threading.Lock()
         self._ending = threading.Event()
 
-    # -- looking
+    # -- state
 
     @property
     def phase(self) -> Phase:
-        """Where it stands. Looking is what notices that trust has ended."""
+        """The current phase. The term falls when this property is read after trust has ended."""
         if self._age() < TRUST * self.session_s:
-            return self._phase  # asked for every message: no lock without need
+            return self._phase  # read for every message, so without the lock if possible
         with self._lock:
             self._look()
             return self._phase
 
     @property
-    def firm(self) -> bool:
-        """Whether something new may start."""
-        # Asked several times for every message. Trust has not ended where there is not even a doubt, so that
-        # nothing need be noticed here.
+    def is_firm(self) -> bool:
+        """Whether new work may start."""
+        # Read several times for every message. A term that is not in doubt cannot have lost trust, so there
+        # is no need to check for its fall.
         return self._phase is _EXECUTING and not self._suspended and self._clock.monotonic() < self._doubt_at
 
     @property
-    def lasts(self) -> bool:
-        """Whether what was taken before the term began to end may start now: it is as sure as a firm one."""
+    def is_running(self) -> bool:
+        """Whether a message that was taken before the term began to end may start now."""
         with self._lock:
             self._look()
             sure = not self._suspended and self._clock.monotonic() < self._doubt_at
             return sure and self._phase in (Phase.EXECUTING, Phase.HANDING_OVER)
 
     @property
-    def trusted(self) -> bool:
-        """Whether nobody else can lead yet: what runs may run on."""
+    def is_trusted(self) -> bool:
+        """Whether no other candidate can lead yet, so that running work may continue."""
         with self._lock:
             self._look()
             return self._phase not in (Phase.FALLEN, Phase.OVER)
 
     @property
     def trust_left_s(self) -> float:
-        """Seconds until trust ends unless a renewal is confirmed; below zero when it has."""
+        """Seconds until trust ends without another confirmed renewal; negative after trust has ended."""
         return TRUST * self.session_s - self._age()
 
     @property
     def ended(self) -> bool:
-        """Whether it is about to end or has ended: see :attr:`reason`."""
+        """Whether the term is ending or has ended; see :attr:`reason`."""
         return self.phase in ENDING
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is about to end; return whether it is."""
+        """Wait until the term is ending, at most `timeout_s` seconds; return whether it is."""
         if timeout_s is None or timeout_s > 0:
             self._ending.wait(timeout_s)
         return self.ended
 
-    # -- what happens to it
+    # -- events
 
     def confirmed(self, sent_at: float) -> bool:
-        """A renewal sent at monotonic `sent_at` was confirmed. Returns whether the term is trusted.
+        """Record a confirmed renewal. A confirmation after the end of trust changes nothing.
 
-        One that arrives after trust has ended changes nothing.
+        Args:
+            sent_at: Monotonic time at which the renewal was sent.
+
+        Returns:
+            Whether the term is trusted.
         """
         with self._lock:
             self._look()
@@ -165,11 +173,11 @@ class Term:
             return True
 
     def suspend(self, suspended: bool) -> None:
-        """The connection to the server is known to be broken, or whole again."""
+        """Record whether the connection to the server is known to be broken."""
         self._suspended = suspended
 
     def inaugurated(self) -> bool:
-        """The inauguration is done. Returns whether the term executes now; it may have ended meanwhile."""
+        """Record the end of the inauguration; return False if the term has ended in the meantime."""
         with self._lock:
             self._look()
             if self._phase is Phase.INAUGURATING:
@@ -178,20 +186,20 @@ class Term:
             return self._phase is Phase.EXECUTING
 
     def end(self, reason: str) -> None:
-        """Step down in good order: nothing new starts."""
+        """Step down: no new work starts."""
         with self._lock:
             self._look()
             if self._phase not in ENDING:
                 self._change(Phase.HANDING_OVER, reason)
 
     def fall(self, reason: str) -> None:
-        """The server said that somebody else may lead."""
+        """Let the term fall at once, because another candidate may lead."""
         with self._lock:
             if self._phase not in (Phase.FALLEN, Phase.OVER):
                 self._change(Phase.FALLEN, reason)
 
     def close(self) -> None:
-        """Nothing of it runs any more."""
+        """Record that no work of the term runs any more."""
         with self._lock:
             self._look()
             if self._phase is not Phase.OVER:
@@ -218,27 +226,38 @@ class Term:
 
 
 class Career(Generic[Message]):
-    """What a leader does, outside of Celery: subclass it and hand it to :func:`~.runner.lead`.
+    """The work of a leader outside of Celery; subclass it and pass it to :class:`~.runner.Runner`.
 
-    The methods are called one after the other in one thread, per term: :meth:`inaugurate`, then
-    :meth:`execute` again and again, then :meth:`hand_over`.
+    In each term, one thread calls :meth:`inaugurate`, then :meth:`execute` repeatedly, then
+    :meth:`hand_over`.
     """
 
     def inaugurate(self, token: int) -> None:
-        """Take over. Give `token` along with every effect, and let what receives it refuse lower ones.
+        """Take over the leadership.
 
-        An exception ends the term; the process stands for election again.
+        Send `token` with every effect, and let the receiver refuse lower tokens. An exception ends the term,
+        and the process becomes a candidate again.
         """
 
     def execute(self, message: Message) -> bool:
-        """Do one piece of work; return whether to go on. False resigns.
+        """Do one piece of work.
 
-        :param message: what the source gave; None without a source.
+        An exception ends the term after the message was given back to its source, and the process becomes a
+        candidate again. A message that always raises comes back each time, so catch its exception.
+
+        Args:
+            message: The message from the source; None without a source.
+
+        Returns:
+            Whether to continue; False resigns.
         """
-        # The one method that every career has to bring; the others have a meaning when left out.
         raise NotImplementedError(
-            f"{type(self).__name__} has no execute(): say there what one piece of work is"
+            f"{type(self).__name__} has no execute(): define it to do one piece of work"
         )
 
     def hand_over(self) -> None:
-        """Clean up. After a fall others may lead already; what checks tokens refuses what this writes."""
+        """Clean up at the end of a term.
+
+        After a fall, another candidate may lead already; a receiver that checks tokens then refuses the
+        effects of this method.
+        """

@@ -1,19 +1,20 @@
-"""What an election is, whoever holds it: ZooKeeper or Redis."""
+"""The interface of an election; implemented with ZooKeeper and with Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-__all__ = ["Accession", "Election", "Leader"]
+__all__ = ["ElectionWon", "Election", "Leader"]
 
 
-class Accession(NamedTuple):
-    """An election won.
+class ElectionWon(NamedTuple):
+    """The result of an election that this candidate has won.
 
-    ``token``: above all earlier ones. ``clean``: the predecessor has said that nothing of it runs any
-    more, or there was none. ``former``: the predecessor's token, where that was this candidate itself, else
-    0.
+    Attributes:
+        token: The fencing token, above all earlier ones.
+        clean: Whether the predecessor has reported that none of its work runs, or there was no predecessor.
+        former: The predecessor's token if the predecessor was this same candidate; else 0.
     """
 
     token: int
@@ -22,7 +23,13 @@ class Accession(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """Who leads: the name it gave, its token, and when it was elected (seconds since 1970)."""
+    """The current leader.
+
+    Attributes:
+        who: Name of the candidate.
+        token: Fencing token of its term.
+        since: Time of its election, seconds since 1970.
+    """
 
     who: str
     token: int
@@ -30,66 +37,71 @@ class Leader(NamedTuple):
 
 
 class Election(Protocol):
-    """One leadership, as seen by one who stands for it. Used by one thread at a time.
+    """One candidate for one leadership. Used by one thread at a time.
 
-    Every method but :meth:`wait` talks to the server, within a bounded time, and raises
-    ``OSError`` (:exc:`~celery_dq.errors.ZooKeeperUnreachable`, redis-py's errors wrapped alike) when
-    there was no answer: then it may have happened or not.
+    Every method except :meth:`wait` sends requests to the server and returns within a bounded time. Without
+    an answer, it raises ``OSError`` (:exc:`~celery_dq.errors.ZooKeeperUnreachable`, or a wrapped error of
+    redis-py); then the request may have been carried out.
+
+    Attributes:
+        name: Name of the leadership.
+        who: Name of this candidate; no other candidate ever has the same name.
     """
 
-    #: What is led.
     name: str
-    #: The name of this candidate; no other one, before or after, has it.
     who: str
 
     @property
     def session_s(self) -> float:
-        """How long a silent leader is kept, in seconds, as the server has granted it."""
+        """Seconds for which the server keeps a silent leader."""
 
     @property
     def suspended(self) -> bool:
         """Whether the connection is known to be broken."""
 
-    def listen(self, bell: Callable[[], None]) -> None:
-        """Call `bell` when :attr:`suspended` has changed without being asked, or the session has ended.
+    def add_listener(self, wake_event: Callable[[], None]) -> None:
+        """Call `wake_event` when :attr:`suspended` changes outside of a request, or the session ends.
 
-        From any thread: it must not block. Only while this one stands or leads.
+        `wake_event` is called in any thread and must not block. It is called only while this object is a
+        candidate or the leader.
         """
 
-    def stand(self) -> bool:
-        """Become or stay a candidate. Returns whether nobody is before us."""
+    def become_candidate(self) -> bool:
+        """Become or stay a candidate; return whether no other candidate is ahead."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until :meth:`stand` may say something else, at most `timeout_s` seconds."""
+        """Wait until :meth:`become_candidate` may return another value, at most `timeout_s` seconds."""
 
     def wake(self) -> None:
-        """End a :meth:`wait` that goes on in another thread, if it may be a long one."""
+        """End a :meth:`wait` in another thread, if that wait may be long."""
 
-    def accede(self, floor: int, since: float) -> Accession:
-        """Take the lead: one conditional write.
+    def accept(self, floor: int, since: float) -> ElectionWon:
+        """Become the leader with one conditional write.
 
-        :param floor: the token will be above this one, too.
-        :param since: wall time, to show.
+        Args:
+            floor: The new token is above this number, too.
+            since: Wall time, for display.
 
         Raises:
-            NotElected: somebody else was elected meanwhile.
+            NotElected: Another candidate was elected in the meantime.
         """
 
     def renew(self) -> None:
-        """Stay the leader: one conditional write.
+        """Stay the leader with one conditional write.
 
         Raises:
-            NotElected: we do not lead any more.
+            NotElected: This candidate does not lead any more.
         """
 
     def resign(self, clean: bool) -> None:
-        """Lead no more, and stand no more.
+        """End the leadership and the candidacy.
 
-        :param clean: nothing of this term runs any more, so that the successor need not wait.
+        Args:
+            clean: Whether no work of this term runs any more, so that the successor need not wait.
         """
 
-    def standing(self) -> list[str]:
-        """The names of all living candidates, the leader first. May be called from any thread."""
+    def candidates(self) -> list[str]:
+        """Return the names of all living candidates, the leader first; callable from any thread."""
 
     def leader(self) -> Leader | None:
-        """Who leads now, as far as the server knows."""
+        """Return the current leader, as far as the server knows."""

@@ -1,4 +1,4 @@
--- Stays the leader.
+-- Renews the term of the leader.
 --
 -- KEYS
 --   leader HASH: the last term
@@ -6,16 +6,17 @@
 --   none
 -- ARGV
 --   who: the leader
---   token: of its term
---   session_ms: how long the lead is kept without another renewal
+--   token: the token of its term
+--   session_ms: length of the term from now on without another renewal
 -- RETURNS
---   '1', or '0' when this one does not lead any more
+--   '1', or '0' if this candidate does not lead any more
 -- COST
 --   four commands
 -- GUARANTEE
---   A term that has run out is never renewed, not even when nobody else was elected.
+--   An expired term is never renewed, even if no other candidate was elected.
 local call = redis.call
--- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+-- A server without free memory refuses growing writes unless the script has written before. Without a leader, the
+-- queue would never shrink.
 call('HDEL', KEYS[1], '')
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]

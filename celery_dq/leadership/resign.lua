@@ -1,22 +1,23 @@
--- Leads no more, and wakes one who waits for that.
+-- Ends the term of the leader, and wakes a waiting candidate.
 --
 -- KEYS
 --   leader HASH: the last term
---   vacant LIST: wakes one who waits
+--   vacant LIST: wakes a waiting candidate
 -- DERIVES
 --   none
 -- ARGV
 --   who: the leader
---   token: of its term
---   clean: '1' when nothing of the term runs any more, else '0'
+--   token: the token of its term
+--   clean: '1' if no work of the term runs any more, else '0'
 -- RETURNS
---   '1', or '0' when this one did not lead any more; nothing was changed then
+--   '1', or '0' if this candidate did not lead any more; then nothing was changed
 -- COST
 --   five commands
 -- GUARANTEE
---   The token stays.
+--   The token is kept, so that the next one is above it.
 local call = redis.call
--- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+-- A server without free memory refuses growing writes unless the script has written before. Without a leader, the
+-- queue would never shrink.
 call('HDEL', KEYS[1], '')
 local seen = call('HMGET', KEYS[1], 'token', 'who')
 if seen[2] ~= ARGV[1] or seen[1] ~= ARGV[2] then

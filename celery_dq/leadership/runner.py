@@ -1,20 +1,4 @@
-"""Careers outside of Celery: stand for election, and lead a :class:`~.career.Career` when elected.
-
-.. code-block:: python
-
-    class Ledger(Career):
-        def inaugurate(self, token):
-            self.token = token
-
-        def execute(self, message):
-            database.execute("… where token <= %s", self.token)
-            return True
-
-    session = Session("zoo1:2181,zoo2:2181,zoo3:2181/shop")
-    election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), who="ledger-1")
-    with Runner(Ledger(), election, source=lambda timeout_s: inbox.get(timeout=timeout_s)):
-        ...
-"""
+"""Careers outside of Celery: take part in an election, and run a :class:`~.career.Career` when elected."""
 
 from __future__ import annotations
 
@@ -28,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from celery_dq.clock import Clock
 from celery_dq.leadership.career import Career, Term
 from celery_dq.leadership.election import Election
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
 
 __all__ = ["Runner"]
 
@@ -36,24 +20,31 @@ logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
 
-#: How long the source may wait for a message, in seconds, before the term is looked at again.
+#: Maximum seconds that the source may wait for a message before the term is checked again.
 SOURCE_WAIT_S = 0.2
-#: Seconds between two looks at a term that is in doubt.
+#: Seconds between two checks of a term that is in doubt.
 DOUBT_LOOK_S = 0.01
 
 
 class Runner(Generic[Message]):
-    """Leads a career, now and then. A context manager; or call :meth:`open` and :meth:`close`.
+    """Runs a career in each term that its candidate wins.
 
-    :param source: called with a number of seconds to wait, returns the next message; :exc:`queue.Empty` or
-        None when there is none. Default: ``execute(None)`` is called again and again. A message that it
-        returns is executed, also when the term began to end while it was waited for, unless the term has
-        fallen.
-    :param give_back: called with a message that was taken and is not executed, because the term has fallen
-        meanwhile, so that others may have it. Without it such a message is gone; the log says so.
-    :param grace_s: see :class:`~celery_dq.leadership.office.Office`.
-    :param on_fall: called when trust ends while :meth:`Career.execute` may run. A thread cannot be
-        stopped from outside; where an overlap of execution is worse than a crash, end the process here.
+    Use it as a context manager, or call :meth:`open` and :meth:`close`.
+
+    Args:
+        career: The career.
+        election: The election.
+        source: Called with a number of seconds to wait; returns the next message, or raises
+            :exc:`queue.Empty` or returns None if there is none. A returned message is executed even if the
+            term has begun to end in the meantime, unless the term has fallen. Default: ``execute(None)`` is
+            called repeatedly.
+        requeue: Called with a message that was taken and not executed to its end, so that another process
+            may get it: the term fell before its execution, or :meth:`Career.execute` raised. Without this
+            callback, or if it raises, the message is lost, with a log record.
+        grace_s: See :class:`~celery_dq.leadership.elector.LeaderElector`.
+        on_fall: Called when trust ends while :meth:`Career.execute` may run. A thread cannot be stopped from
+            outside. If overlapping executions are worse than a crash, end the process here.
+        clock: Wall and monotonic time.
     """
 
     def __init__(
@@ -62,34 +53,41 @@ class Runner(Generic[Message]):
         election: Election,
         *,
         source: Callable[[float], Message | None] | None = None,
-        give_back: Callable[[Message], None] | None = None,
+        requeue: Callable[[Message], None] | None = None,
         grace_s: float = 0.0,
         on_fall: Callable[[Term], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._career = career
         self._source = source
-        self._give_back = give_back
+        self._requeue = requeue
         self._on_fall = on_fall
-        self.office = Office(election, self, grace_s=grace_s, clock=clock)
+        self.elector = LeaderElector(election, self, grace_s=grace_s, clock=clock)
 
     @property
     def term(self) -> Term | None:
-        """The present term; None while somebody else leads."""
-        return self.office.term
+        """The current term; None while this candidate does not lead."""
+        return self.elector.term
 
     def open(self) -> Runner[Message]:
-        """Volunteer."""
-        self.office.open()
+        """Become a candidate."""
+        self.elector.open()
         return self
 
     def resign(self) -> None:
-        """Hand over when the message in hand is done, and stand again behind the others."""
-        self.office.resign()
+        """Hand over after the current message, and become a candidate behind the others."""
+        self.elector.resign()
 
     def close(self, timeout_s: float | None = 10.0) -> bool:
-        """Hand over and stand no more. Returns whether the work ended within `timeout_s` seconds."""
-        return self.office.close(timeout_s)
+        """Hand over and end the candidacy.
+
+        Args:
+            timeout_s: Maximum seconds to wait; default 10, None means without a limit.
+
+        Returns:
+            Whether the work has ended in time.
+        """
+        return self.elector.close(timeout_s)
 
     def __enter__(self) -> Runner[Message]:
         return self.open()
@@ -99,37 +97,44 @@ class Runner(Generic[Message]):
     ) -> None:
         self.close()
 
-    # -- the duties of the office
+    # -- callbacks of the elector
 
     def floor(self) -> int:
-        """No token is known elsewhere."""
+        """Return 0: no token is known outside of the election."""
         return 0
 
     def serve(self, term: Term) -> None:
-        """One term, from inauguration to hand-over."""
+        """Run the career for one term, from inauguration to hand-over."""
         self._career.inaugurate(term.token)
         try:
             term.inaugurated()
             while _becomes_firm(term):
-                # None for a career without a source, which is made for that.
+                # A career without a source is called with None.
                 message: Any = self._next()
                 if message is None and self._source is not None:
                     continue
-                # Waiting for the message took time; what is asked here is what counts.
+                # The term may have ended while the source waited: check it again.
                 if not _becomes_sure(term):
-                    self._return(message, term)
-                elif not self._career.execute(message):
-                    term.end("the career does not go on")
+                    self._return(message, term, "the term fell before its execution began")
+                elif not self._execute(message, term):
+                    term.end("the career resigned")
         finally:
             self._career.hand_over()
 
     def trust(self, term: Term, until: float) -> None:
-        """Whoever wants to know asks the term."""
+        """Do nothing: the term itself is checked before each message."""
 
     def abort(self, term: Term) -> None:
-        """Trust has ended."""
+        """Call `on_fall`."""
         if self._on_fall is not None:
             self._on_fall(term)
+
+    def _execute(self, message: Any, term: Term) -> bool:
+        try:
+            return self._career.execute(message)
+        except BaseException:
+            self._return(message, term, "its execution raised")
+            raise
 
     def _next(self) -> Message | None:
         if self._source is None:
@@ -139,32 +144,42 @@ class Runner(Generic[Message]):
         except Empty:
             return None
 
-    def _return(self, message: Any, term: Term) -> None:
-        """The term has fallen with the message in hand."""
+    def _return(self, message: Any, term: Term, why: str) -> None:
+        """Give a message back that was not executed to its end."""
         if self._source is None:
             return
-        if self._give_back is not None:
-            self._give_back(message)
-        else:
+        if self._requeue is None:
             logger.error(
-                "A message of %r is lost: the term fell before it was executed, and there is no give_back.",
+                "A message of %r is lost: %s, and there is no give_back callback. Set one to keep messages.",
                 term.name,
+                why,
+                extra={"event": "career_message_lost"},
+            )
+            return
+        try:
+            self._requeue(message)
+        except Exception:
+            logger.exception(
+                "A message of %r is lost: %s, and the give_back callback raised an error.",
+                term.name,
+                why,
+                extra={"event": "career_message_lost"},
             )
 
 
 def _becomes_firm(term: Term) -> bool:
-    """Wait while the term is in doubt; return whether it is firm, else it has come to its end."""
-    while not term.firm:
+    """Wait while the term is in doubt; return True when it is firm, False when it ends."""
+    while not term.is_firm:
         if term.wait(DOUBT_LOOK_S):
             return False
     return True
 
 
 def _becomes_sure(term: Term) -> bool:
-    """Wait while the term is in doubt, ending or not; return whether what was taken may start."""
-    while not term.lasts:
-        if not term.trusted:
+    """Wait while the term is in doubt, also while it ends; return whether a taken message may start."""
+    while not term.is_running:
+        if not term.is_trusted:
             return False
-        # An ending term has nothing more to wait for: this is until a renewal is confirmed.
+        # `term.wait` returns at once for an ending term, so this polls until a renewal is confirmed.
         time.sleep(DOUBT_LOOK_S)
     return True

@@ -1,21 +1,22 @@
--- Writes down that a candidate stands, and looks whether somebody leads.
+-- Records a candidate, and returns whether the leadership is vacant.
 --
 -- KEYS
 --   leader HASH: the last term
---   candidates ZSET: who stands -> when it looked last, in seconds
+--   candidates ZSET: candidate -> time of its last call, in seconds
 -- DERIVES
 --   none
 -- ARGV
 --   who: the candidate
---   session_s: whoever has not looked for so long does not stand any more
+--   session_s: a candidate without a call for so long is removed
 -- RETURNS
---   an array: '1' when nobody leads but this one, else '0'; the µs until the present term ends, or '0'
+--   an array: '1' if no other candidate leads, else '0'; the µs until the current term ends, or '0'
 -- COST
 --   five commands
 -- GUARANTEE
---   Changes nothing about who leads.
+--   Never changes the leader.
 local call = redis.call
--- A full server refuses what may need memory until a script has written something, and stays full without a leader.
+-- A server without free memory refuses growing writes unless the script has written before. Without a leader, the
+-- queue would never shrink.
 call('HDEL', KEYS[1], '')
 local clock = call('TIME')
 local seen = call('HMGET', KEYS[1], 'who', 'until')

@@ -2,19 +2,18 @@
 
 ::
 
-    …/candidates/c-<guid>-0000000007    ephemeral; stands for election
-    …/epoch                             persistent: the last token, whose, whether it handed over cleanly
+    …/candidates/c-<guid>-0000000007    ephemeral: one candidate
+    …/epoch                             persistent: the last token, its leader, whether it handed over cleanly
 
-Where this departs from the recipe, it is because of what goes wrong there:
+It differs from the recipe in these points, because of faults of the recipe:
 
-* A candidate's creation may succeed while its answer is lost. The node is found again by its GUID and deleted
-  before another one is made, and afterwards, because a server may not have known of it.
-* A read may be answered by a server that is cut off from its ensemble. So nobody leads who has not
-  *written*: acceding and renewing are transactions that check the candidate and the epoch.
-* The predecessor is watched by its (empty) list of children: such a watch fires when the node goes, and not
-  whenever the leader renews by writing to it.
-* kazoo counts requests as signs of life. When renewals go unanswered, the connection is broken by us,
-  and so is the next one, if nobody speaks there.
+* A candidate's node may be created while the answer is lost. The node is found again by its GUID. The
+  node is deleted before another one is created, and again afterwards, because a server may not have known
+  it at first.
+* A read may be answered by a server that is cut off from its ensemble. Therefore a candidate leads only after
+  a *write*: the election and each renewal are transactions that check the candidate and the epoch.
+* The predecessor is watched through its (empty) list of children. Such a watch fires when the node is
+  deleted, and not at each renewal, which writes the node.
 """
 
 from __future__ import annotations
@@ -28,52 +27,45 @@ from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
-from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
-from celery_dq.leadership.election import Accession, Leader
+from celery_dq.leadership.election import ElectionWon, Leader
 from celery_dq.znodes import LeadershipNodes, serial_order
-from celery_dq.zookeeper.session import Session, State
+from celery_dq.zookeeper.session import Session, SessionState
 
 __all__ = ["ZooKeeperElection"]
 
-#: Requests get this share of the session to be answered.
+#: Timeout of a request, as a share of the session.
 PATIENCE = 1 / 6
-#: Renewals unanswered for this share of the session: the server is taken for dead.
-DEAD = 1 / 3
-#: And once more after this share of it, if the connection that is made then is not answered either.
-DEAD_TOO = 1 / 5
-#: How often the list of candidates is read anew because it changed while being read.
+#: Maximum readings of the list of candidates, if it changes while it is read.
 LOOKS = 20
 
 
 class ZooKeeperElection:
     """One candidate for one leadership; see :class:`~celery_dq.leadership.election.Election`.
 
-    :param session: may serve many elections.
-    :param who: names the candidate for people; a unique part is added.
+    Args:
+        session: The session; several elections may share it.
+        nodes: The nodes of the leadership.
+        who: A readable name of the candidate; a unique suffix is added.
     """
 
-    def __init__(
-        self, session: Session, nodes: LeadershipNodes, who: str, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, session: Session, nodes: LeadershipNodes, who: str) -> None:
         self.name = nodes.name
         self.who = f"{who}:{uuid.uuid4().hex[:12]}"
         self._session = session
         self._nodes = nodes
-        self._clock: Clock = clock or SystemClock()
         self._guid = uuid.uuid4().hex
         self._node = ""
         self._node_session: int | None = None
-        #: The session in which a node of ours may be left whose name we do not know.
+        #: The session in which a candidate node of unknown name may be left.
         self._left_in: int | None = None
-        #: Perhaps another one than the one we know.
+        #: Whether a second candidate node of this object may exist.
         self._has_doubles = False
         self._epoch_version = -1
         self._token = 0
         self._since = 0.0
-        self._answered_at = self._dropped_at = 0.0
         self._changed = threading.Event()
-        self._bell: Callable[[], None] | None = None
+        self._wake_event: Callable[[], None] | None = None
         self._listening = False
 
     @property
@@ -84,15 +76,15 @@ class ZooKeeperElection:
     @property
     def suspended(self) -> bool:
         """Whether the connection is known to be broken."""
-        return self._session.state is not State.CONNECTED
+        return self._session.state is not SessionState.CONNECTED
 
-    def listen(self, bell: Callable[[], None]) -> None:
-        """Call `bell` at every change of the session's state; see the protocol."""
-        self._bell = bell
+    def add_listener(self, wake_event: Callable[[], None]) -> None:
+        """Call `wake_event` at every change of the session's state; see the protocol."""
+        self._wake_event = wake_event
 
-    # -- standing
+    # -- candidacy
 
-    def stand(self) -> bool:
+    def become_candidate(self) -> bool:
         """Become or stay a candidate; see the protocol."""
         self._listen(True)
         for _ in range(LOOKS):
@@ -115,7 +107,7 @@ class ZooKeeperElection:
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the predecessor has gone or the connection has changed."""
+        """Wait until the predecessor is gone or the state of the connection has changed."""
         self._changed.wait(timeout_s)
 
     def wake(self) -> None:
@@ -125,29 +117,29 @@ class ZooKeeperElection:
     def _listen(self, wanted: bool) -> None:
         if wanted != self._listening:
             self._listening = wanted
-            (self._session.listen if wanted else self._session.unlisten)(self._on_state)
+            (self._session.add_listener if wanted else self._session.remove_listener)(self._on_state)
 
     def _on_gone(self, event: Any) -> None:
         self._changed.set()
 
-    def _on_state(self, state: State) -> None:
+    def _on_state(self, state: SessionState) -> None:
         self._changed.set()
-        if self._bell is not None:
-            self._bell()
+        if self._wake_event is not None:
+            self._wake_event()
 
     def _line(self) -> list[str]:
-        """The candidates by age."""
+        """Return the names of the candidate nodes, the oldest first."""
         return serial_order(self._ask(lambda client: client.get_children_async(self._nodes.candidates)))
 
     def _candidate(self) -> str:
-        """The name of our node, made when there is none in this session."""
+        """Return the name of this object's candidate node; create it if there is none in this session."""
         self._session.open(self._patience_s * 3)
         if self._node and self._node_session == self._session.id:
             return self._node
         self._node = ""
         data = json.dumps({"who": self.who}).encode()
         self._sweep()
-        # The answer to an earlier one may have been lost, and the sweep have missed it.
+        # An earlier creation may have lost its answer, and the sweep may have missed its node.
         self._has_doubles = self._left_in is not None
         session = self._left_in = self._session.id
         path, stat = self._ask(
@@ -161,12 +153,12 @@ class ZooKeeperElection:
             )
         )
         if stat.ephemeralOwner != session:
-            raise ZooKeeperUnreachable(f"the session changed while we stood for {self.name!r}")
+            raise ZooKeeperUnreachable(f"the session changed during the candidacy for {self.name!r}")
         self._node, self._node_session = path.rpartition("/")[2], session
         return self._node
 
     def _without_doubles(self, line: list[str]) -> list[str]:
-        """The line, without nodes of ours that we did not know of: we would wait for ourselves."""
+        """Delete further nodes of this object from the line; it would wait for itself otherwise."""
         for name in line:
             if self._guid in name and name != self._node:
                 self._delete(name)
@@ -174,7 +166,7 @@ class ZooKeeperElection:
         return [name for name in line if self._guid not in name or name == self._node]
 
     def _sweep(self) -> None:
-        """Delete what is left of a creation whose answer was lost, or of an earlier session of ours."""
+        """Delete this object's nodes from a creation with a lost answer or from an earlier session."""
         with contextlib.suppress(NoNodeError):
             for name in self._line():
                 if self._guid in name:
@@ -186,14 +178,14 @@ class ZooKeeperElection:
 
     # -- leading
 
-    def accede(self, floor: int, since: float) -> Accession:
-        """Take the lead: checks the candidate and raises the epoch in one transaction."""
+    def accept(self, floor: int, since: float) -> ElectionWon:
+        """Become the leader: check the candidate and raise the epoch in one transaction."""
         self._check_session()
         epoch, version = self._read_epoch()
         token = max(int(epoch["token"]), floor) + 1
         data = {"token": token, "who": self.who, "since": since, "clean": False}
         self._commit(
-            f"accession to {self.name!r}",
+            f"election for {self.name!r}",
             lambda batch: (
                 batch.check(self._nodes.candidate(self._node), -1),
                 batch.set_data(self._nodes.epoch, json.dumps(data).encode(), version=version),
@@ -201,47 +193,44 @@ class ZooKeeperElection:
         )
         self._epoch_version, self._token, self._since = version + 1, token, since
         former = int(epoch["token"]) if epoch["who"] == self.who else 0
-        return Accession(token, bool(epoch["clean"]), former)
+        return ElectionWon(token, bool(epoch["clean"]), former)
 
     def renew(self) -> None:
-        """Stay the leader: writes the candidate, if nobody has raised the epoch."""
+        """Stay the leader: write the candidate if the epoch is unchanged, in one transaction."""
         self._check_session()
         if self.suspended:
-            # To wait for a connection would be to miss that the session ends. Who is told of it comes again.
-            self._drop_the_dead(DEAD_TOO)
+            # A wait for a connection could miss the end of the session. The caller tries again when the
+            # connection changes.
             raise ZooKeeperUnreachable(f"the connection for {self.name!r} is broken")
         data = json.dumps({"who": self.who, "token": self._token}).encode()
-        try:
-            self._commit(
-                f"renewal for {self.name!r}",
-                lambda batch: (
-                    batch.check(self._nodes.epoch, self._epoch_version),
-                    batch.set_data(self._nodes.candidate(self._node), data),
-                ),
-            )
-        except ZooKeeperUnreachable:
-            self._drop_the_dead(0.0)
-            raise
-        # Another session may have written to what the old one had left.
+        self._commit(
+            f"renewal for {self.name!r}",
+            lambda batch: (
+                batch.check(self._nodes.epoch, self._epoch_version),
+                batch.set_data(self._nodes.candidate(self._node), data),
+            ),
+        )
+        # The write may have been sent in a new session, to a node that the old session has left.
         self._check_session()
 
     def resign(self, clean: bool) -> None:
-        """Say whether the work has ended, and leave the line of candidates, in one transaction.
+        """Write `clean` into the epoch and delete the candidate, in one transaction.
 
-        When that fails, a node may be left, and the epoch may say nothing; calling again makes up for both.
+        After a failure, the candidate may be left and the epoch unchanged; a repeated call does both again.
         """
         self._listen(False)
         if self._left_in is not None and self._left_in == self._session.id:
-            told = clean and self._token > 0 and self._node and self._hand_over()
-            if self._node and not told:
+            handed_over = clean and self._token > 0 and self._node and self._hand_over()
+            if self._node and not handed_over:
                 self._delete(self._node)
             if not self._node or self._has_doubles:
                 self._sweep()
-        # Else there is none, or it has gone with its session. Forgotten any earlier, none is repeated.
+        # Otherwise there is no node, or it ended with its session. Reset last, so that a failed call can be
+        # repeated.
         self._node, self._token, self._left_in = "", 0, None
 
     def _hand_over(self) -> bool:
-        """Say that the work has ended; return whether it was for us to say."""
+        """Write into the epoch that the work has ended; return False if this candidate does not lead."""
         data = {"token": self._token, "who": self.who, "since": self._since, "clean": True}
         try:
             self._commit(
@@ -252,11 +241,11 @@ class ZooKeeperElection:
                 ),
             )
         except NotElected:
-            return False  # somebody else has the epoch, or the node is gone
+            return False  # another candidate has raised the epoch, or the candidate's node is gone
         return True
 
-    def standing(self) -> list[str]:
-        """The names of all candidates, by age."""
+    def candidates(self) -> list[str]:
+        """Return the names of all candidates, the oldest first."""
         names = []
         with contextlib.suppress(NoNodeError):
             for node in self._line():
@@ -267,7 +256,7 @@ class ZooKeeperElection:
         return names
 
     def leader(self) -> Leader | None:
-        """Who leads, as the epoch says; None after a clean hand-over and before the first election."""
+        """Return the leader in the epoch; None after a clean hand-over and before the first election."""
         try:
             data, _ = self._ask(lambda client: client.get_async(self._nodes.epoch))
         except NoNodeError:
@@ -277,23 +266,10 @@ class ZooKeeperElection:
 
     # -- inside
 
-    def _drop_the_dead(self, pause: float) -> None:
-        """Have the client look for another server, if this one has confirmed nothing for too long.
-
-        :param pause: as a share of the session, since it was done last.
-        """
-        now = self._clock.monotonic()
-        if (
-            now - self._answered_at > DEAD * self.session_s
-            and now - self._dropped_at > pause * self.session_s
-        ):
-            self._dropped_at = now
-            self._session.drop()
-
     def _check_session(self) -> None:
-        ended = self._session.state in (State.LOST, State.CLOSED)
+        ended = self._session.state in (SessionState.LOST, SessionState.CLOSED)
         if ended or not self._node or self._node_session != self._session.id:
-            raise NotElected(f"our candidacy for {self.name!r} ended with its session")
+            raise NotElected(f"the candidacy for {self.name!r} ended with its session")
 
     @property
     def _patience_s(self) -> float:
@@ -312,7 +288,7 @@ class ZooKeeperElection:
         return json.loads(data), stat.version
 
     def _commit(self, what: str, fill: Any) -> None:
-        """Carry out a transaction. kazoo's commit returns exceptions instead of raising them."""
+        """Carry out a transaction; kazoo's commit returns exceptions instead of raising them."""
 
         def request(client: Any) -> Any:
             batch = client.transaction()
@@ -320,8 +296,6 @@ class ZooKeeperElection:
             return batch.commit_async()
 
         answers = self._ask(request)
-        # Only a write tells that the server belongs to its ensemble.
-        self._answered_at = self._clock.monotonic()
         failed = [each for each in answers if isinstance(each, Exception)]
         if not failed:
             return

@@ -1,4 +1,13 @@
-"""Checked settings: one table of what exists, one way to read it, frozen objects as the result."""
+"""Checked settings: one table, one way to read it, frozen objects as the result.
+
+``schema``     the kinds of value, and how a wrong one is refused
+``quota``      what a tenant may take
+``buffer``, ``publishing``, ``singleton``   the settings of these areas
+``sections``   the table of all settings, and the frozen objects made from them
+``resolve``    from the configuration of an app to ``Options``
+
+Every package receives ``Options`` from ``celery_dq.wiring``; none reads the configuration itself.
+"""
 
 from __future__ import annotations
 

@@ -15,25 +15,25 @@ __all__ = ["BUFFER_SETTINGS", "BufferOptions", "buffer_options"]
 _GIB = 1024**3
 
 BUFFER_SETTINGS = (
-    Setting("dq_buffer", Kind.FLAG, False, "Whether calls are buffered that do not say themselves."),
+    Setting("dq_buffer", Kind.FLAG, False, "Whether calls without their own option `buffered` are buffered."),
     Setting(
         "dq_buffer_folder",
         Kind.TEXT,
         None,
-        "Where buffered messages are kept until the broker has them; '' keeps them in memory only.",
+        "Folder of buffered messages until the broker has them; '' keeps them in memory only.",
         optional=True,
     ),
     Setting(
         "dq_buffer_in_workers",
         Kind.FLAG,
         False,
-        "Whether calls that a task or beat makes are buffered too.",
+        "Whether calls from tasks and from beat are buffered too.",
     ),
     Setting(
         "dq_buffer_linger",
         Kind.DURATION,
         5_000,
-        "Time that a message waits for company, so that a batch goes out instead of it alone.",
+        "Time that a message waits for further messages of its batch.",
         low=0,
         high=60 * SECOND_US,
     ),
@@ -46,7 +46,7 @@ BUFFER_SETTINGS = (
         "dq_buffer_max_spill_bytes",
         Kind.WHOLE,
         _GIB,
-        "Bytes that dq_buffer_folder may take, all processes together.",
+        "Limit of dq_buffer_folder in bytes, all processes together.",
         low=4 * 1024 * 1024,
     ),
     Setting(
@@ -61,14 +61,14 @@ BUFFER_SETTINGS = (
         "dq_buffer_sync_every",
         Kind.WHOLE,
         0,
-        "Messages after which the disk must write; 1 makes every call wait for that; 0 is off.",
+        "Number of messages after which the disk is synced; 1 makes each call wait for it; 0 is off.",
         low=0,
     ),
     Setting(
         "dq_buffer_sync_interval",
         Kind.DURATION,
         0,
-        "Time after which the disk must write what was buffered; 0 is off.",
+        "Time after which buffered messages are synced to disk; 0 is off.",
         low=1_000,
         high=3_600 * SECOND_US,
         zero_is_off=True,
@@ -77,7 +77,7 @@ BUFFER_SETTINGS = (
         "dq_buffer_close_timeout",
         Kind.DURATION,
         2 * SECOND_US,
-        "Time that the end of a process may take to send what is left.",
+        "Time that a process may take at its end to send the remaining messages.",
         low=0,
         high=3_600 * SECOND_US,
     ),
@@ -86,21 +86,22 @@ BUFFER_SETTINGS = (
 
 @dataclass(frozen=True)
 class BufferOptions:
-    """How calls are buffered. Durations are whole microseconds (``_us``).
+    """Options of the buffered producer. Durations are whole microseconds (``_us``).
 
-    :param enabled: ``dq_buffer``, for calls that do not say themselves; default False.
-    :param folder: ``dq_buffer_folder``, of the spill log; "" holds messages in memory only, None (default)
-        is undecided: then nothing can be buffered.
-    :param in_workers: ``dq_buffer_in_workers``, also what tasks publish; default False.
-    :param linger_us: ``dq_buffer_linger``; default 5 ms.
-    :param batch_size: ``dq_buffer_batch_size``; default 500.
-    :param max_messages: ``dq_buffer_max_messages``, in memory; default 100,000.
-    :param max_bytes: ``dq_buffer_max_bytes``, in memory; default 64 MiB.
-    :param max_spill_bytes: ``dq_buffer_max_spill_bytes``, on disk; default 1 GiB.
-    :param max_block_us: ``dq_buffer_max_block``; default 1 s.
-    :param sync_every: ``dq_buffer_sync_every``; default 0.
-    :param sync_interval_us: ``dq_buffer_sync_interval``; default 0.
-    :param close_timeout_us: ``dq_buffer_close_timeout``; default 2 s.
+    Attributes:
+        enabled: ``dq_buffer``, for calls without their own option; default False.
+        folder: ``dq_buffer_folder``, of the spill log. "" holds messages in memory only. With None (default)
+            no call can be buffered.
+        in_workers: ``dq_buffer_in_workers``, for calls from tasks and beat; default False.
+        linger_us: ``dq_buffer_linger``; default 5 ms.
+        batch_size: ``dq_buffer_batch_size``; default 500.
+        max_messages: ``dq_buffer_max_messages``, in memory; default 100,000.
+        max_bytes: ``dq_buffer_max_bytes``, in memory; default 64 MiB.
+        max_spill_bytes: ``dq_buffer_max_spill_bytes``, on disk; default 1 GiB.
+        max_block_us: ``dq_buffer_max_block``; default 1 s.
+        sync_every: ``dq_buffer_sync_every``; default 0.
+        sync_interval_us: ``dq_buffer_sync_interval``; default 0.
+        close_timeout_us: ``dq_buffer_close_timeout``; default 2 s.
     """
 
     enabled: bool = False
@@ -118,9 +119,10 @@ class BufferOptions:
 
 
 def buffer_options(values: Mapping[str, Any]) -> BufferOptions:
-    """The options in checked `values`.
+    """Make the options from checked `values`.
 
-    Raises :exc:`~celery_dq.errors.ConfigurationError` for values that contradict each other.
+    Raises:
+        ConfigurationError: Values contradict each other.
     """
     options = BufferOptions(
         enabled=values["dq_buffer"],
@@ -138,11 +140,15 @@ def buffer_options(values: Mapping[str, Any]) -> BufferOptions:
     )
     if options.enabled and options.folder is None:
         raise ConfigurationError(
-            "dq_buffer = True needs dq_buffer_folder: a folder that outlives the process, so that nothing is "
-            "lost when it is killed; or '' to accept that loss and hold messages in memory only"
+            "dq_buffer = True needs dq_buffer_folder: name a folder that outlives the process, so that no "
+            "message is lost when the process is killed, or '' to accept that loss and hold messages in "
+            "memory only"
         )
     if not options.folder:
         for name in ("dq_buffer_sync_every", "dq_buffer_sync_interval"):
             if values[name]:
-                raise ConfigurationError(f"{name} = {values[name]!r} has no effect without dq_buffer_folder")
+                raise ConfigurationError(
+                    f"{name} = {values[name]!r} has no effect without dq_buffer_folder: set the folder, or "
+                    f"leave it out"
+                )
     return options

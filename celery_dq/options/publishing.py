@@ -1,4 +1,4 @@
-"""The settings of calls that go to the broker at once."""
+"""The settings of calls that are not buffered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PUBLISHING_SETTINGS = (
         "dq_publish_timeout",
         Kind.DURATION,
         10 * SECOND_US,
-        "Time that a call which is not buffered may take, its retries included; 0 is as long as it takes.",
+        "Time that a call which is not buffered may take, retries included; 0 sets no limit.",
         low=100_000,
         high=3_600 * SECOND_US,
         zero_is_off=True,
@@ -25,14 +25,14 @@ PUBLISHING_SETTINGS = (
         "dq_breaker_failures",
         Kind.WHOLE,
         3,
-        "Failed calls in a row after which further ones fail at once for a while; 0 is off.",
+        "Failed calls in a row after which further calls fail at once for dq_breaker_pause; 0 is off.",
         low=0,
     ),
     Setting(
         "dq_breaker_pause",
         Kind.DURATION,
         SECOND_US,
-        "Time for which they do, until one of them tries the broker again.",
+        "Time for which calls fail at once, until one of them tries the broker again.",
         low=1_000,
         high=3_600 * SECOND_US,
     ),
@@ -41,11 +41,12 @@ PUBLISHING_SETTINGS = (
 
 @dataclass(frozen=True)
 class PublishingOptions:
-    """How calls are published that are not buffered. Durations are whole microseconds (``_us``).
+    """Options of calls that are not buffered. Durations are whole microseconds (``_us``).
 
-    :param timeout_us: ``dq_publish_timeout``; default 10 s, 0 leaves it to Celery's retry policy.
-    :param breaker_failures: ``dq_breaker_failures``; default 3, 0 is off.
-    :param breaker_pause_us: ``dq_breaker_pause``; default 1 s.
+    Attributes:
+        timeout_us: ``dq_publish_timeout``; default 10 s. With 0 only Celery's retry policy limits a call.
+        breaker_failures: ``dq_breaker_failures``; default 3, 0 is off.
+        breaker_pause_us: ``dq_breaker_pause``; default 1 s.
     """
 
     timeout_us: int = 10 * SECOND_US
@@ -54,12 +55,12 @@ class PublishingOptions:
 
     @property
     def step_s(self) -> float:
-        """Seconds that one step of a publish may take: three fit into the timeout. 0 is for ever."""
+        """Seconds that one step of a publish may take, a third of the timeout; 0 sets no limit."""
         return self.timeout_us / 3e6
 
 
 def publishing_options(values: Mapping[str, Any]) -> PublishingOptions:
-    """The options in checked `values`."""
+    """Make the options from checked `values`."""
     return PublishingOptions(
         values["dq_publish_timeout"], values["dq_breaker_failures"], values["dq_breaker_pause"]
     )

@@ -1,12 +1,11 @@
-"""What a tenant may take: rate, burst, weight, concurrency, or nothing while paused.
+"""The quota of a tenant: rate, burst, weight, concurrency, and whether it is paused.
 
-A quota is checked when it is made, so whoever holds one may use it. Its packed
-form is what the scripts read in Redis.
+A quota is checked when it is made, so that each `Quota` object is valid. The scripts in Redis read its packed
+form.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from celery_dq.errors import ConfigurationError, InvalidQuota
 __all__ = ["QUOTA_KEYS", "UNLIMITED", "Quota"]
 
 MAX_RATE = 100_000.0
-# One message in eleven days; below it, times due would leave the range that a double counts exactly.
+# One message in eleven days. With a lower rate, next allowed times would exceed the exact range of a double.
 MIN_RATE = 1e-6
 MAX_BURST = 1_000_000.0
 MIN_WEIGHT = 0.001
@@ -33,16 +32,19 @@ QUOTA_KEYS = ("rate", "burst", "weight", "concurrency", "paused")
 
 @dataclass(frozen=True)
 class Quota:
-    """The limits of one tenant of one queue. Raises :exc:`~celery_dq.errors.InvalidQuota`.
+    """The limits of one tenant of one queue.
 
-    :param rate: messages per second in the long run, 0.000001 to 100,000; None (default) is unlimited.
-    :param burst: messages that an idle tenant may take at once before `rate` holds, 1 (default) to
-        1,000,000. Without a rate it has no effect.
-    :param weight: share of what is left when all may run, relative to the others, 0.001 to 1,000;
-        default 1.
-    :param concurrency: messages that may run at the same time over all workers, 1 to 1,000,000;
-        None (default) is unlimited.
-    :param paused: True lets nothing start; the backlog stays. Default False.
+    Attributes:
+        rate: Messages per second in the long run, 0.000001 to 100,000; None (default) is unlimited.
+        burst: Messages that an idle tenant may start at once before `rate` applies, 1 (default) to 1,000,000.
+            It has no effect without a rate.
+        weight: Share of the free capacity relative to other tenants, 0.001 to 1,000; default 1.
+        concurrency: Messages that may run at the same time over all workers, 1 to 1,000,000; None (default)
+            is unlimited.
+        paused: Whether no message may start; the backlog stays. Default False.
+
+    Raises:
+        InvalidQuota: A value has the wrong type or is out of range.
     """
 
     rate: float | None = None
@@ -58,12 +60,22 @@ class Quota:
         _check_range("weight", self.weight, MIN_WEIGHT, MAX_WEIGHT, "a share relative to other tenants")
         if self.concurrency is not None:
             if not isinstance(self.concurrency, int):
-                raise InvalidQuota(f"concurrency = {self.concurrency!r} is not a whole number or None")
+                raise InvalidQuota(
+                    f"concurrency = {self.concurrency!r} is not a whole number or None; from 1 to "
+                    f"{_show(MAX_CONCURRENCY)} messages"
+                )
             _check_range(
                 "concurrency", self.concurrency, 1, MAX_CONCURRENCY, "messages; to run none, set paused"
             )
         if not isinstance(self.paused, bool):
             raise InvalidQuota(f"paused = {self.paused!r} is not True or False")
+
+    def __str__(self) -> str:
+        """Return all parts, in the form of the options of ``celery dq quotas set``."""
+        rate = "unlimited" if self.rate is None else f"{self.rate:g}/s"
+        concurrency = "unlimited" if self.concurrency is None else str(self.concurrency)
+        paused = " paused" if self.paused else ""
+        return f"rate={rate} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}{paused}"
 
     @property
     def interval_us(self) -> int:
@@ -72,35 +84,44 @@ class Quota:
 
     @classmethod
     def parse(cls, values: Mapping[str, object], *, base: Quota | None = None, where: str = "quota") -> Quota:
-        """The quota that `values` spell (rate also as ``'50/s'``), over `base` for what they leave out.
+        """Make a quota from a mapping.
 
-        Raises :exc:`~celery_dq.errors.InvalidQuota`, naming `where`, for an unknown key or a bad value.
+        Args:
+            values: The parts of the quota; the rate may also be text such as ``'50/s'``.
+            base: Quota with the parts that `values` omits; default unlimited.
+            where: Name of the mapping, for the error.
+
+        Raises:
+            InvalidQuota: A key is unknown, or a value has the wrong type or is out of range.
         """
         for key in values:
             if key not in QUOTA_KEYS:
                 close = get_close_matches(str(key), QUOTA_KEYS, 1)
                 hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(QUOTA_KEYS)}"
-                raise InvalidQuota(f"{where}: {key!r} is no part of a quota: {hint}")
+                raise InvalidQuota(f"{where}: {key!r} is not a part of a quota: {hint}")
         changes = dict(values)
         try:
             if changes.get("rate") is not None:
-                changes["rate"] = parse_rate(changes["rate"], option="rate")
+                changes["rate"] = _parse_rate(changes["rate"])
             return replace(base or UNLIMITED, **changes)  # type: ignore[arg-type]  # checked by __post_init__
         except (ConfigurationError, InvalidQuota) as error:
             raise InvalidQuota(f"{where}: {error}") from None
 
     def pack(self) -> bytes:
-        """The form that is stored: interval µs, burst, weight, concurrency, paused."""
+        """Return the stored form: interval µs, burst, weight, concurrency, paused."""
         return _PACKED.pack(
             self.interval_us, self.burst, self.weight, self.concurrency or 0, 1 if self.paused else 0
         )
 
     @classmethod
     def unpack(cls, packed: bytes) -> Quota:
-        """The quota that :meth:`pack` stored.
+        """Return the quota that :meth:`pack` packed.
 
-        Only the interval is stored, so the rate is the plainest one with that interval; packing it
-        again gives the same bytes. Raises :exc:`~celery_dq.errors.InvalidQuota` for other bytes.
+        Only the interval is stored, so the rate is the simplest number with that interval. Packing the result
+        gives the same bytes.
+
+        Raises:
+            InvalidQuota: The bytes are not a packed quota.
         """
         if len(packed) != _PACKED.size:
             raise InvalidQuota(f"a packed quota has {_PACKED.size} bytes, not {len(packed)}: {packed!r}")
@@ -116,15 +137,28 @@ class Quota:
         )
 
 
+def _parse_rate(value: object) -> float:
+    try:
+        return parse_rate(value, option="rate")
+    except ConfigurationError as error:
+        bounds = f"from {_show(MIN_RATE)} to {_show(MAX_RATE)} per second, or None for unlimited"
+        raise InvalidQuota(f"{error}; {bounds}") from None
+
+
 def _check_range(name: str, value: object, low: float, high: float, unit: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidQuota(f"{name} = {value!r} is not a number ({unit})")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise InvalidQuota(f"{name} = {value!r} is not from {low:g} to {high:g} ({unit})")
+        raise InvalidQuota(f"{name} = {value!r} is not a number from {_show(low)} to {_show(high)} ({unit})")
+    if not low <= value <= high:  # excludes nan too
+        raise InvalidQuota(f"{name} = {value!r} is not from {_show(low)} to {_show(high)} ({unit})")
+
+
+def _show(bound: float) -> str:
+    """Return a bound as text without an exponent."""
+    return f"{bound:f}".rstrip("0").rstrip(".")
 
 
 def _plain_rate(interval: int) -> float:
-    """The rate a person would have written for `interval` µs: whole per second, minute, hour or day."""
+    """Return the simplest rate with this interval in µs: a whole number per s, min, h or day if possible."""
     for unit_s in (1, 60, 3_600, 86_400):
         per_unit = round(unit_s * SECOND_US / interval)
         if per_unit and interval_us(per_unit / unit_s) == interval:

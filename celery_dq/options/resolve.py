@@ -1,7 +1,7 @@
-"""From an app's configuration to :class:`~celery_dq.options.sections.Options`, or an error at start.
+"""Conversion of an app's configuration to :class:`~celery_dq.options.sections.Options`.
 
-Settings are read, never written: adding defaults to a Celery app's
-configuration would override what the user sets later.
+Settings are only read. Defaults added to the configuration of a Celery app would override settings that the
+user sets later.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _PREFIX = "dq_"
 
 
 def resolve(conf: Mapping[str, Any]) -> Options:
-    """The checked options in `conf`, an ``app.conf`` or any mapping of ``dq_*`` names.
+    """Read and check the settings of celery-dq.
 
-    The names may be in upper case and carry the namespace of the app's configuration
-    (``CELERY_DQ_LEASE``). Raises :exc:`~celery_dq.errors.ConfigurationError` for a ``dq_*`` name
-    that does not exist, a value of the wrong type or out of range, and values that contradict
-    each other.
+    Args:
+        conf: An ``app.conf`` or another mapping of ``dq_*`` names. The names may be in upper case and have
+            the namespace of the configuration (``CELERY_DQ_LEASE``).
+
+    Raises:
+        ConfigurationError: A ``dq_*`` name does not exist, a value has the wrong type or is out of range, or
+            values contradict each other.
     """
     given = _given(conf)
     known = {setting.name: setting for setting in SETTINGS}
@@ -41,6 +44,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     lease_us = values["dq_lease"]
     defaults = QueueOptions(
         quota=_quota(values["dq_default_quota"], UNLIMITED, "dq_default_quota"),
+        names_quota=bool(values["dq_default_quota"]),
         priority_aging_us=values["dq_priority_aging"],
         max_deliveries=values["dq_max_deliveries"],
     )
@@ -50,7 +54,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         lease_us=lease_us,
         dead_letter_failures=values["dq_dead_letter_failures"],
         confirm_replicas=values["dq_confirm_replicas"],
-        # A long lease with nothing said about the watchdog is no contradiction.
+        # A lease longer than the default of the watchdog is no contradiction, so the default grows with it.
         watchdog_us=values["dq_watchdog"] if "dq_watchdog" in given else max(values["dq_watchdog"], lease_us),
         claim_ahead_us=values["dq_claim_ahead"],
         allow_eviction=values["dq_allow_eviction"],
@@ -73,8 +77,8 @@ def resolve(conf: Mapping[str, Any]) -> Options:
 
 
 def _given(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``dq_*`` settings of `conf` under their plain names."""
-    # A Celery configuration is loaded by the first look-up; before that it does not know its namespace.
+    """Return the ``dq_*`` settings of `conf` under their plain names."""
+    # The first look-up loads a Celery configuration. Before that its namespace is unknown.
     conf.get("dq_environment")
     namespace = str(getattr(conf, "prefix", None) or "").lower().rstrip("_")
     given: dict[str, Any] = {}
@@ -83,11 +87,11 @@ def _given(conf: Mapping[str, Any]) -> dict[str, Any]:
         if namespace and name.lower().startswith(f"{namespace}_{_PREFIX}"):
             name = name[len(namespace) + 1 :]
         elif namespace and not name.startswith(_PREFIX):
-            # In Django's settings a bare DQ_... is somebody else's.
+            # In Django's settings a name DQ_... without the namespace belongs to another library.
             continue
         name = name.lower()
         if name.startswith(_PREFIX) and name not in given:
-            # A Celery configuration finds a plain name under its namespace, another mapping may not.
+            # A Celery configuration finds a plain name under its namespace; another mapping may not.
             given[name] = conf[name] if name in conf else conf[key]
     return given
 
@@ -97,7 +101,7 @@ def _checked(setting: Setting, given: Mapping[str, Any]) -> Any:
 
 
 def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueOptions]:
-    """One section per entry of ``dq_queues``, by name."""
+    """Yield one section per entry of ``dq_queues``, by name."""
     for name in table:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
@@ -110,10 +114,12 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         if not isinstance(section, Mapping):
             raise ConfigurationError(f"{where} = {section!r} is not a dict")
         refuse_unknown(section, (*QUOTA_KEYS, *own), where=where)
+        parts = {key: section[key] for key in QUOTA_KEYS if key in section}
         queue = replace(
             defaults,
             name=name,
-            quota=_quota({key: section[key] for key in QUOTA_KEYS if key in section}, defaults.quota, where),
+            quota=_quota(parts, defaults.quota, where),
+            names_quota=bool(parts) or defaults.names_quota,
         )
         if "priority_aging" in section:
             aging = own["priority_aging"].check(section["priority_aging"], where=f"{where}['priority_aging']")
@@ -139,7 +145,7 @@ def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
 
 
 def _key_prefix(prefix: str) -> str:
-    """`prefix` if it leaves the keys usable: a brace in front of the hash tag would become the hash tag."""
+    """Return `prefix` after checking that it does not replace the hash tag of the keys."""
     if "{" in prefix or "}" in prefix:
         raise ConfigurationError(
             f"dq_key_prefix = {prefix!r} holds a brace, which Redis Cluster would take for the slot of "
@@ -152,17 +158,16 @@ def _key_prefix(prefix: str) -> str:
 
 def _refuse_contradictions(options: Options) -> None:
     lease = format_duration(options.lease_us)
-    # Past 0.6 of the lease nothing new may start, so what is claimed ahead must have started by then.
+    # After 0.6 of the lease no task may start, so messages claimed ahead must have started by then.
     if options.claim_ahead_us * 10 > options.lease_us * 6:
         raise ConfigurationError(
             f"dq_claim_ahead = {format_duration(options.claim_ahead_us)} is more than 0.6 of "
-            f"dq_lease = {lease}: claim less ahead or lengthen the lease"
+            f"dq_lease = {lease}: shorten dq_claim_ahead or lengthen the lease"
         )
     if 0 < options.watchdog_us < options.lease_us:
         raise ConfigurationError(
             f"dq_watchdog = {format_duration(options.watchdog_us)} is shorter than dq_lease = {lease}: "
-            "it would fire while a dead worker's messages are still on their way back; "
-            "lengthen it, or 0 for off"
+            "it would act before the messages of a dead worker are reaped; lengthen it, or set 0 for off"
         )
     if options.producer_marker_ttl_us < options.lease_us:
         raise ConfigurationError(

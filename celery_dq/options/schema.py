@@ -1,7 +1,7 @@
-"""The kinds of value an option may have, and how a wrong one is refused.
+"""The description of a setting, and the check of its value.
 
-A :class:`Setting` is one option: its name, kind, default, bounds and meaning.
-The tables of all of them are in :mod:`celery_dq.options.sections`.
+A :class:`Setting` is one option: its name, kind, default, bounds and meaning. The tables of all settings are
+in :mod:`celery_dq.options.sections`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Kind", "Setting", "refuse_unknown"]
 
 
 class Kind(Enum):
-    """What type of value an option takes, said as an error would."""
+    """The type of an option's value, with the words of an error text."""
 
     TEXT = "a text"
     FLAG = "True or False"
@@ -30,17 +30,18 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One option and what it accepts.
+    """One option and its accepted values.
 
-    :param name: as the user writes it, e.g. ``dq_lease``.
-    :param kind: the type of its value.
-    :param default: the checked value when the user says nothing; durations in microseconds.
-    :param meaning: one sentence, for the documentation.
-    :param low: smallest value; durations in microseconds.
-    :param high: largest value; durations in microseconds.
-    :param choices: the only texts allowed; empty allows any.
-    :param optional: whether None is a value of its own (and not an error).
-    :param zero_is_off: whether 0 is allowed below `low`, meaning "off".
+    Attributes:
+        name: Name as the user writes it, e.g. ``dq_lease``.
+        kind: Type of its value.
+        default: Value without a setting, in checked form; durations in microseconds.
+        meaning: One sentence, for the documentation.
+        low: Smallest value; durations in microseconds.
+        high: Largest value; durations in microseconds.
+        choices: The allowed texts; empty allows any text.
+        optional: Whether None is allowed.
+        zero_is_off: Whether 0 is allowed below `low`, with the meaning "off".
     """
 
     name: str
@@ -54,16 +55,20 @@ class Setting:
     zero_is_off: bool = False
 
     def check(self, value: object, *, where: str | None = None) -> Any:
-        """`value` in the form the rest of celery-dq uses: durations become whole microseconds.
+        """Return `value` in checked form, in which durations are whole microseconds.
 
-        Raises :exc:`~celery_dq.errors.ConfigurationError` naming `where` (by default the
-        option), the value and what would be accepted.
+        Args:
+            value: The value that the user gave.
+            where: Name for the error; default the name of the option.
+
+        Raises:
+            ConfigurationError: The value is not accepted. The text names the accepted values.
         """
         name = where or self.name
         if value is None and self.optional:
             return None
         if self.kind is Kind.DURATION:
-            return self._in_range(name, value, parse_duration(value, option=name))
+            return self._in_range(name, value, self._duration(name, value))
         if self.kind is Kind.WHOLE and isinstance(value, int) and not isinstance(value, bool):
             return self._in_range(name, value, value)
         if self.kind is Kind.TEXT and isinstance(value, str):
@@ -73,19 +78,37 @@ class Setting:
         if self.kind is Kind.TABLE and isinstance(value, Mapping):
             return value
         or_none = " or None" if self.optional else ""
-        raise ConfigurationError(f"{name} = {value!r} is not {self.kind.value}{or_none}")
+        raise ConfigurationError(f"{name} = {value!r} is not {self.kind.value}{or_none}{self._bounds}")
+
+    def _duration(self, name: str, value: object) -> int:
+        try:
+            return parse_duration(value, option=name)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}{self._bounds}") from None
 
     def _in_range(self, name: str, given: object, value: int) -> int:
         if value == 0 and self.zero_is_off:
             return value
+        off = ", or 0 for off" if self.zero_is_off else ""
         if self.low is not None and value < self.low:
-            off = ", or 0 for off" if self.zero_is_off else ""
+            most = "" if self.high is None else f", {self._show(self.high)} at most"
             raise ConfigurationError(
-                f"{name} = {given!r} is too small: give {self._show(self.low)} or more{off}"
+                f"{name} = {given!r} is too small: give {self._show(self.low)} or more{off}{most}"
             )
         if self.high is not None and value > self.high:
-            raise ConfigurationError(f"{name} = {given!r} is too large: give {self._show(self.high)} or less")
+            least = "" if self.low is None else f", {self._show(self.low)} at least"
+            raise ConfigurationError(
+                f"{name} = {given!r} is too large: give {self._show(self.high)} or less{least}{off}"
+            )
         return value
+
+    @property
+    def _bounds(self) -> str:
+        """The range, as the end of an error text; "" when each value of the kind is allowed."""
+        if self.low is None:
+            return ""
+        high = " up" if self.high is None else f" to {self._show(self.high)}"
+        return f"; from {self._show(self.low)}{high}" + (", or 0 for off" if self.zero_is_off else "")
 
     def _show(self, bound: int) -> str:
         return format_duration(bound) if self.kind is Kind.DURATION else str(bound)
@@ -100,7 +123,17 @@ class Setting:
 def refuse_unknown(
     given: Iterable[object], known: Iterable[str], *, where: str, what: str = "option"
 ) -> None:
-    """Raise :exc:`~celery_dq.errors.ConfigurationError` for the first of `given` that is not `known`."""
+    """Check that all names are known.
+
+    Args:
+        given: The names to check.
+        known: The known names.
+        where: Place of the names, for the error.
+        what: Kind of the names, for the error.
+
+    Raises:
+        ConfigurationError: A name is not known. The text names the closest known one.
+    """
     names = tuple(known)
     for name in given:
         if name not in names:

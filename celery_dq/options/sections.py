@@ -1,4 +1,4 @@
-"""Every option of celery-dq, checked: the tables, and the frozen objects made from them."""
+"""The tables of all settings of celery-dq, and the frozen objects that are made from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from celery_dq.options.singleton import ELECTION_SETTINGS, SingletonOptions
 
 __all__ = ["QUEUE_SETTINGS", "SETTINGS", "STRICT_HEAD_START_US", "Options", "QueueOptions"]
 
-# No message waits 31 years, so this head start cannot be outlived: strict priority. Nine of them
-# taken from a time in microseconds are still exact in a double.
+# A head start of 31 years per step gives strict priority, because no message waits that long. Nine steps
+# subtracted from a time in microseconds are still exact in a double.
 STRICT_HEAD_START_US = 10**15
 
 _DAY_US = 86_400 * SECOND_US
@@ -24,7 +24,7 @@ _PRIORITY_AGING = Setting(
     "dq_priority_aging",
     Kind.DURATION,
     None,
-    "Waiting time that outweighs one step of priority, so that none is starved; None is strict priority.",
+    "Waiting time that equals one step of priority, so that low ones are not starved; None is strict.",
     low=1_000,
     high=366 * _DAY_US,
     optional=True,
@@ -33,7 +33,7 @@ _MAX_DELIVERIES = Setting(
     "dq_max_deliveries",
     Kind.WHOLE,
     5,
-    "Lost workers after which a message is a dead letter; deliveries that ended otherwise do not count.",
+    "Number of lost workers after which a message becomes a dead letter; other deliveries do not count.",
     low=1,
     high=1_000_000,
 )
@@ -43,16 +43,16 @@ SETTINGS = (
         "dq_environment",
         Kind.TEXT,
         "online",
-        "Namespace of everything that is stored.",
+        "Namespace of all stored data.",
         choices=("online", "sandbox"),
     ),
-    Setting("dq_app", Kind.TEXT, "", "Where a Django project's Celery app is, such as 'shop.celery:app'."),
-    Setting("dq_key_prefix", Kind.TEXT, "", "Put in front of every key."),
+    Setting("dq_app", Kind.TEXT, "", "Celery app of a Django project, such as 'shop.celery:app'."),
+    Setting("dq_key_prefix", Kind.TEXT, "", "Prefix of all keys in Redis."),
     Setting(
         "dq_lease",
         Kind.DURATION,
         15 * SECOND_US,
-        "Silence after which a worker is taken for dead and its messages go back to their places.",
+        "Silence after which a worker counts as dead and its messages return to their places.",
         low=SECOND_US,
         high=3_600 * SECOND_US,
     ),
@@ -60,7 +60,7 @@ SETTINGS = (
     _PRIORITY_AGING,
     Setting("dq_queues", Kind.TABLE, {}, "Per queue: the parts of a quota, priority_aging, max_deliveries."),
     Setting(
-        "dq_default_quota", Kind.TABLE, {}, "Quota of every tenant of every queue that says nothing else."
+        "dq_default_quota", Kind.TABLE, {}, "Quota of each tenant, in queues without a quota of their own."
     ),
     Setting(
         "dq_dead_letter_failures",
@@ -72,7 +72,7 @@ SETTINGS = (
         "dq_confirm_replicas",
         Kind.WHOLE,
         0,
-        "Replicas that must have a message before its publication counts as done; 0 asks none.",
+        "Number of replicas that must confirm a message before its publish counts as done; 0 asks none.",
         low=0,
         high=100,
     ),
@@ -89,7 +89,7 @@ SETTINGS = (
         "dq_claim_ahead",
         Kind.DURATION,
         50_000,
-        "Work, in measured service time, that a worker takes beyond its free slots; 0 takes none.",
+        "Work, in measured service time, that a worker claims beyond its free slots; 0 claims none.",
         low=0,
         high=10 * SECOND_US,
     ),
@@ -97,13 +97,13 @@ SETTINGS = (
         "dq_allow_eviction",
         Kind.FLAG,
         False,
-        "Whether to run on a Redis whose maxmemory-policy may throw messages away.",
+        "Whether to run on a Redis whose maxmemory-policy may delete messages.",
     ),
     Setting(
         "dq_producer_marker_ttl",
         Kind.DURATION,
         3_600 * SECOND_US,
-        "How long the broker remembers a silent producer's last sequence, to recognise a resent batch.",
+        "How long the broker keeps an idle producer's last sequence, to recognise a resent batch.",
         low=60 * SECOND_US,
         high=30 * _DAY_US,
     ),
@@ -111,13 +111,13 @@ SETTINGS = (
         "dq_dedup_url",
         Kind.TEXT,
         "",
-        "Redis where workers on another broker keep dedup claims; empty: that of the broker or the results.",
+        "Redis with the dedup locks of workers on another broker; '' is that of the broker or the results.",
     ),
     Setting(
         "dq_tombstone_ttl",
         Kind.DURATION,
         3 * 3_600 * SECOND_US,
-        "How long the cancellation of a task that is not in the queue yet is remembered.",
+        "How long the cancellation of a task that is not published yet is kept.",
         low=SECOND_US,
         high=30 * _DAY_US,
     ),
@@ -126,60 +126,67 @@ SETTINGS = (
     *PUBLISHING_SETTINGS,
 )
 
-# What dq_queues[name] takes besides the parts of a quota. The names lack the prefix there.
+# The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
 QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES)
 
 
 @dataclass(frozen=True)
 class QueueOptions:
-    """What holds for one queue.
+    """Options of one queue.
 
-    :param name: the queue; "" for every queue that has no section of its own.
-    :param quota: of each tenant that has none of its own; default unlimited.
-    :param priority_aging_us: microseconds of waiting that outweigh one priority step; None (default)
-        is strict priority.
-    :param max_deliveries: crash deliveries after which a message is a dead letter; default 5.
+    Attributes:
+        name: Name of the queue; "" for all queues without their own section.
+        quota: Quota of each tenant without its own quota; default unlimited.
+        names_quota: Whether the settings name a part of a quota for the queue; default False.
+        priority_aging_us: Microseconds of waiting that equal one step of priority; None (default) is strict
+            priority.
+        max_deliveries: Number of lost workers after which a message becomes a dead letter; default 5.
     """
 
     name: str = ""
     quota: Quota = UNLIMITED
+    names_quota: bool = False
     priority_aging_us: int | None = None
     max_deliveries: int = 5
 
     @property
     def head_start_us(self) -> int:
-        """Microseconds that one step of priority is worth in a message's score."""
+        """Microseconds that one step of priority subtracts from a message's score."""
         return STRICT_HEAD_START_US if self.priority_aging_us is None else self.priority_aging_us
 
 
 @dataclass(frozen=True)
 class Options:
-    """All settings, checked; what the transport finds in ``transport_options["dq"]``.
+    """All settings in checked form. The transport gets them through its ``transport_options``.
 
     Immutable, hashable and picklable. Durations are whole microseconds (``_us``).
 
-    :param environment: ``dq_environment``, namespace of everything: ``online`` (default), ``sandbox``.
-    :param key_prefix: ``dq_key_prefix``, in front of every key; default "".
-    :param lease_us: ``dq_lease``, silence after which a worker is taken for dead; default 15 s.
-    :param dead_letter_failures: ``dq_dead_letter_failures``, keep tasks that failed for good; default False.
-    :param confirm_replicas: ``dq_confirm_replicas``, replicas a push waits for; default 0.
-    :param watchdog_us: ``dq_watchdog``, idle time that is suspicious; default 60 s, 0 is off.
-    :param claim_ahead_us: ``dq_claim_ahead``, service time claimed ahead; default 50 ms.
-    :param allow_eviction: ``dq_allow_eviction``, accept a Redis that may evict; default False.
-    :param producer_marker_ttl_us: ``dq_producer_marker_ttl``, memory for resent batches; default 1 h.
-    :param tombstone_ttl_us: ``dq_tombstone_ttl``, memory for early cancellations; default 3 h.
-    :param dedup_url: ``dq_dedup_url``, Redis of the dedup claims on other brokers; default "".
-    :param buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
-    :param publishing: ``dq_publish_timeout`` and ``dq_breaker_…``, of calls that are not buffered.
-    :param defaults: what holds for a queue that ``dq_queues`` does not name: ``dq_default_quota``,
-        ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
-    :param queues: ``dq_queues``, a section per named queue, in order of name; default none.
-    :param singletons: ``dq_singleton_queues``, a section per queue with a leader; default none.
-    :param election: ``dq_election``, who holds the elections; "" (default) is the broker.
-    :param election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
-    :param beat_scheduler: ``dq_beat_scheduler``, what the elected beat wraps.
-    :param beat_name: ``dq_beat_name``, whose schedule it is; "" (default) is the app's name.
-    :param election_options: ``dq_election_options``, how to talk to ZooKeeper.
+    Attributes:
+        environment: ``dq_environment``, namespace of all stored data: ``online`` (default) or ``sandbox``.
+        key_prefix: ``dq_key_prefix``, prefix of all keys; default "".
+        lease_us: ``dq_lease``, silence after which a worker counts as dead; default 15 s.
+        dead_letter_failures: ``dq_dead_letter_failures``, whether failed tasks become dead letters; default
+            False.
+        confirm_replicas: ``dq_confirm_replicas``, number of replicas that must confirm a push; default 0.
+        watchdog_us: ``dq_watchdog``, time without a claim after which a worker reconnects; default 60 s, 0 is
+            off.
+        claim_ahead_us: ``dq_claim_ahead``, service time that is claimed ahead; default 50 ms.
+        allow_eviction: ``dq_allow_eviction``, whether Redis may evict keys; default False.
+        producer_marker_ttl_us: ``dq_producer_marker_ttl``, how long a resent batch is recognised; default 1
+            h.
+        tombstone_ttl_us: ``dq_tombstone_ttl``, how long an early cancellation is kept; default 3 h.
+        dedup_url: ``dq_dedup_url``, Redis of the dedup locks on other brokers; default "".
+        buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
+        publishing: ``dq_publish_timeout`` and ``dq_breaker_…``, for calls that are not buffered.
+        defaults: Options of a queue that ``dq_queues`` does not name: ``dq_default_quota``,
+            ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
+        queues: ``dq_queues``, one section per named queue, in order of name; default none.
+        singletons: ``dq_singleton_queues``, one section per singleton queue; default none.
+        election: ``dq_election``, URL of the server that holds elections; "" (default) is the broker.
+        election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
+        beat_scheduler: ``dq_beat_scheduler``, the scheduler that the elected beat wraps.
+        beat_name: ``dq_beat_name``, name of the shared schedule; "" (default) is the app's name.
+        election_options: ``dq_election_options``, credentials and TLS for ZooKeeper.
     """
 
     environment: str = "online"
@@ -205,11 +212,11 @@ class Options:
     election_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
 
     def singleton(self, name: str) -> SingletonOptions:
-        """What holds for queue `name` when it has a leader."""
+        """Return the options of singleton queue `name`; the defaults without a section."""
         return next((each for each in self.singletons if each.name == name), SingletonOptions(name))
 
     def queue(self, name: str) -> QueueOptions:
-        """The section of queue `name`; for one that has none, the defaults."""
+        """Return the section of queue `name`; the defaults without a section."""
         for section in self.queues:
             if section.name == name:
                 return section

@@ -1,4 +1,4 @@
-"""The options of queues that one elected worker consumes."""
+"""The options of singleton queues and elections."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ ELECTION_SETTINGS = (
         "dq_election",
         Kind.TEXT,
         "",
-        "Who holds elections: zookeeper://host:2181,host:2181/chroot or redis://host/db; '' is the broker.",
+        "Server of the elections: zookeeper://host:2181,host:2181/chroot or redis://host/db; '' is the "
+        "broker.",
     ),
     Setting(
         "dq_election_session",
         Kind.DURATION,
         10 * SECOND_US,
-        "Silence after which a leader is replaced; its work is stopped after 0.6 of it.",
+        "Silence after which a leader is replaced; the leader stops its work after 0.6 of that time.",
         low=SECOND_US,
         high=300 * SECOND_US,
     ),
@@ -38,7 +39,7 @@ ELECTION_SETTINGS = (
         "dq_election_options",
         Kind.TABLE,
         {},
-        "How to talk to ZooKeeper: auth, sasl, tls; see celery_dq.zookeeper.session.",
+        "Credentials and TLS for ZooKeeper: auth, sasl, tls; see celery_dq.zookeeper.session.",
     ),
     Setting(
         "dq_beat_scheduler",
@@ -50,18 +51,22 @@ ELECTION_SETTINGS = (
         "dq_beat_name",
         Kind.TEXT,
         "",
-        "Whose schedule it is: elected beats of one name have one leader; '' is the app's name.",
+        "Name of the schedule: elected beats with one name have one leader; '' is the app's name.",
     ),
 )
 
 _HAND_OVER = Setting(
-    "hand_over", Kind.TEXT, "finish", "What becomes of the running message.", choices=("finish", "abort")
+    "hand_over",
+    Kind.TEXT,
+    "finish",
+    "Whether a hand-over lets the running message end, or aborts it.",
+    choices=("finish", "abort"),
 )
 _GRACE = Setting(
     "grace",
     Kind.DURATION,
     0,
-    "How long a successor waits after a leader that did not hand over; for effects that are not fenced.",
+    "How long a successor waits after a leader that did not hand over, for effects without fencing.",
     high=3_600 * SECOND_US,
 )
 _CAREER = Setting("career", Kind.TEXT, "", "A subclass of Career, as 'module:name'.")
@@ -73,14 +78,16 @@ _ZOOKEEPER_OPTIONS = ("auth", "sasl", "tls")
 
 @dataclass(frozen=True)
 class SingletonOptions:
-    """What holds for one queue with a leader.
+    """Options of one singleton queue.
 
-    :param name: the queue.
-    :param hand_over: ``finish`` lets the running message end before a voluntary hand-over, ``abort`` kills
-        its process; what is to run again after that must be acknowledged late. Default ``finish``.
-    :param grace_us: microseconds a successor waits after a leader that did not hand over; default 0, which
-        is right where effects are fenced.
-    :param career: dotted path of the class whose ``inaugurate`` and ``hand_over`` are called; "" is none.
+    Attributes:
+        name: Name of the queue.
+        hand_over: With ``finish`` (default) a voluntary hand-over waits for the running message. With
+            ``abort`` it kills the process of the message, which runs again only if its task acknowledges
+            late.
+        grace_us: Microseconds that a successor waits after a leader that did not hand over; default 0, which
+            is right for effects with fencing.
+        career: Dotted path of the class whose ``inaugurate`` and ``hand_over`` are called; "" is none.
     """
 
     name: str
@@ -90,7 +97,14 @@ class SingletonOptions:
 
 
 def read_singletons(table: Any) -> Iterable[SingletonOptions]:
-    """One section per queue of ``dq_singleton_queues``, a dict of dicts or only the names."""
+    """Yield one section per queue of ``dq_singleton_queues``.
+
+    Args:
+        table: A dict of dicts, or only the names of the queues.
+
+    Raises:
+        ConfigurationError: A name or an option is not accepted.
+    """
     if isinstance(table, (list, tuple, set, frozenset)):
         table = {name: {} for name in table}
     table = ELECTION_SETTINGS[0].check(table)
@@ -113,7 +127,11 @@ def read_singletons(table: Any) -> Iterable[SingletonOptions]:
 
 
 def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The checked ``dq_election_options``, by name."""
+    """Return the checked ``dq_election_options``, by name.
+
+    Raises:
+        ConfigurationError: The URL names no server for elections, or an option is unknown or has no effect.
+    """
     scheme = urlsplit(url).scheme if url else ""
     if url and scheme not in _SCHEMES:
         raise ConfigurationError(

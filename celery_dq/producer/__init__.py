@@ -1,8 +1,18 @@
-"""The buffered producer: calls return at once, a flusher thread talks to the broker.
+"""The buffered producer: calls return at once, and a flusher thread talks to the broker.
 
-The words of this room: a *buffer* holds messages in *lanes*; a *spill log* keeps them on disk in
-*segments* until the broker has them; after *linger* or a full batch the *flusher* sends them; what a dead
-process left behind is *adopted* and *replayed*. A *singular update queue* has one thread that owns a state.
+A *buffer* holds messages in *lanes*, one per queue, partition and priority. A *spill log* keeps them on
+disk in *segments* until the broker has them. The *flusher* sends after *linger* or with a full batch.
+Messages of a dead process are *adopted* and *replayed*.
+
+``buffer``, ``segment``                        which message is next, and the bytes of a file; pure
+``spill_log``, ``segment_index``, ``pending_sync``, ``fsync``, ``folder_lock``   the files
+``message_store``                              buffer and spill log under one lock
+``sender``, ``kombu_sender``, ``confirms``     sends a batch
+``circuit_breaker``, ``flusher``               the thread, and when it waits
+``buffered_producer``, ``buffering_producer``, ``template``   what calls use
+``singular_update_queue``                      one thread that owns a state
+
+``celery_dq.app`` makes one producer per app and process.
 """
 
 from __future__ import annotations

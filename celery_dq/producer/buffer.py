@@ -1,8 +1,9 @@
-"""Which message goes out next: lanes, linger, batches, limits. Pure.
+"""The order of buffered messages: lanes, linger, batches, limits. Pure.
 
-A *lane* is what keeps its order: one destination, numbered by one producer, with one batch in flight. A batch
-that failed is sent again as it was, for a broker that drops what it has seen. When the memory is full, or
-older messages of the lane are on disk only, a message is *stored*: it is counted here, and loaded later.
+A *lane* keeps the order of the messages for one destination. One producer sequence numbers them, and one
+batch is in flight. A failed batch is sent again unchanged, so that the broker can recognise it. When the
+memory is full, or older messages of the lane are on disk only, a message is *stored*: the buffer counts it,
+and loads it later.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-__all__ = ["Buffer", "Lane", "Limits", "Message"]
+__all__ = ["MessageBuffer", "Lane", "Limits", "BufferedMessage"]
 
-#: Bytes of payload after which a batch is full, whatever its count.
+#: Bytes of payload after which a batch is full, even with fewer messages than `batch_size`.
 BATCH_BYTES = 1_000_000
-#: The age of the oldest message is known to so many seconds.
+#: Resolution in seconds of the age of the oldest message.
 MARK_S = 0.01
 
 
-class Message(NamedTuple):
-    """One message on its way: its number in the lane, its task id, and what the broker gets."""
+class BufferedMessage(NamedTuple):
+    """One buffered message.
+
+    Attributes:
+        sequence: Number of the message in its lane.
+        id: The task id.
+        payload: Packed message, which the sender unpacks.
+    """
 
     sequence: int
     id: bytes
@@ -31,12 +38,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is held, and how it is cut.
+    """Limits of memory and of batches.
 
-    :param batch_size: messages in a batch.
-    :param linger_s: seconds that a message waits for company.
-    :param max_messages: messages in memory, in all lanes together.
-    :param max_bytes: bytes of their payloads and ids.
+    Attributes:
+        batch_size: Messages in a batch, at most.
+        linger_s: Seconds that a message waits for further messages of its batch.
+        max_messages: Messages in memory, in all lanes together.
+        max_bytes: Bytes of payloads and ids in memory, in all lanes together.
     """
 
     batch_size: int = 500
@@ -46,7 +54,20 @@ class Limits:
 
 
 class Lane:
-    """The messages of one producer for one destination, in order."""
+    """The messages of one producer sequence for one destination, in order.
+
+    Args:
+        key: Name of the destination.
+        producer: Producer sequence, 16 bytes.
+        adopted: Whether the messages come from a dead process.
+
+    Attributes:
+        done: Sequence of the last message that was delivered or rejected.
+        stored: Number of messages, after those in memory, that are on disk only. An adopted lane counts
+            files.
+        most: Size of the next batch while a refused message is searched for; else 0.
+        marks: Sequences with the times of their arrival, for the age of the oldest message.
+    """
 
     __slots__ = (
         "adopted",
@@ -70,37 +91,34 @@ class Lane:
         self.producer = producer
         self.adopted = adopted
         self.next_sequence = 1
-        #: The last one that was delivered (or rejected).
         self.done = 0
-        self.waiting: deque[Message] = deque()
-        self.in_flight: list[Message] = []
-        #: How many messages, later than those in memory, are on disk only.
+        self.waiting: deque[BufferedMessage] = deque()
+        self.in_flight: list[BufferedMessage] = []
         self.stored = 0
         self.first_at = 0.0
         self.retry_at = 0.0
         self.used_at = 0.0
         self.failures = 0
-        #: Size of the next batch, while it is smaller than usual to find out who is refused; else 0.
         self.most = 0
         self.marks: deque[tuple[int, float]] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether it holds anything, in memory or on disk."""
+        """Whether the lane holds messages, in memory or on disk."""
         return bool(self.waiting or self.in_flight or self.stored)
 
     @property
     def pending(self) -> int:
-        """How many messages are not delivered yet."""
+        """Count of the messages that are not delivered yet."""
         return len(self.waiting) + len(self.in_flight) + self.stored
 
 
-def size_of(message: Message) -> int:
-    """The bytes that a message counts for."""
+def size_of(message: BufferedMessage) -> int:
+    """Return the bytes that a message counts towards `Limits.max_bytes`."""
     return len(message.payload) + len(message.id)
 
 
-class Buffer:
+class MessageBuffer:
     """All lanes of a process. Not thread-safe; times are monotonic seconds."""
 
     def __init__(self, limits: Limits) -> None:
@@ -108,23 +126,23 @@ class Buffer:
         self.messages = 0
         self.bytes = 0
         self.stored = 0
-        #: Lanes that hold something, by producer, in the order in which they take turns.
+        #: Lanes that hold messages, by producer sequence, in the order of their turns.
         self.active: dict[bytes, Lane] = {}
 
     @property
     def pending(self) -> int:
-        """Messages that are not delivered yet, in memory and on disk."""
+        """Count of the messages that are not delivered yet, in memory and on disk."""
         return self.messages + self.stored
 
     def admits(self, lane: Lane, size: int) -> bool:
-        """Whether a message of `size` bytes may be held in memory: there is room, and no older one is not."""
+        """Return whether a message of `size` bytes fits in memory, and no older one is on disk only."""
         limits = self.limits
         return (
             not lane.stored and self.messages < limits.max_messages and self.bytes + size <= limits.max_bytes
         )
 
-    def add(self, lane: Lane, message: Message, now: float) -> None:
-        """Hold a message in memory."""
+    def add(self, lane: Lane, message: BufferedMessage, now: float) -> None:
+        """Add a message to the memory."""
         if not lane.waiting:
             lane.first_at = now
             if not lane.in_flight:
@@ -145,11 +163,18 @@ class Buffer:
         if not marks or now - marks[-1][1] > MARK_S:
             marks.append((sequence, now))
 
-    def load(self, lane: Lane, messages: Iterable[Message], stored: int, now: float) -> None:
-        """Hold messages in memory that were stored; `stored` of the count are settled by that."""
+    def load(self, lane: Lane, messages: Iterable[BufferedMessage], stored: int, now: float) -> None:
+        """Add messages to the memory that were stored.
+
+        Args:
+            lane: Their lane.
+            messages: The messages, in order.
+            stored: By how much the count of stored messages drops.
+            now: Monotonic time in seconds.
+        """
         messages = list(messages)
         if messages and not lane.waiting:
-            lane.first_at = now - self.limits.linger_s  # they have lingered
+            lane.first_at = now - self.limits.linger_s  # stored messages do not linger
         lane.waiting.extend(messages)
         self.messages += len(messages)
         self.bytes += sum(map(size_of, messages))
@@ -159,27 +184,32 @@ class Buffer:
         self._tidy(lane, now)
 
     def wants_loading(self) -> Lane | None:
-        """A lane whose next batch is on disk; None when there is none."""
+        """Return a lane whose next batch is on disk; None when there is none."""
         for lane in self.active.values():
             if lane.stored and len(lane.waiting) < self.limits.batch_size:
                 return lane
         return None
 
     def take(self, now: float, *, hurry: bool = False) -> Lane | None:
-        """Put the next batch in flight (or the one that failed, again) and return its lane.
+        """Put the next batch in flight, or the failed one again.
 
-        :param hurry: let nothing linger.
+        Args:
+            now: Monotonic time in seconds.
+            hurry: Whether to send without linger.
+
+        Returns:
+            The lane of the batch; None when no batch is due.
         """
         ready = None
         for lane in self.active.values():
             if self._due(lane, hurry) <= now:
-                if lane.adopted:  # what a dead process left comes first
+                if lane.adopted:  # messages of a dead process go first
                     ready = lane
                     break
                 ready = ready or lane
         if ready is None:
             return None
-        # To the end of the line.
+        # Move the lane to the end, so that lanes take turns.
         del self.active[ready.producer]
         self.active[ready.producer] = ready
         if not ready.in_flight:
@@ -197,7 +227,7 @@ class Buffer:
         lane.first_at = now
 
     def _due(self, lane: Lane, hurry: bool) -> float:
-        """When the lane's next batch shall go; infinity while it has none in memory."""
+        """Return when the next batch of a lane is due; infinity while none is in memory."""
         if lane.in_flight:
             return lane.retry_at
         if not lane.waiting:
@@ -208,11 +238,11 @@ class Buffer:
         )
 
     def next_due(self, *, hurry: bool = False) -> float:
-        """When :meth:`take` will have something; infinity when nothing waits."""
+        """Return when the next batch of any lane is due; infinity when none is in memory."""
         return min((self._due(lane, hurry) for lane in self.active.values()), default=float("inf"))
 
-    def done(self, lane: Lane, now: float) -> list[Message]:
-        """The batch in flight is delivered: return it."""
+    def done(self, lane: Lane, now: float) -> list[BufferedMessage]:
+        """Remove the delivered batch in flight, and return it."""
         batch, lane.in_flight = lane.in_flight, []
         lane.failures = 0
         lane.retry_at = 0.0
@@ -227,8 +257,8 @@ class Buffer:
         self._tidy(lane, now)
         return batch
 
-    def done_in_part(self, lane: Lane, count: int, now: float) -> list[Message]:
-        """Of the batch in flight the first `count` are delivered: return them; the others stay in flight."""
+    def done_in_part(self, lane: Lane, count: int, now: float) -> list[BufferedMessage]:
+        """Remove and return the first `count` messages of the batch in flight. The rest stays in flight."""
         rest = lane.in_flight[count:]
         del lane.in_flight[count:]
         batch = self.done(lane, now)
@@ -238,28 +268,28 @@ class Buffer:
         return batch
 
     def failed(self, lane: Lane, retry_at: float) -> None:
-        """The batch in flight was not delivered, or nobody knows: the same one goes again, at `retry_at`."""
+        """Send the batch in flight again at `retry_at`, because it may not have been delivered."""
         lane.failures += 1
         lane.retry_at = retry_at
 
     def split(self, lane: Lane) -> bool:
-        """Somebody in the batch in flight is refused: halve it. False when it has one message only."""
+        """Halve the batch in flight to find the refused message. Return False when it has only one."""
         half = len(lane.in_flight) // 2
         if not half:
             return False
         lane.waiting.extendleft(reversed(lane.in_flight[half:]))
-        # The neighbours go in small batches as well until the bad one is found.
+        # The second half stays in small batches too, because the refused message may be in it.
         lane.most = half
         del lane.in_flight[half:]
         return True
 
     def oldest_s(self, now: float) -> float:
-        """For how many seconds the oldest message has been here; 0 when there is none."""
+        """Return the age of the oldest message in seconds; 0 when there is none."""
         times = [lane.marks[0][1] for lane in self.active.values() if lane.marks]
         return now - min(times) if times else 0.0
 
-    def clear(self) -> list[tuple[Lane, Message]]:
-        """Give up what is in memory, and return it."""
+    def clear(self) -> list[tuple[Lane, BufferedMessage]]:
+        """Remove and return all messages in memory."""
         left = [
             (lane, message)
             for lane in self.active.values()

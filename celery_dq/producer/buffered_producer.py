@@ -1,9 +1,10 @@
-"""The buffered producer of an app: one outbox and one flusher per process, made at the first message."""
+"""The buffered producer of an app, with one message store and one flusher per process."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import logging
 import os
 import sys
@@ -16,33 +17,34 @@ from pathlib import Path
 from typing import Any
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.errors import QueueClosed, SpillFailed
+from celery_dq.errors import ConfigurationError, QueueClosed, SpillFailed
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import BufferFull, NotOnDisk
-from celery_dq.producer.flusher import Flusher, Hooks
-from celery_dq.producer.journal import Journal
-from celery_dq.producer.outbox import Outbox
+from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
+from celery_dq.producer.message_store import MessageStore
+from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.sender import Addressed, Sender, State
 from celery_dq.producer.singular_update_queue import SingularUpdateQueue
 from celery_dq.producer.spill_log import SpillLog
 
-__all__ = ["BufferedProducer", "Persistence", "Snapshot"]
+__all__ = ["BufferedProducer", "Persistence", "ProducerSnapshot"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks of a caller who waits for room or for a flush.
+#: Seconds between two checks of a call that waits for room or for a flush.
 LOOK_S = 0.001
 
 
 @dataclass(frozen=True)
 class Persistence:
-    """What survives what.
+    """The failures that buffered messages survive.
 
-    :param folder: of the spill log, shared by processes; None holds messages in memory only.
-    :param max_bytes: that the folder may take.
-    :param sync_every: messages after which the disk must write; 1 makes every caller wait for that; 0
-        leaves it to the operating system: messages survive the process, not the machine.
-    :param sync_interval_s: seconds after which the disk must write; 0 is never.
+    Attributes:
+        folder: Folder of the spill log, shared by processes; None holds messages in memory only.
+        max_bytes: Limit of the folder in bytes.
+        sync_every: Number of messages after which the disk is synced. With 1 each call waits for the sync.
+            With 0 the operating system decides: messages survive the process, but not the machine.
+        sync_interval_s: Seconds after which the disk is synced; 0 never syncs by time.
     """
 
     folder: Path | None = None
@@ -52,20 +54,21 @@ class Persistence:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ProducerSnapshot:
     """The state of the buffer.
 
-    :param pending: messages that the broker has not confirmed; of folders taken over, files count until
-        they are read.
-    :param in_memory: of those, how many are in memory too.
-    :param bytes: of memory that they take.
-    :param age_s: of the oldest, in seconds.
-    :param spill_bytes: of this process's files.
-    :param owners: folders of the spill log: one per process, dead or alive.
-    :param quarantined: files that were put aside: damaged, or refused by the broker.
-    :param degraded: whether the spill log cannot be written now.
-    :param last_error: why the broker did not take the last batch; "" when it did.
-    :param counters: what happened since the process began to publish.
+    Attributes:
+        pending: Messages that the broker has not confirmed. An adopted file counts as one until it is read.
+        in_memory: How many of the pending messages are in memory.
+        bytes: Memory in bytes that those messages take.
+        age_s: Age of the oldest pending message in seconds.
+        spill_bytes: Bytes of this process's files.
+        owners: Folders of the spill log, one per process, dead or alive.
+        quarantined: Files in the quarantine: damaged files and refused messages.
+        degraded: Whether the last write to the spill log failed.
+        last_error: Error of the last failed batch; "" after a delivered one.
+        counters: Counts since the process began to publish, see
+            :class:`celery_dq.producer.message_store.Counters`.
     """
 
     pending: int
@@ -80,25 +83,29 @@ class Snapshot:
     counters: dict[str, int]
 
 
-class _Own:
-    """What belongs to one process."""
+class _ProducerProcess:
+    """The message store, the flusher and the sync queue of one process."""
 
-    def __init__(self, limits: Limits, kept: Persistence, sender: Sender, hooks: Hooks, clock: Clock) -> None:
-        journal = None
+    def __init__(
+        self, limits: Limits, kept: Persistence, sender: Sender, hooks: DeliveryCallbacks, clock: Clock
+    ) -> None:
+        index = None
         if kept.folder is not None:
             syncs = bool(kept.sync_every or kept.sync_interval_s)
-            journal = Journal(SpillLog(kept.folder), kept.max_bytes, sync_on_seal=syncs)
+            index = SegmentIndex(SpillLog(kept.folder), kept.max_bytes, sync_on_seal=syncs)
         self.pid = os.getpid()
-        self.outbox = Outbox(limits, journal, clock)
+        self.outbox = MessageStore(limits, index, clock)
         self.flusher = Flusher(self.outbox, sender, hooks)
         self.interval_s = kept.sync_interval_s
         self.syncer: SingularUpdateQueue[bool, None] = SingularUpdateQueue.grouped(
             self._sync, max_batch=100_000, capacity=100_000, name="celery-dq-sync"
         )
         self.sync_asked = False
+        #: Whether a flush waits for the files of dead processes as well.
+        self.replays = False
 
     def _sync(self, urgent: Any) -> list[None]:
-        """Group commit: one sync for all that ask. Nobody in a hurry: let the interval pass first."""
+        """Do one sync for all requests in the queue; without an urgent one, wait for the interval first."""
         if not any(urgent):
             deadline = time.monotonic() + self.interval_s
             while (left := deadline - time.monotonic()) > 0 and not len(self.syncer):
@@ -108,15 +115,52 @@ class _Own:
         return [None] * len(urgent)
 
 
+class _Flush:
+    """One wait for all messages that were put before it and, after a replay, for all adopted messages.
+
+    Args:
+        own: The state of this process.
+    """
+
+    def __init__(self, own: _ProducerProcess) -> None:
+        self._own = own
+        self._marks = own.outbox.marks()
+        #: Number of the search for folders of dead processes to wait for; 0 waits for none.
+        self._look = own.flusher.look_for_orphans() if own.replays else 0
+        self._look_again = False
+        own.flusher.flush_soon()
+
+    def left(self) -> int:
+        """Return how many messages, or unread adopted files, are not confirmed."""
+        outbox, flusher = self._own.outbox, self._own.flusher
+        left = outbox.unsettled(self._marks)
+        if not self._look:
+            return left
+        if flusher.looked < self._look:
+            return left + 1
+        if adopted := outbox.adopted_pending():
+            self._look_again = True
+            return left + adopted
+        if self._look_again or outbox.found:
+            # A search skips a folder while another folder of the same lane is not done. So search again.
+            self._look, self._look_again = flusher.look_for_orphans(), False
+            return left + 1
+        return left
+
+
 class BufferedProducer:
     """Accepts messages in microseconds and sends them from a thread.
 
-    Safe between threads, greenlets and coroutines, and after a fork, where the child begins anew. Nothing
-    starts before the first message.
+    Safe between threads, greenlets and coroutines, and after a fork, where the child begins with an empty
+    buffer. The thread starts with the first message.
 
-    :param sender: makes the sender of a process; its `send` is called by the flusher only.
-    :param max_block_s: seconds that :meth:`put` waits for room; in a running event loop it never does.
-    :param close_timeout_s: seconds for the last messages at interpreter exit.
+    Args:
+        sender: Makes the sender of a process, whose `send` is called by the flusher only.
+        limits: Limits of the buffer; default :class:`~celery_dq.producer.buffer.Limits` without arguments.
+        persistence: The spill log; default in memory only.
+        max_block_s: Seconds that :meth:`put` waits for room. In a running event loop it never waits.
+        close_timeout_s: Seconds for the last messages at interpreter exit.
+        clock: Default the clocks of this machine.
     """
 
     def __init__(
@@ -131,61 +175,63 @@ class BufferedProducer:
     ) -> None:
         self.limits = limits or Limits()
         self.persistence = persistence or Persistence()
-        self.hooks = Hooks()
+        self.hooks = DeliveryCallbacks()
         self._syncs = bool(self.persistence.sync_every or self.persistence.sync_interval_s)
         self._sender = sender
         self._max_block_s = max_block_s
         self._close_timeout_s = close_timeout_s
         self._clock: Clock = clock or SystemClock()
-        self._own: _Own | None = None
+        self._own: _ProducerProcess | None = None
         self._starting = threading.RLock()
         self._pid = os.getpid()
 
     # -- putting
 
     def put(self, message: Addressed) -> None:
-        """Accept a message; see :class:`Persistence` for what it survives from then on.
+        """Accept a message. :class:`Persistence` says which failures it survives from then on.
 
         Raises:
-            BufferFull: No room within `max_block_s`.
-            NotOnDisk: With ``sync_every=1``: the disk did not take it.
+            BufferFull: There was no room within `max_block_s`.
+            ConfigurationError: The folder cannot be used, at the first message.
+            NotOnDisk: With ``sync_every=1``, the message could not be written to disk.
         """
         own = self._own
         if own is None or own.pid != os.getpid():
             own = self._begin()
         while not own.outbox.put(*message) and not self._wait_for_room(own.outbox, message):
-            # It was closed meanwhile.
+            # The store was closed meanwhile.
             own = self._begin()
         if self._syncs:
             self._persist(own, self.persistence)
 
-    def _wait_for_room(self, outbox: Outbox, message: Addressed) -> bool:
-        """Put it as soon as there is room; False when the outbox was closed."""
+    def _wait_for_room(self, outbox: MessageStore, message: Addressed) -> bool:
+        """Put a message as soon as there is room. Return False when the message store was closed."""
         deadline = time.monotonic() + (0.0 if in_event_loop() else self._max_block_s)
         while True:
-            outbox.ring()
+            outbox.wake()
             if outbox.closed:
                 return False
             if time.monotonic() >= deadline:
                 outbox.counters.full += 1
-                where = "memory" if outbox.journal is None else "memory and spill log"
+                full = "memory is" if outbox.segment_index is None else "memory and spill log are"
                 raise BufferFull(
-                    f"{where} of the buffer are full ({outbox.buffer.pending} messages): the broker is "
-                    "slower than its producers, or down; see dq_buffer_max_messages and "
+                    f"the buffer's {full} full ({outbox.buffer.pending} messages), because the broker is "
+                    f"slower "
+                    "than its producers, or down: restore the broker, or raise dq_buffer_max_messages and "
                     "dq_buffer_max_spill_bytes"
                 )
             time.sleep(LOOK_S)
             if outbox.put(*message):
                 return True
 
-    def _persist(self, own: _Own, kept: Persistence) -> None:
+    def _persist(self, own: _ProducerProcess, kept: Persistence) -> None:
         if kept.folder is None:
             return
         try:
             if kept.sync_every == 1:
                 own.syncer.submit(True).result()
-            elif kept.sync_every and own.outbox.unsynced >= kept.sync_every:
-                own.outbox.unsynced = 0
+            elif kept.sync_every and own.outbox.pending_sync >= kept.sync_every:
+                own.outbox.pending_sync = 0
                 own.syncer.submit(True, block=False)
             elif kept.sync_interval_s and not own.sync_asked:
                 own.sync_asked = True
@@ -193,7 +239,7 @@ class BufferedProducer:
         except (SpillFailed, QueueClosed) as error:
             raise NotOnDisk(f"the message is buffered and may be sent, but not on disk: {error}") from error
 
-    def _begin(self) -> _Own:
+    def _begin(self) -> _ProducerProcess:
         if self._pid != os.getpid():
             # The lock may be held by a thread that does not exist here.
             self._starting = threading.RLock()
@@ -204,72 +250,89 @@ class BufferedProducer:
                 if old.pid == os.getpid():
                     return old
                 old.outbox.abandon()
-            own = _Own(self.limits, self.persistence, self._sender(), self.hooks, self._clock)
+            if self.persistence.folder is not None:
+                _refuse_unusable(self.persistence.folder)
+            own = _ProducerProcess(self.limits, self.persistence, self._sender(), self.hooks, self._clock)
             if self._own is not None and self._own.pid == own.pid:
-                return self._own  # a destructor that ran meanwhile has put as well, and was here first
+                return self._own  # a destructor that ran meanwhile has put a message, and made it
             self._own = own
             try:
                 own.flusher.start()
-            except RuntimeError as error:  # the interpreter ends: what is on disk is sent by somebody else
-                logger.warning("The flusher cannot start: %s.", error)
+            except RuntimeError as error:  # the interpreter ends
+                logger.warning(
+                    "The flusher thread cannot start (%s); messages on disk are sent by a later process.",
+                    error,
+                    extra={"event": "buffer_flusher_not_started"},
+                )
             _call_at_exit(self)
             return own
 
     def start(self) -> None:
-        """Begin without a message: takes over what dead processes left, and sends it."""
-        if self._own is None or self._own.pid != os.getpid():
-            self._begin()
+        """Start the thread without a message. It adopts and sends the messages of dead processes.
+
+        Each later :meth:`flush` of this process waits for the adopted messages too.
+
+        Raises:
+            ConfigurationError: The folder cannot be used.
+        """
+        own = self._own
+        if own is None or own.pid != os.getpid():
+            own = self._begin()
+        own.replays = own.outbox.segment_index is not None
 
     # -- waiting
 
-    def _mine(self) -> _Own | None:
+    def _mine(self) -> _ProducerProcess | None:
         own = self._own
         return own if own is not None and own.pid == os.getpid() else None
 
-    def hurry(self) -> None:
-        """Send at once what is there, and do not wait for it."""
+    def flush_soon(self) -> None:
+        """Send all messages in the buffer without linger. Does not wait."""
         own = self._mine()
         if own is not None and own.outbox.buffer.pending:
-            own.flusher.hurry()
+            own.flusher.flush_soon()
 
     def flush(self, timeout: float | None = None) -> int:
-        """Send what was put so far and wait until the broker has it.
+        """Send all messages that were put so far, and wait until the broker has them.
 
-        :param timeout: seconds; default as long as it takes.
+        After :meth:`start` this includes the messages of dead processes.
+
+        Args:
+            timeout: Seconds; None waits without a limit.
 
         Returns:
-            How many of them the broker has not confirmed; 0 when all is well.
+            How many of the messages the broker has not confirmed. An adopted file counts as one until it is
+            read.
         """
         own = self._mine()
         if own is None:
             return 0
-        marks = own.outbox.marks()
+        waiting = _Flush(own)
         deadline = None if timeout is None else time.monotonic() + timeout
-        own.flusher.hurry()
-        while (left := own.outbox.unsettled(marks)) and (deadline is None or time.monotonic() < deadline):
+        while (left := waiting.left()) and (deadline is None or time.monotonic() < deadline):
             time.sleep(LOOK_S)
         return left
 
     async def aflush(self, timeout: float | None = None) -> int:
-        """:meth:`flush` for asyncio."""
+        """Do the same as :meth:`flush`, in asyncio."""
         own = self._mine()
         if own is None:
             return 0
-        marks = own.outbox.marks()
+        waiting = _Flush(own)
         deadline = None if timeout is None else time.monotonic() + timeout
-        own.flusher.hurry()
-        while (left := own.outbox.unsettled(marks)) and (deadline is None or time.monotonic() < deadline):
+        while (left := waiting.left()) and (deadline is None or time.monotonic() < deadline):
             await asyncio.sleep(LOOK_S)
         return left
 
     def close(self, timeout: float | None = None) -> int:
-        """Flush, end the thread, release the files. The next message begins anew.
+        """Flush, end the thread, and unlock the files. The next message starts a new thread.
 
-        :param timeout: seconds for all of it; default ``dq_buffer_close_timeout``.
+        Args:
+            timeout: Seconds for all steps together; default ``dq_buffer_close_timeout``.
 
         Returns:
-            How many messages the broker has not confirmed. Those on disk are sent by the next process that
-            uses the folder; ``on_error`` is told about the others.
+            How many messages the broker has not confirmed. Messages on disk are sent by the next process that
+            uses the folder. The other ones are reported to ``on_error``.
         """
         own = self._mine()
         if own is None:
@@ -282,30 +345,35 @@ class BufferedProducer:
         pending = own.outbox.buffer.pending
         own.syncer.close(max(deadline - time.monotonic(), 0.05))
         if not ended:
-            # Its thread is in a call to the broker: the files stay locked until the process ends.
-            logger.warning("The flusher did not end in time, %d messages are left.", pending)
+            # The thread is in a call to the broker, so the files stay locked until the process ends.
+            logger.warning(
+                "The flusher thread did not end in time; %d messages are not confirmed. Those in the spill "
+                "log are sent by a later process.",
+                pending,
+                extra={"event": "buffer_flusher_not_stopped"},
+            )
             return pending
         for lane, message in own.outbox.close():
             state: State = "possibly_sent" if lane.failures and message in lane.in_flight else "not_sent"
             self.hooks.failed(BufferFull("the buffer was closed"), lane, message, state)
         return pending
 
-    # -- looking
+    # -- inspection
 
-    def snapshot(self) -> Snapshot:
-        """The state of this process's buffer and of the shared folder."""
+    def snapshot(self) -> ProducerSnapshot:
+        """Return the state of this process's buffer and of the shared folder."""
         own = self._mine()
         folder = self.persistence.folder
         log = None if folder is None else SpillLog(folder)
         outbox = None if own is None else own.outbox
         buffer = None if outbox is None else outbox.buffer
-        journal = None if outbox is None else outbox.journal
-        return Snapshot(
+        index = None if outbox is None else outbox.segment_index
+        return ProducerSnapshot(
             pending=0 if buffer is None else buffer.pending,
             in_memory=0 if buffer is None else buffer.messages,
             bytes=0 if buffer is None else buffer.bytes,
             age_s=0.0 if buffer is None or outbox is None else outbox.age_s(),
-            spill_bytes=0 if journal is None else journal.bytes,
+            spill_bytes=0 if index is None else index.bytes,
             owners=() if log is None else tuple(log.owners()),
             quarantined=() if log is None else tuple(log.quarantined_files()),
             degraded=outbox is not None and outbox.degraded,
@@ -314,8 +382,21 @@ class BufferedProducer:
         )
 
 
+def _refuse_unusable(folder: Path) -> None:
+    try:
+        SpillLog(folder).try_out()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # a full disk is temporary; until then messages are held in memory
+        raise ConfigurationError(
+            f"dq_buffer_folder: {folder} cannot be used ({error.strerror or error}), so buffered messages "
+            "would be lost with the process: give the folder to the user of this process, name another one, "
+            "or set dq_buffer_folder = '' to hold messages in memory only"
+        ) from error
+
+
 def in_event_loop() -> bool:
-    """Whether an asyncio event loop runs in this thread: it must not be held up."""
+    """Return whether an asyncio event loop runs in this thread, which must not be blocked."""
     return "asyncio" in sys.modules and asyncio._get_running_loop() is not None
 
 
@@ -328,7 +409,7 @@ def _call_at_exit(producer: BufferedProducer) -> None:
             found.close()
 
     atexit.register(close)
-    # A child of multiprocessing (or billiard) ends without atexit.
+    # A child of multiprocessing or billiard does not run atexit handlers.
     for name in ("multiprocessing.util", "billiard.util"):
         module = sys.modules.get(name)
         if module is not None:

@@ -1,8 +1,8 @@
-"""When a broker that does not answer is not asked any more. Pure, but for the clock it is given.
+"""A circuit breaker: calls to a broker that does not answer fail at once. Pure except for its clock.
 
-*Closed*: every call goes through. After so many failures in a row, or one that took all of its time, it is
-*open*: calls fail at once. After a pause one call, the *probe*, goes through: when it succeeds the breaker
-closes, when it fails the pause begins anew.
+A *closed* breaker admits each call. After a number of failures in a row, or one call that used up its
+timeout, the breaker is *open* and calls fail at once. After a pause one call, the *probe*, is admitted. Its
+success closes the breaker, its failure starts another pause.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ CircuitState: TypeAlias = Literal["closed", "open", "half-open"]
 
 
 class CircuitBreaker:
-    """Safe between threads; a forked child begins with a closed one.
+    """Thread-safe; a forked child begins with a closed breaker.
 
-    :param failures: in a row that open it; 0 never does.
-    :param pause_s: seconds for which it is open.
+    Args:
+        failures: Number of failures in a row that opens the breaker; 0 never opens it.
+        pause_s: Seconds for which it stays open.
+        clock: Its monotonic time measures the pause.
     """
 
     def __init__(self, failures: int, pause_s: float, clock: Clock) -> None:
@@ -33,7 +35,7 @@ class CircuitBreaker:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        # Re-entrant: a destructor in the middle of it may publish as well.
+        # Re-entrant, because a destructor that runs under the lock may publish too.
         self._lock = threading.RLock()
         self._failed = 0
         self._open_until: float | None = None
@@ -42,15 +44,19 @@ class CircuitBreaker:
 
     @property
     def state(self) -> CircuitState:
-        """As of now."""
+        """The present state."""
         if self._open_until is None:
             return "closed"
         return "open" if self._clock.monotonic() < self._open_until else "half-open"
 
     def admit(self, within_s: float) -> float:
-        """Ask before a call. 0: go ahead, and tell the outcome; else for how many seconds not to.
+        """Ask for permission before a call. The caller reports the outcome of an admitted call.
 
-        :param within_s: seconds after which a probe that told no outcome is given up on.
+        Args:
+            within_s: Seconds after which a probe without an outcome no longer blocks the next probe.
+
+        Returns:
+            0 when the call is admitted; else the seconds until the next probe.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -65,21 +71,23 @@ class CircuitBreaker:
             return closed_at - now
 
     def succeeded(self) -> None:
-        """The broker has answered."""
+        """Report that the broker answered."""
         if self._failed or self._open_until is not None:
             with self._lock:
                 self._failed, self._open_until, self._probing_until = 0, None, None
 
     def abstained(self) -> None:
-        """The call failed for reasons of its own, and says nothing about the broker."""
+        """Report that the call failed for a reason that says nothing about the broker."""
         if self._probing_until is not None:
             with self._lock:
                 self._probing_until = None
 
     def failed(self, error: BaseException, *, hung: bool) -> None:
-        """The broker has not answered.
+        """Report that the broker did not answer.
 
-        :param hung: it took all the time that a call has: one is enough.
+        Args:
+            error: The error of the call.
+            hung: Whether the call used up its timeout; one such call opens the breaker.
         """
         with self._lock:
             self.last_error = str(error) or repr(error)

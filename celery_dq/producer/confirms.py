@@ -1,6 +1,7 @@
-"""Publisher confirms of AMQP for a batch: publish all of it, then wait until the broker has it.
+"""Publisher confirms of AMQP for a batch: publish all messages, then wait until the broker has them.
 
-py-amqp waits for each message, so that its rate is that of the broker's disk. Here one wait serves a batch.
+py-amqp waits for each message, which limits its rate to that of the broker's disk. Here one wait serves a
+batch.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ __all__ = ["Confirms", "Nacked"]
 
 
 class Nacked(DQError):
-    """The broker says that it does not take a message, as a full queue with ``reject-publish`` does."""
+    """The broker does not accept a message, for example for a full queue with ``reject-publish``."""
 
 
 class Confirms:
-    """The confirms of one channel, which nobody else publishes on.
+    """The confirms of one channel, on which no other code publishes.
 
-    :param channel: of py-amqp, fresh. From now on its ``basic_publish`` does not wait.
+    Args:
+        channel: A fresh channel of py-amqp. From now on its ``basic_publish`` does not wait.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -28,7 +30,7 @@ class Confirms:
         channel.basic_publish = channel._basic_publish
         channel.events["basic_ack"].add(self._acked)
         channel.events["basic_nack"].add(self._nacked)
-        #: The broker numbers what comes on a channel from 1.
+        #: The broker numbers the messages of a channel from 1 on.
         self._published = 0
         self._first = 1
         self._outstanding: set[int] = set()
@@ -36,34 +38,35 @@ class Confirms:
 
     @staticmethod
     def possible(channel: Any) -> bool:
-        """Whether the channel is one of AMQP's."""
+        """Return whether the channel is one of py-amqp."""
         return hasattr(channel, "confirm_select") and hasattr(channel, "_basic_publish")
 
     def begin(self) -> None:
-        """A batch begins."""
+        """Start a batch."""
         self._first = self._published + 1
         self._outstanding.clear()
         self._refused.clear()
 
     def published(self) -> None:
-        """A message was handed to the channel."""
+        """Count a message that was published on the channel."""
         self._published += 1
-        # Its answer cannot have been read yet: that happens in `wait`, or before a message is written.
+        # The confirm cannot have been read yet: answers are read in `wait`, or before a message is written.
         self._outstanding.add(self._published)
 
     @property
     def confirmed(self) -> int:
-        """How many messages, from the start of the batch, the broker has."""
+        """Count of confirmed messages, from the start of the batch."""
         missing = self._outstanding | self._refused
         return (min(missing) if missing else self._published + 1) - self._first
 
     def wait(self, drain: Callable[[], Any]) -> None:
         """Read answers until each message has one.
 
-        :param drain: reads some; raises when none comes.
+        Args:
+            drain: Reads answers; raises when none comes in time.
 
         Raises:
-            Nacked: Some were not accepted.
+            Nacked: The broker did not accept all messages.
         """
         while self._outstanding:
             drain()

@@ -1,4 +1,4 @@
-"""What a caller may have to handle."""
+"""Errors of the buffered producer that a caller may have to handle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ __all__ = ["BrokerUnavailable", "BufferFull", "NotOnDisk"]
 
 
 class BrokerUnavailable(DQError, OperationalError):
-    """A call that is not buffered was not sent, or nobody knows: the broker did not answer in time.
+    """A call that is not buffered was not sent, or its outcome is unknown.
 
-    Either within ``dq_publish_timeout``, or to the calls before, so that this one did not try.
+    Either the broker did not answer within ``dq_publish_timeout``, or the circuit breaker is open after such
+    failures and the call was not tried.
     """
 
 
 class BufferFull(DQError, OperationalError):
-    """Neither memory nor disk had room for a message within ``dq_buffer_max_block``; it was not accepted."""
+    """Memory and disk had no room for a message within ``dq_buffer_max_block``; it was not accepted."""
 
 
 class NotOnDisk(DQError, OperationalError):
-    """A message that must be on disk before the call returns is not. It is in memory, and may be sent."""
+    """A message could not be written to disk before the call returned. It is in memory, and may be sent."""

@@ -1,7 +1,7 @@
-"""The thread that sends. It does I/O only: what it sends was made by the callers.
+"""The thread that sends buffered messages. It does I/O only: the callers have built the messages.
 
-It is a native thread, also under gevent and eventlet, with a broker connection that nobody else uses. It
-starts with the first message of a process and ends with :meth:`Flusher.stop`, or with the process.
+It is a native thread, also under gevent and eventlet, with its own broker connection. It starts with the
+first message of a process and ends with :meth:`Flusher.stop`, or with the process.
 """
 
 from __future__ import annotations
@@ -13,30 +13,39 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.producer.buffer import Lane, Message
-from celery_dq.producer.outbox import Outbox
-from celery_dq.producer.sender import NotNow, Refused, Sender, State, Unreachable
+from celery_dq.producer.buffer import BufferedMessage, Lane
+from celery_dq.producer.message_store import MessageStore
+from celery_dq.producer.sender import (
+    BrokerUnreachable,
+    PublishDeferred,
+    PublishRefused,
+    Sender,
+    State,
+    described,
+)
 
-__all__ = ["Flusher", "Hooks", "Undelivered"]
+__all__ = ["Flusher", "DeliveryCallbacks", "Undelivered"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for folders of dead processes.
+#: Seconds between two searches for folders of dead processes.
 ADOPT_S = 5.0
-#: Seconds between two looks whether our own folder is still there.
+#: Seconds between two checks that the folder of this process still exists.
 TIDY_S = 1.0
-#: Seconds after the last message during which the thread looks by itself, without being woken.
+#: Seconds after the last message during which the thread polls instead of waiting for a wake-up.
 ACTIVE_S = 0.5
+#: Shortest and longest delay in seconds before a failed batch is sent again.
 FIRST_DELAY_S = 0.05
 LAST_DELAY_S = 2.0
 
 
 class Undelivered(NamedTuple):
-    """A message that will not be delivered from here.
+    """A message that this process will not deliver.
 
-    :param task_id: of the task.
-    :param lane: where it should have gone.
-    :param payload: what should have been sent.
+    Attributes:
+        task_id: Id of the task.
+        lane: Destination, in the form that the sender uses.
+        payload: Packed message, in the form that the sender uses.
     """
 
     task_id: str
@@ -44,22 +53,27 @@ class Undelivered(NamedTuple):
     payload: bytes
 
 
-class Hooks:
-    """Functions to call from the flusher's thread. What they raise is logged and goes no further."""
+class DeliveryCallbacks:
+    """Callbacks that run in the flusher thread. Their exceptions are logged and not raised.
+
+    Attributes:
+        on_delivered: Called with the task ids of each delivered batch.
+        on_error: Called with the error, the message and its state, for a message that will not be delivered.
+    """
 
     def __init__(self) -> None:
         self.on_delivered: list[Callable[[Sequence[str]], Any]] = []
         self.on_error: list[Callable[[BaseException, Undelivered, State], Any]] = []
 
-    def delivered(self, batch: Sequence[Message]) -> None:
-        """Tell which task ids the broker has now."""
+    def delivered(self, batch: Sequence[BufferedMessage]) -> None:
+        """Report the task ids of a delivered batch."""
         if self.on_delivered:
             ids = [each.id.decode("utf-8", "replace") for each in batch]
             for hook in list(self.on_delivered):
                 _call(hook, ids)
 
-    def failed(self, error: BaseException, lane: Lane, message: Message, state: State) -> None:
-        """Tell about a message that will not be delivered from here."""
+    def failed(self, error: BaseException, lane: Lane, message: BufferedMessage, state: State) -> None:
+        """Report a message that this process will not deliver."""
         undelivered = Undelivered(message.id.decode("utf-8", "replace"), lane.key, message.payload)
         for hook in list(self.on_error):
             _call(hook, error, undelivered, state)
@@ -69,35 +83,53 @@ def _call(hook: Callable[..., Any], *args: Any) -> None:
     try:
         hook(*args)
     except Exception:
-        logger.exception("The hook %r failed; the buffer goes on.", hook)
+        logger.exception(
+            "Callback %r of the buffer raised an exception; delivery continues.",
+            hook,
+            extra={"event": "buffer_hook_failed"},
+        )
 
 
 class Flusher:
-    """Sends what an outbox holds.
+    """Sends the messages of a message store.
 
-    :param outbox: of this process.
-    :param sender: used by this thread only.
-    :param hooks: told about what becomes of messages.
+    Args:
+        outbox: The message store of this process.
+        sender: Used by this thread only.
+        hooks: Callbacks for delivered and failed messages.
+
+    Attributes:
+        hurry_to: Count of settled messages up to which batches are sent without linger.
+        down_until: Monotonic time before which no lane is tried, because the broker does not answer.
+        last_error: Error of the last failed batch; "" after a delivered one.
+        looked: Number of the last finished search for folders of dead processes.
     """
 
-    def __init__(self, outbox: Outbox, sender: Sender, hooks: Hooks) -> None:
+    def __init__(self, outbox: MessageStore, sender: Sender, hooks: DeliveryCallbacks) -> None:
         self.outbox = outbox
         self.hooks = hooks
         self._sender = sender
         self._now = outbox.clock.monotonic
-        #: Let nothing linger until so many messages are delivered or rejected.
         self.hurry_to = 0
-        #: Set while the broker does not answer: no lane is tried before.
         self.down_until = 0.0
+        #: Class of the last unexpected error; None after a round without one.
+        self._stumbled: type[Exception] | None = None
         self.last_error = ""
         self._delay = FIRST_DELAY_S
         self._stopping = False
+        #: Number of the last search that a caller asked for.
+        self._looks_asked = self.looked = 0
+        self._look_tried = 0
         self._adopted_at = self._tidied_at = float("-inf")
         self._busy_at = float("-inf")
         self._ended: Any = unpatched("_thread", "allocate_lock")()
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError where none can start any more (at exit)."""
+        """Start the thread.
+
+        Raises:
+            RuntimeError: No thread can start any more, because the interpreter ends.
+        """
         self._ended.acquire()
         try:
             unpatched("_thread", "start_new_thread")(self._run, ())
@@ -107,24 +139,43 @@ class Flusher:
 
     @property
     def settled(self) -> int:
-        """How many messages are delivered or rejected."""
+        """Count of the messages that are delivered or rejected."""
         counters = self.outbox.counters
         return counters.delivered + counters.rejected
 
-    def hurry(self) -> None:
-        """Send at once what is there now."""
+    def flush_soon(self) -> None:
+        """Send all messages in the buffer without linger. Does not wait."""
         self.hurry_to = self.settled + self.outbox.buffer.pending
-        self.outbox.ring()
+        self.outbox.wake()
+
+    def look_for_orphans(self) -> int:
+        """Ask for a search for folders of dead processes.
+
+        Returns:
+            The number of the search; it is over when :attr:`looked` has reached that number.
+        """
+        with self.outbox.lock:
+            self._looks_asked += 1
+            asked = self._looks_asked
+        self.outbox.wake()
+        return asked
 
     def stop(self, timeout: float) -> bool:
-        """End the thread after what it is doing; whether it has ended in time."""
+        """End the thread after its current step.
+
+        Args:
+            timeout: Seconds to wait for its end.
+
+        Returns:
+            Whether the thread ended in time.
+        """
         self._stopping = True
-        self.outbox.ring()
+        self.outbox.wake()
         deadline = time.monotonic() + timeout
         while not self._ended.acquire(False):
             if time.monotonic() >= deadline:
                 return False
-            # Patched by gevent and eventlet, so that other greenlets go on.
+            # gevent and eventlet patch this sleep, so other greenlets run meanwhile.
             time.sleep(0.001)
         self._ended.release()
         return True
@@ -146,31 +197,44 @@ class Flusher:
         try:
             if not self.step():
                 self._wait()
-        except Exception:
-            # This thread must not die of anything: messages would wait for ever.
-            logger.exception("The flusher goes on after an error.")
-            self.outbox.bell.acquire(True, FIRST_DELAY_S)
+        except Exception as error:
+            # Without this thread no message would be sent any more.
+            if type(error) is not self._stumbled:
+                logger.exception(
+                    "The flusher thread continues after an error; messages stay in the buffer.",
+                    extra={"event": "buffer_flusher_error"},
+                )
+            self._stumbled = type(error)
+            self.outbox.wakeup.acquire(True, FIRST_DELAY_S)
+        else:
+            self._stumbled = None
 
     def _wait(self) -> None:
         now = self._now()
-        wait = self.outbox.doze(
+        wait = self.outbox.sleep_until_due(
             hurry=self.settled < self.hurry_to,
             recently=now - self._busy_at < ACTIVE_S,
             limit=max(self.down_until - now, 0.0) or ADOPT_S,
         )
         wait = max(wait, min(self.down_until - now, LAST_DELAY_S))
         if wait > 0:
-            self.outbox.bell.acquire(True, wait)
+            self.outbox.wakeup.acquire(True, wait)
 
     def step(self) -> bool:
-        """Do one thing. False when there is nothing to do now."""
+        """Do the housekeeping that is due, and send one batch.
+
+        Returns:
+            Whether a batch was sent or tried.
+        """
         now = self._now()
         if now - self._tidied_at >= TIDY_S:
             self._tidied_at = now
             self.outbox.tidy()
-        if now - self._adopted_at >= ADOPT_S:
-            self._adopted_at = now
+        asked = self._looks_asked
+        if now - self._adopted_at >= ADOPT_S or asked > self._look_tried:
+            self._adopted_at, self._look_tried = now, asked
             self.outbox.adopt()
+            self.looked = asked
         if now < self.down_until:
             return False
         lane = self.outbox.take(hurry=self.settled < self.hurry_to)
@@ -183,13 +247,13 @@ class Flusher:
     def _send(self, lane: Lane) -> None:
         try:
             self._sender.send(lane.key, lane.producer.hex(), lane.in_flight)
-        except Refused as error:
+        except PublishRefused as error:
             self._refused(lane, error)
-        except Unreachable as error:
+        except BrokerUnreachable as error:
             failures = lane.failures
             if error.sent:
                 self.hooks.delivered(self.outbox.done(lane, count=error.sent))
-            if isinstance(error, NotNow):
+            if isinstance(error, PublishDeferred):
                 self._later(lane, 0 if error.sent else failures, error)
             else:
                 self._down(error)
@@ -198,7 +262,11 @@ class Flusher:
             self._later(lane, lane.failures, error)
         else:
             if self.last_error:
-                logger.warning("The broker takes messages again; %d wait.", self.outbox.buffer.pending)
+                logger.warning(
+                    "The broker accepts messages again; buffered messages to send: %d.",
+                    self.outbox.buffer.pending,
+                    extra={"event": "buffer_delivery_resumed"},
+                )
                 self.last_error = ""
             self._delay = FIRST_DELAY_S
             self.hooks.delivered(self.outbox.done(lane))
@@ -206,27 +274,45 @@ class Flusher:
     def _later(self, lane: Lane, failures: int, error: Exception) -> None:
         delay = _delay(failures)
         if not failures:
-            logger.warning("Lane %s is tried again in %.1f s: %r.", lane.key, delay, error)
-        self.last_error = repr(error)
+            logger.warning(
+                "A batch of lane %s was not accepted (will retry in %.1f s): %s",
+                lane.key,
+                delay,
+                described(error),
+                extra={"event": "buffer_lane_deferred"},
+            )
+        self.last_error = described(error)
         self.outbox.failed(lane, delay)
 
-    def _down(self, error: Unreachable) -> None:
+    def _down(self, error: BrokerUnreachable) -> None:
         if not self.last_error:
-            logger.warning("The broker does not answer, messages are kept: %s", error)
+            logger.warning(
+                "The broker does not answer; buffered messages (%d) are kept and sent later: %s",
+                self.outbox.buffer.pending,
+                error,
+                extra={"event": "buffer_broker_unreachable"},
+            )
         self.last_error = str(error)
         delay = self._delay * random.uniform(0.75, 1.25)
         self._delay = min(self._delay * 2, LAST_DELAY_S)
         self.down_until = self._now() + delay
 
-    def _refused(self, lane: Lane, error: Refused) -> None:
+    def _refused(self, lane: Lane, error: PublishRefused) -> None:
         if self.outbox.split(lane):
             self.outbox.failed(lane, 0.0)
             return
         message = lane.in_flight[0]
-        journal = self.outbox.journal
-        logger.error("Message %r of lane %s is refused: %s.", message.id, lane.key, error)
-        if journal is not None:
-            journal.reject(lane, message, str(error))
+        index = self.outbox.segment_index
+        logger.error(
+            "The broker refused message %r of lane %s: %s. It is not sent again%s.",
+            message.id,
+            lane.key,
+            error,
+            "" if index is None else " and is kept in the quarantine",
+            extra={"event": "buffer_message_refused"},
+        )
+        if index is not None:
+            index.reject(lane, message, str(error))
         self.outbox.done(lane, rejected=True)
         self.hooks.failed(error, lane, message, "rejected")
 

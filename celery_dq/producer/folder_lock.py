@@ -1,9 +1,11 @@
-"""Who has a folder of the spill log.
+"""The lock that shows which process owns a folder of the spill log.
 
-The lock is POSIX (``lockf``): it ends with the process, however that ends, and a forked child does not
-inherit it. It also ends when the process closes *any* descriptor of the file, and it keeps out other
-processes only. So a process never opens the lock file of a folder of its own; the folder's name tells. Nor
-that of a folder that it has adopted, for another app maybe: a file in there that is named for it tells.
+The lock is a POSIX lock (``lockf``). It ends with the process in every case, and a forked child does not
+inherit it. It also ends when the process closes *any* descriptor of the file, and it excludes other processes
+only.
+
+A process must therefore never open the lock file of a folder that it owns. Its own folders carry its name. In
+an adopted folder, which another app of the process may have adopted, a marker file carries its name.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ _MARK = ".adopter"
 
 
 def lock_file(path: Path, *, create: bool) -> int | None:
-    """Lock the file, and return its descriptor; None when somebody else has it, or it is gone."""
+    """Lock a file.
+
+    Returns:
+        The descriptor of the file; None when another process holds the lock, or the file is gone.
+    """
     try:
         fd = os.open(path, os.O_RDWR | OPEN | (os.O_CREAT if create else 0), 0o600)
     except OSError:
@@ -35,27 +41,29 @@ def lock_file(path: Path, *, create: bool) -> int | None:
 
 
 def is_marked(folder: str, process: str) -> bool:
-    """Whether somebody in this process has adopted the folder."""
+    """Return whether this process has adopted the folder."""
     return os.path.lexists(os.path.join(folder, process + _MARK))
 
 
 def mark(folder: Path, process: str) -> bool:
-    """Say that this process has adopted the folder, which it has locked; False where it said so already.
+    """Mark a folder, which this process has locked, as adopted by this process.
 
-    The descriptor of the lock must then be left open: another thread was faster, and the lock is now its.
+    Returns:
+        False when the folder is marked already, because another thread was faster. The lock now belongs to
+        that thread, so the caller must leave the descriptor open.
     """
     try:
         os.close(os.open(folder / f"{process}{_MARK}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, 0o600))
     except FileExistsError:
         return False
     except OSError:
-        pass  # the disk is full: what lies in the folder must be sent all the more
+        pass  # a full disk is no reason to leave the messages: sending them frees space
     return True
 
 
 def unlock_orphan(folder: Path, process: str, lock: int) -> None:
-    """Let an adopted folder go."""
-    # In this order: as long as it is marked nobody else in this process has a lock there that he could lose.
+    """Unlock an adopted folder and remove its marker."""
+    # The marker goes last: until then no other thread of this process can take the lock, and lose it here.
     with contextlib.suppress(OSError):
         os.close(lock)
     with contextlib.suppress(OSError):

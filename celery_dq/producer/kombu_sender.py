@@ -1,7 +1,7 @@
-"""Sends to any broker of kombu: in batches where its transport can, with confirms where it has them.
+"""A sender for all brokers of kombu. It uses batches and confirms where the transport has them.
 
-The broker does not recognise a message that was sent before. So what it has not confirmed when the connection
-is lost, a batch at most, may be there twice.
+Such a broker does not recognise a resent message. When the connection is lost, the unconfirmed messages, one
+batch at most, may be delivered twice.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kombu.utils.json import dumps, loads
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import InvalidMessage
-from celery_dq.producer.buffer import Message
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.confirms import Confirms, Nacked
-from celery_dq.producer.sender import Addressed, NotNow, Refused, Unreachable
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishDeferred, PublishRefused, described
 
 __all__ = ["KombuSender"]
 
@@ -29,11 +29,12 @@ _TEXT = 1
 class KombuSender:
     """See :class:`celery_dq.producer.sender.Sender`.
 
-    :param connect: makes a connection; it will be this sender's own.
-    :param make_producer: makes a producer for it.
-    :param queues: returns the queue of a name, None for an unknown one.
-    :param confirm_s: seconds that may pass without a confirm; 0 is any.
-    :param clock: its wall time tells for how long a message with an expiration has waited.
+    Args:
+        connect: Makes a connection, which this sender owns.
+        make_producer: Makes a producer for a connection.
+        queues: Returns the queue with a name; None for an unknown one.
+        confirm_s: Seconds that may pass without a confirm; 0 sets no limit.
+        clock: Its wall time measures how long a message with an expiration has waited.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KombuSender:
         self._wall = (clock or SystemClock()).wall
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
-        """See the protocol."""
+        """See :meth:`celery_dq.producer.sender.Sender.address`."""
         headers, properties, body = message["headers"], message["properties"], message["body"]
         flags = 0
         if isinstance(body, str):
@@ -77,8 +78,8 @@ class KombuSender:
         lane = f"k{priority}/{exchange}/{routing_key}"
         return Addressed(lane, task_id.encode()[:200], _HEAD.pack(flags, len(meta)) + meta + bytes(body))
 
-    def send(self, lane: str, producer: str, messages: Sequence[Message]) -> None:
-        """See the protocol."""
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+        """See :meth:`celery_dq.producer.sender.Sender.send`."""
         sent = 0
         try:
             publisher = self._open()
@@ -93,22 +94,27 @@ class KombuSender:
                     self._publish(publisher, message)
                     sent += 1
         except InvalidMessage as error:
-            raise Refused(str(error)) from error
+            raise PublishRefused(str(error)) from error
         except Nacked as error:
-            raise NotNow(str(error), 0 if self._confirms is None else self._confirms.confirmed) from error
+            raise PublishDeferred(
+                str(error), 0 if self._confirms is None else self._confirms.confirmed
+            ) from error
         except self._lost() as error:
             sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
-            raise Unreachable(repr(error), sent) from error
+            raise BrokerUnreachable(described(error), sent) from error
         except Exception as error:
-            # Whatever state the channel is in now: kombu's virtual ones stay open, AMQP's do not.
+            # The state of the channel is unknown: a virtual channel of kombu stays open, an AMQP channel does
+            # not.
             sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
             if sent:
-                raise Unreachable(repr(error), sent) from error
+                raise BrokerUnreachable(described(error), sent) from error
             raise
 
-    def _publish_and_confirm(self, publisher: Any, confirms: Confirms, messages: Sequence[Message]) -> None:
+    def _publish_and_confirm(
+        self, publisher: Any, confirms: Confirms, messages: Sequence[BufferedMessage]
+    ) -> None:
         confirms.begin()
         for message in messages:
             self._publish(publisher, message)
@@ -131,7 +137,7 @@ class KombuSender:
             self._producer = producer
         return self._producer
 
-    def _publish(self, publisher: Any, message: Message) -> None:
+    def _publish(self, publisher: Any, message: BufferedMessage) -> None:
         flags, length = _HEAD.unpack_from(message.payload)
         end = _HEAD.size + length
         meta = loads(message.payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
@@ -141,7 +147,7 @@ class KombuSender:
         properties = meta["properties"]
         expiration = properties.get("expiration")
         if expiration is not None:
-            # It counts from the call, and AMQP's from the publication.
+            # The expiration counts from the call, but AMQP counts from the publication.
             waited_ms = max(self._wall() - meta["at"], 0) * 1000
             properties["expiration"] = str(int(max(float(expiration) - waited_ms, 0)))
         publisher._publish(
@@ -165,7 +171,7 @@ class KombuSender:
         return Exchange(name, of_type, durable=durable, auto_delete=auto_delete, delivery_mode=delivery_mode)
 
     def close(self) -> None:
-        """See the protocol."""
+        """See :meth:`celery_dq.producer.sender.Sender.close`."""
         connection, self._connection, self._producer = self._connection, None, None
         self._confirms = None
         if connection is not None:

@@ -5,12 +5,12 @@ Little-endian::
     header    "DQSG"  version u8  length u32  crc u32  |  producer (16 bytes)  number u64  lane (utf-8)
     record    length u32  crc u32  sequence u64  flags u8  |  payload
 
-``length`` counts what follows the bar. The header's CRC covers everything but itself. A record's covers its
-length, sequence, flags and payload, and starts from the CRC of the header, so that a block of another file,
-which a file system may leave after a power cut, is no valid record here.
+``length`` counts the bytes after the bar. The CRC of the header covers all of the header except itself. The
+CRC of a record covers its length, sequence, flags and payload, and starts from the CRC of the header. A block
+of another file, which a file system may leave after a power cut, is therefore no valid record.
 
-A segment holds one lane, and its sequences ascend. What is read is the longest valid prefix: from the first
-byte that is not as it was written, nothing is believed.
+A segment holds records of one lane, with ascending sequences. A reader uses the longest valid prefix and
+ignores all bytes from the first damaged record on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zlib import crc32
 
 from celery_dq.errors import CorruptSegment
 
-__all__ = ["Header", "Record", "Scan", "pack_header", "pack_record", "read_header", "scan"]
+__all__ = ["FileHeader", "SegmentRecord", "SegmentScan", "pack_header", "pack_record", "read_header", "scan"]
 
 MAGIC = b"DQSG"
 VERSION = 1
@@ -30,21 +30,22 @@ _CRC = struct.Struct("<I")
 _IDENTITY = struct.Struct("<16sQ")
 _HEADER_START = _FIXED.size + _CRC.size
 
-_COVERED = struct.Struct("<IQB")  # of a record's head, what the CRC covers
+_COVERED = struct.Struct("<IQB")  # the part of a record's head that the CRC covers
 _HEAD = struct.Struct("<IIQB")
 HEAD_SIZE = _HEAD.size
 
-#: Longest lane in a header and longest payload of a record, in bytes: a length beyond it is damage.
+#: Longest lane in a header and longest payload of a record, in bytes. A larger length means damage.
 MAX_LANE = 4_096
 MAX_PAYLOAD = 512 * 1024 * 1024
 
 
-class Header(NamedTuple):
-    """Whose segment it is.
+class FileHeader(NamedTuple):
+    """The identity of a segment.
 
-    :param producer: 16 bytes, who numbers the records: one process, one buffer.
-    :param number: of the segment among those of the producer; ascending.
-    :param lane: where its records go.
+    Attributes:
+        producer: Producer sequence that numbers the records, 16 bytes: one lane of one buffer.
+        number: Number of the segment, ascending within the producer sequence.
+        lane: Destination of the records.
     """
 
     producer: bytes
@@ -52,7 +53,7 @@ class Header(NamedTuple):
     lane: str
 
 
-class Record(NamedTuple):
+class SegmentRecord(NamedTuple):
     """One message of a segment, as it was appended."""
 
     sequence: int
@@ -60,21 +61,26 @@ class Record(NamedTuple):
     payload: bytes
 
 
-class Scan(NamedTuple):
-    """What could be read.
+class SegmentScan(NamedTuple):
+    """The result of reading a segment.
 
-    :param records: the longest valid prefix.
-    :param end: offset behind it.
-    :param problem: why it ends there, "" at the end of the data.
+    Attributes:
+        records: The longest valid prefix.
+        end: Offset of the first byte after the prefix.
+        problem: Why the prefix ends there; "" at the end of the data.
     """
 
-    records: list[Record]
+    records: list[SegmentRecord]
     end: int
     problem: str
 
 
-def pack_header(header: Header) -> tuple[bytes, int]:
-    """The first bytes of a segment, and the seed of its records' checksums."""
+def pack_header(header: FileHeader) -> tuple[bytes, int]:
+    """Return the first bytes of a segment, and the seed of its records' checksums.
+
+    Raises:
+        ValueError: The lane is longer than `MAX_LANE`.
+    """
     lane = header.lane.encode()
     if len(lane) > MAX_LANE:
         raise ValueError(f"a lane has {len(lane)} bytes, at most {MAX_LANE} fit: {header.lane[:60]!r}…")
@@ -84,18 +90,18 @@ def pack_header(header: Header) -> tuple[bytes, int]:
     return fixed + _CRC.pack(seed) + rest, seed
 
 
-def read_header(data: bytes) -> tuple[Header, int, int]:
-    """The header at the start of `data`, the offset behind it, and the seed of the checksums.
+def read_header(data: bytes) -> tuple[FileHeader, int, int]:
+    """Return the header at the start of `data`, the offset after it, and the seed of the checksums.
 
     Raises:
-        CorruptSegment: It is cut short, damaged, of another version, or no segment at all.
+        CorruptSegment: The header is cut short, damaged, of another version, or not a header of a segment.
     """
     if len(data) < _HEADER_START:
         raise CorruptSegment(f"the header is cut short: {len(data)} bytes")
     magic, version, length = _FIXED.unpack_from(data)
     end = _HEADER_START + length
     if magic != MAGIC or not _IDENTITY.size <= length <= _IDENTITY.size + MAX_LANE or len(data) < end:
-        raise CorruptSegment("this is no segment, or its header is cut short")
+        raise CorruptSegment("the file is not a segment, or its header is cut short")
     rest = data[_HEADER_START:end]
     seed = crc32(rest, crc32(data[: _FIXED.size]))
     if _CRC.unpack_from(data, _FIXED.size)[0] != seed:
@@ -107,36 +113,40 @@ def read_header(data: bytes) -> tuple[Header, int, int]:
         lane = rest[_IDENTITY.size :].decode()
     except UnicodeDecodeError as error:
         raise CorruptSegment(f"the lane is not UTF-8: {error}") from None
-    return Header(producer, number, lane), end, seed
+    return FileHeader(producer, number, lane), end, seed
 
 
 def pack_record(sequence: int, flags: int, payload: bytes, seed: int) -> bytes:
-    """One record, to be appended to the segment with this seed."""
+    """Return the bytes of one record for the segment with this seed."""
     length = len(payload)
     crc = crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed))
     return _HEAD.pack(length, crc, sequence, flags) + payload
 
 
-def scan(data: bytes, start: int, seed: int, after: int = -1) -> Scan:
-    """The records from offset `start`.
+def scan(data: bytes, start: int, seed: int, after: int = -1) -> SegmentScan:
+    """Read the records from offset `start` on.
 
-    :param after: the sequence that all must exceed.
+    Args:
+        data: Bytes of the segment.
+        start: Offset of the first record.
+        seed: Seed of the checksums, from the header.
+        after: Sequence that the first record must exceed.
     """
-    records: list[Record] = []
+    records: list[SegmentRecord] = []
     at, size, view = start, len(data), memoryview(data)
     while at < size:
         if size - at < HEAD_SIZE:
-            return Scan(records, at, "a record's head is cut short")
+            return SegmentScan(records, at, "a record's head is cut short")
         length, crc, sequence, flags = _HEAD.unpack_from(data, at)
         end = at + HEAD_SIZE + length
         if length > MAX_PAYLOAD or end > size:
-            return Scan(records, at, "a record is cut short, or its length is damaged")
+            return SegmentScan(records, at, "a record is cut short, or its length is damaged")
         payload = view[at + HEAD_SIZE : end]
         if crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed)) != crc:
-            return Scan(records, at, "the checksum of a record is wrong")
+            return SegmentScan(records, at, "the checksum of a record is wrong")
         if sequence <= after:
-            return Scan(records, at, f"sequence {sequence} does not follow {after}")
-        records.append(Record(sequence, flags, bytes(payload)))
+            return SegmentScan(records, at, f"sequence {sequence} does not follow {after}")
+        records.append(SegmentRecord(sequence, flags, bytes(payload)))
         after = sequence
         at = end
-    return Scan(records, at, "")
+    return SegmentScan(records, at, "")

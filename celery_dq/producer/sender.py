@@ -1,7 +1,7 @@
-"""What the flusher needs of a broker.
+"""The interface of a sender, which the flusher uses to reach a broker.
 
-The one of celery-dq comes from outside (``celery_dq.app``), because transport and producer do not know each
-other; the one for every broker of kombu is :mod:`celery_dq.producer.kombu_sender`.
+:mod:`celery_dq.app` provides the sender for the brokers of celery-dq, because transport and producer do not
+import each other. :mod:`celery_dq.producer.kombu_sender` is the sender for all other brokers of kombu.
 """
 
 from __future__ import annotations
@@ -10,18 +10,28 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from celery_dq.errors import DQError
-from celery_dq.producer.buffer import Message
+from celery_dq.producer.buffer import BufferedMessage
 
-__all__ = ["Addressed", "NotNow", "Refused", "Sender", "State", "Unreachable"]
+__all__ = [
+    "Addressed",
+    "PublishDeferred",
+    "PublishRefused",
+    "Sender",
+    "State",
+    "BrokerUnreachable",
+    "described",
+]
 
-#: What is known of a message that was not confirmed.
+#: The state of a message that was not confirmed.
 State: TypeAlias = Literal["not_sent", "possibly_sent", "rejected"]
 
 
-class Unreachable(DQError):
-    """The broker does not answer, or cannot take anything now. All lanes wait.
+class BrokerUnreachable(DQError):
+    """The broker does not answer, or accepts no messages now. All lanes wait.
 
-    :param sent: how many of the batch, from its start, it has confirmed before.
+    Args:
+        message: Text of the error.
+        sent: How many messages, from the start of the batch, the broker has confirmed.
     """
 
     def __init__(self, message: str, sent: int = 0) -> None:
@@ -32,25 +42,31 @@ class Unreachable(DQError):
 
     @property
     def sent(self) -> int:
-        """How many messages, from the start of the batch, are delivered."""
+        """Count of delivered messages, from the start of the batch."""
         count: int = self.args[1]
         return count
 
 
-class NotNow(Unreachable):
-    """The broker answers, and does not take this lane's messages now. Only the lane waits."""
+class PublishDeferred(BrokerUnreachable):
+    """The broker answers, but does not accept the messages of this lane now. Only this lane waits."""
 
 
-class Refused(DQError):
-    """The broker will not take this batch, now or later. Nothing of it was stored."""
+class PublishRefused(DQError):
+    """The broker will never accept this batch. No message of it was stored."""
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the text of an error. The ``repr`` of redis-py's errors omits the text."""
+    return f"{type(error).__name__}: {error}"
 
 
 class Addressed(NamedTuple):
-    """A message as it is put into the buffer.
+    """A message for the buffer.
 
-    :param lane: names the destination; equal texts keep their order. Survives a restart.
-    :param id: the task id.
-    :param payload: what :meth:`Sender.send` gets back.
+    Attributes:
+        lane: Name of the destination. Messages with equal names keep their order. Valid after a restart.
+        id: The task id.
+        payload: Packed message, which :meth:`Sender.send` unpacks.
     """
 
     lane: str
@@ -62,25 +78,33 @@ class Sender(Protocol):
     """Sends batches, from one thread."""
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
-        """Say where a message goes, and pack it. Called by the threads that publish; opens nothing.
+        """Choose the lane of a message, and pack it. Called by publishing threads; opens no connection.
 
-        :param message: as kombu's ``prepare_message`` makes it for a virtual transport.
+        Args:
+            message: The message, as kombu's ``prepare_message`` makes it for a virtual transport.
+            exchange: Name of the exchange.
+            routing_key: Routing key.
+            declare: Entities to declare before the message is published; may be None.
 
         Raises:
-            InvalidMessage: It cannot be sent.
+            InvalidMessage: The message cannot be sent.
         """
 
-    def send(self, lane: str, producer: str, messages: Sequence[Message]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
         """Send a batch and wait until the broker has it.
 
-        :param producer: who numbers the messages; with the numbers it tells a resent one.
+        Args:
+            lane: Name of the destination.
+            producer: Producer sequence that numbers the messages. Broker and sequence recognise a resent
+                message.
+            messages: The batch, in order.
 
         Raises:
-            NotNow: Try again later, with this lane.
-            Unreachable: Try again later, with all lanes.
-            Refused: The whole batch is refused, and nothing of it stored.
-            Exception: Try again later, with this lane.
+            NotNow: The batch must be sent again later; other lanes are not affected.
+            Unreachable: The batch must be sent again later; all lanes wait.
+            Refused: The batch will never be accepted, and no message of it was stored.
+            Exception: Any other error is handled as `PublishDeferred`.
         """
 
     def close(self) -> None:
-        """Let go of the connection; the next `send` makes a new one. Does not raise."""
+        """Close the connection; the next `send` opens a new one. Does not raise."""

@@ -1,8 +1,8 @@
-"""One thread owns a state; everybody else submits updates to it and gets futures.
+"""A queue of updates to a state that one thread owns. Callers submit updates and get futures.
 
-The pattern of that name: updates are applied one at a time and in order, without a lock around the state
-and without callers that wait for each other's work. The queue is bounded, so a slow writer slows its
-callers down, or refuses them, and does not fill the memory.
+This is the pattern *Singular Update Queue* (Martin Fowler, *Patterns of Distributed Systems*). Updates are
+applied one at a time and in order, without a lock around the state, and callers do not wait for each other.
+The queue is bounded: when the thread is slow, callers wait or are refused, so that the memory does not fill.
 
 .. code-block:: python
 
@@ -17,8 +17,8 @@ callers down, or refuses them, and does not fill the memory.
         future = ledger.submit(("alice", 5))
         assert future.result() == 5
 
-The handler must not hand its state to callbacks: what an external call returns comes back as a further
-submission. In asyncio, ``await asyncio.wrap_future(queue.submit(request, block=False))``.
+The handler must not pass its state to callbacks. The result of an external call belongs into a further
+submission. In asyncio, use ``await asyncio.wrap_future(queue.submit(request, block=False))``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
-#: Seconds after which the waiting thread looks whether it shall stop.
+#: Seconds after which the waiting thread checks whether the queue was closed.
 POLL_S = 0.3
 
 
-class _Entry(Generic[Request, Result]):
+class _QueuedRequest(Generic[Request, Result]):
     __slots__ = ("future", "request")
 
     def __init__(self, request: Request) -> None:
@@ -56,14 +56,14 @@ class _Entry(Generic[Request, Result]):
         self.future: Future[Result] = Future()
 
 
-class _Own(Generic[Request, Result]):
-    """What belongs to one process: a fork inherits neither the thread nor what waits for it."""
+class _QueueProcess(Generic[Request, Result]):
+    """The thread and the requests of one process. A forked child inherits neither."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        # Re-entrant: a destructor that runs in the middle of submit() may submit too.
+        # Re-entrant, because a destructor that runs during submit() may submit too.
         self.changed = threading.Condition(threading.RLock())
-        self.waiting: deque[_Entry[Request, Result]] = deque()
+        self.waiting: deque[_QueuedRequest[Request, Result]] = deque()
         self.thread: threading.Thread | None = None
         self.closed = False
 
@@ -71,16 +71,20 @@ class _Own(Generic[Request, Result]):
 class SingularUpdateQueue(Generic[Request, Result]):
     """A bounded queue with a single writer.
 
-    The thread starts with the first submission, in each process anew: after a fork the child begins with
-    an empty queue of its own. At interpreter exit what waits is still handled.
+    The thread starts with the first submission of each process. After a fork the child begins with an empty
+    queue. At interpreter exit the waiting requests are still handled.
 
-    :param handler: applies one request and returns its result; called in one thread only. What it raises
-        goes to the future of that request, and the thread goes on.
-    :param capacity: requests that may wait; default 100.
-    :param block: what `submit` does when it is full: True (default) waits, False raises.
-    :param then: another queue that gets each result as its request (a chain); `submit` then returns
-        the future of the last one. A full successor holds this thread up, and so its callers.
-    :param name: of the thread.
+    Args:
+        handler: Applies one request and returns its result; called in one thread only. Its exception is set
+            on the future of the request, and the thread continues.
+        capacity: Number of requests that may wait.
+        block: Whether `submit` waits when the queue is full; else it raises.
+        then: Another queue that receives each result as its request (a chain). `submit` then returns the
+            future of the last queue. While the next queue is full, this thread waits, and so do its callers.
+        name: Name of the thread.
+
+    Raises:
+        ValueError: The capacity is below 1.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
         self._block = block
         self._then = then
         self.name = name
-        self._own: _Own[Request, Result] = _Own()
+        self._own: _QueueProcess[Request, Result] = _QueueProcess()
 
     @classmethod
     def grouped(
@@ -111,10 +115,16 @@ class SingularUpdateQueue(Generic[Request, Result]):
         max_batch: int = 1000,
         **options: Any,
     ) -> SingularUpdateQueue[Request, Result]:
-        """A queue whose handler gets all that waits at once, such as for one fsync for many callers.
+        """Make a queue whose handler gets all waiting requests at once, for example for one fsync.
 
-        :param handler: gets up to `max_batch` requests in order, returns a result for each. What it
-            raises goes to all of them.
+        Args:
+            handler: Gets the requests in order and returns a result for each. Its exception is set on all
+                their futures.
+            max_batch: Number of requests per call of the handler, at most.
+            options: Arguments of the class.
+
+        Raises:
+            ValueError: `max_batch` is below 1.
         """
         if max_batch < 1:
             raise ValueError(f"max_batch = {max_batch!r}: a batch has at least one request")
@@ -130,18 +140,20 @@ class SingularUpdateQueue(Generic[Request, Result]):
     ) -> Future[Result]:
         """Queue a request and return the future of its result.
 
-        From the handler's own thread it never waits and never refuses, whatever waits already: the
-        thread would wait for itself.
+        In the handler's own thread this method never waits and never refuses, because the thread would wait
+        for itself.
 
-        :param block: overrides what the queue does when it is full.
-        :param timeout: seconds to wait for room; default as long as it takes.
+        Args:
+            request: The request.
+            block: Overrides `block` of the class.
+            timeout: Seconds to wait for room; None waits without a limit.
 
         Raises:
-            QueueFull: There is no room (in time).
+            QueueFull: There is no room, or was none in time.
             QueueClosed: :meth:`close` was called.
         """
         own = self._of_this_process()
-        entry: _Entry[Request, Result] = _Entry(request)
+        entry: _QueuedRequest[Request, Result] = _QueuedRequest(request)
         with own.changed:
             if own.thread is not threading.current_thread():
                 self._wait_for_room(own, self._block if block is None else block, timeout)
@@ -154,16 +166,17 @@ class SingularUpdateQueue(Generic[Request, Result]):
         return entry.future
 
     def __len__(self) -> int:
-        """How many requests wait; without the one in hand."""
+        """Return how many requests wait, without those that the handler is applying."""
         return len(self._of_this_process().waiting)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Accept nothing more, handle what waits, end the thread. Idempotent.
+        """Accept no more requests, handle the waiting ones, and end the thread. Idempotent.
 
-        :param timeout: seconds to wait for the thread; default as long as it takes.
+        Args:
+            timeout: Seconds to wait for the thread; None waits without a limit.
 
         Returns:
-            Whether everything was handled. If not, the thread goes on with it.
+            Whether all requests were handled. If not, the thread continues with them.
         """
         own = self._of_this_process()
         with own.changed:
@@ -189,13 +202,13 @@ class SingularUpdateQueue(Generic[Request, Result]):
 
     # -- inside
 
-    def _of_this_process(self) -> _Own[Request, Result]:
+    def _of_this_process(self) -> _QueueProcess[Request, Result]:
         own = self._own
         if own.pid != os.getpid():
-            own = self._own = _Own()
+            own = self._own = _QueueProcess()
         return own
 
-    def _wait_for_room(self, own: _Own[Request, Result], block: bool, timeout: float | None) -> None:
+    def _wait_for_room(self, own: _QueueProcess[Request, Result], block: bool, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while len(own.waiting) >= self._capacity and not own.closed:
             left = None if deadline is None else deadline - time.monotonic()
@@ -203,13 +216,13 @@ class SingularUpdateQueue(Generic[Request, Result]):
                 raise QueueFull(f"{self.name}: {self._capacity} requests wait already")
             own.changed.wait(left)
 
-    def _start(self, own: _Own[Request, Result]) -> None:
-        # A daemon, because an interpreter joins the others before it calls what atexit knows.
+    def _start(self, own: _QueueProcess[Request, Result]) -> None:
+        # A daemon, because an interpreter joins other threads before it runs atexit handlers.
         own.thread = threading.Thread(target=self._run, args=(own,), name=self.name, daemon=True)
         own.thread.start()
         atexit.register(_close_at_exit, weakref.ref(self), own.pid)
 
-    def _run(self, own: _Own[Request, Result]) -> None:
+    def _run(self, own: _QueueProcess[Request, Result]) -> None:
         while True:
             entries = self._next(own)
             if entries is None:
@@ -217,10 +230,10 @@ class SingularUpdateQueue(Generic[Request, Result]):
             running = [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
             if running:
                 self._apply(running)
-            # What a caller holds on to is the future; nothing here may keep requests alive.
+            # Only callers may keep requests and futures alive while this thread waits.
             del entries, running
 
-    def _next(self, own: _Own[Request, Result]) -> list[_Entry[Request, Result]] | None:
+    def _next(self, own: _QueueProcess[Request, Result]) -> list[_QueuedRequest[Request, Result]] | None:
         with own.changed:
             while not own.waiting:
                 if own.closed:
@@ -230,7 +243,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
             own.changed.notify_all()
             return batch
 
-    def _apply(self, entries: list[_Entry[Request, Result]]) -> None:
+    def _apply(self, entries: list[_QueuedRequest[Request, Result]]) -> None:
         try:
             if self._apply_all is None:
                 results: Sequence[Any] = (self._handler(entries[0].request),)
@@ -241,7 +254,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
                         f"{self.name}: the handler returned {len(results)} results for {len(entries)}"
                     )
         except BaseException as error:
-            # Also SystemExit: it is the submitter's business, and the others still need the thread.
+            # SystemExit too is passed to the caller, because other requests still need the thread.
             for entry in entries:
                 entry.future.set_exception(error)
             return
@@ -251,7 +264,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
             else:
                 self._pass_on(entry, result)
 
-    def _pass_on(self, entry: _Entry[Request, Result], result: Any) -> None:
+    def _pass_on(self, entry: _QueuedRequest[Request, Result], result: Any) -> None:
         assert self._then is not None
         try:
             following = self._then.submit(result)

@@ -1,14 +1,14 @@
-"""Files that hold messages until the broker has them. No ledger: delivered is what has no file any more.
+"""Files that hold messages until the broker has them. A delivered message has no file any more.
 
 ::
 
     <root>/                          0700, may be shared by any number of processes
-        <process>-<random>/          one per process; ours while we hold the lock on `lock`
+        <process>-<random>/          one per process, which owns it while it holds the lock on `lock`
             lock                     see celery_dq.producer.folder_lock
             0000000000000001.seg     see celery_dq.producer.segment
-        quarantine/                  what could not be read, kept for a person to look at
+        quarantine/                  unreadable files, kept for an operator
 
-Nothing is appended to an earlier process's file.
+A process never appends to a file of another process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
-from celery_dq.producer.disk import sync_data, sync_folder
 from celery_dq.producer.folder_lock import LOCK, OPEN, is_marked, lock_file, mark, unlock_orphan
-from celery_dq.producer.segment import Header, Record, pack_header, pack_record, read_header, scan
+from celery_dq.producer.fsync import make_folder, sync_data, sync_folder
+from celery_dq.producer.segment import FileHeader, SegmentRecord, pack_header, pack_record, read_header, scan
 
 __all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment"]
 
@@ -40,16 +40,36 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def process_name() -> str:
-    """Names this process among all that ever ran on this machine, as far as one can know."""
+    """Return a name that no other process on this machine has had: pid, start time, and CRC of the host name.
+
+    The start time is empty where ``/proc`` does not exist.
+    """
     started = ""
     with contextlib.suppress(OSError, IndexError):
-        # Field 22, counted behind the command, which may hold anything: ticks since boot.
+        # Field 22 is the start time in ticks since boot. The command before it may hold spaces and
+        # parentheses.
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     return f"{os.getpid()}.{started}.{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 class Segment:
-    """A file that this process appends to."""
+    """A file that this process appends to.
+
+    Args:
+        path: Path of the new file.
+        header: Header that is written to it.
+
+    Attributes:
+        size: Bytes of the file, header included.
+        last: Sequence of the last record; -1 without any.
+        synced: Bytes that the disk has confirmed.
+        torn: Whether an incomplete record at the end could not be cut off, so that nothing may be appended.
+        poisoned: Whether a sync failed, so that the content on disk is unknown.
+        gone: Whether the file was removed.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
 
     __slots__ = (
         "fd",
@@ -65,8 +85,7 @@ class Segment:
         "torn",
     )
 
-    def __init__(self, path: Path, header: Header) -> None:
-        """Create the file. Raises OSError."""
+    def __init__(self, path: Path, header: FileHeader) -> None:
         self.path = path
         self.header = header
         head, self.seed = pack_header(header)
@@ -74,7 +93,6 @@ class Segment:
         self.header_size = self.size = len(head)
         self.last = -1
         self.synced = 0
-        #: `poisoned`: the disk did not write all of it. `gone`: nobody needs it any more.
         self.torn = self.poisoned = self.gone = False
         try:
             if os.write(self.fd, head) != len(head):
@@ -84,11 +102,14 @@ class Segment:
             raise
 
     def append(self, sequence: int, flags: int, payload: bytes) -> int:
-        """Write one record with one unsynced write, and return its size.
+        """Write one record with a single write, without a sync.
+
+        Returns:
+            The size of the record in bytes.
 
         Raises:
-            SpillFailed: Nothing of it is there: what was written was cut off again. Where even that
-                failed the segment is `torn`: append to another one.
+            SpillFailed: The record was not written, and an incomplete part was cut off again. If that failed
+                too, the segment is `torn`.
         """
         data = pack_record(sequence, flags, payload, self.seed)
         try:
@@ -99,7 +120,7 @@ class Segment:
         if written != len(data):
             self._cut_back()
             raise SpillFailed(
-                f"{self.path}: {written} of {len(data)} bytes could be written: the disk is full"
+                f"{self.path}: only {written} of {len(data)} bytes could be written: the disk is full"
             )
         self.size += written
         self.last = sequence
@@ -112,7 +133,12 @@ class Segment:
             self.torn = True
 
     def sync(self) -> None:
-        """Have the disk write it. Raises OSError: what was appended may be gone, and asking again lies."""
+        """Write the file to disk.
+
+        Raises:
+            OSError: This sync or an earlier one failed, so records may be lost. A repeated sync would succeed
+                without writing them.
+        """
         if self.poisoned:
             raise OSError(errno.EIO, "an earlier sync failed")
         if self.synced < self.size:
@@ -127,50 +153,50 @@ class Segment:
             self.synced = size
 
     def empty(self) -> None:
-        """All its records are delivered: cut them off, go on with the file. Raises OSError."""
+        """Remove all records, which are delivered, and keep the file open. May raise OSError."""
         os.ftruncate(self.fd, self.header_size)
         self.size = self.header_size
         self.synced = min(self.synced, self.size)
 
     def seal(self) -> None:
-        """Append no more."""
+        """Close the descriptor; nothing is appended any more."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def unlink(self) -> None:
-        """Its records are delivered: the file goes."""
+        """Remove the file, whose records are delivered."""
         self.gone = True
         self.seal()
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def read(self) -> list[Record]:
-        """Read the records back. Raises OSError or CorruptSegment."""
+    def read(self) -> list[SegmentRecord]:
+        """Read the records back. May raise OSError, or CorruptSegment for a damaged header."""
         data = _read(self.path)
         _, start, seed = read_header(data)
         return scan(data[: self.size], start, seed).records
 
 
 class StoredSegment:
-    """A file that another process, now dead, left behind."""
+    """A file of a dead process."""
 
     __slots__ = ("header", "path", "size")
 
-    def __init__(self, path: Path, header: Header, size: int) -> None:
+    def __init__(self, path: Path, header: FileHeader, size: int) -> None:
         self.path = path
         self.header = header
         self.size = size
 
     def unlink(self) -> None:
-        """Its records are delivered: the file goes."""
+        """Remove the file, whose records are delivered."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
 
 class Orphan:
-    """The folder of a dead process, adopted: nobody else will while :meth:`close` was not called."""
+    """The adopted folder of a dead process. No other process can adopt it until :meth:`close`."""
 
     def __init__(self, folder: Path, lock: int, log: SpillLog) -> None:
         self.folder = folder
@@ -178,7 +204,7 @@ class Orphan:
         self._log = log
 
     def segments(self) -> list[StoredSegment]:
-        """Its segments, oldest first; one whose header is damaged is quarantined. Raises OSError."""
+        """Return the segments, oldest first; damaged ones go to the quarantine. May raise OSError."""
         found = [
             segment for path in self.folder.glob(f"*{SUFFIX}") if (segment := self._open(path)) is not None
         ]
@@ -187,7 +213,7 @@ class Orphan:
     def _open(self, path: Path) -> StoredSegment | None:
         with path.open("rb") as file:
             head = file.read(8192)
-        if not head:  # its process died between making and writing it: nothing was ever in it
+        if not head:  # the process died before it wrote the header
             path.unlink()
             return None
         try:
@@ -196,11 +222,11 @@ class Orphan:
             self._log.quarantine(path, str(problem))
             return None
 
-    def read(self, segment: StoredSegment) -> list[Record]:
-        """The longest valid prefix of a segment; what follows is copied to the quarantine.
+    def read(self, segment: StoredSegment) -> list[SegmentRecord]:
+        """Read the longest valid prefix of a segment. The bytes after it are copied to the quarantine.
 
         Raises:
-            OSError: The file cannot be read now; it stays.
+            OSError: The file cannot be read; it stays.
         """
         data = _read(segment.path)
         try:
@@ -214,18 +240,20 @@ class Orphan:
         return found.records
 
     def close(self) -> None:
-        """Let it go; the folder goes too when no segment is left in it."""
+        """Unlock the folder, and remove it if it holds no segment."""
         if not any(self.folder.glob(f"*{SUFFIX}")):
-            # While the lock is held: who opens the file now finds that it is not the folder's any more.
+            # The lock is still held. A process that opened the lock file before notices that the file is
+            # gone.
             shutil.rmtree(self.folder, ignore_errors=True)
         unlock_orphan(self.folder, self._log.process, self._lock)
         self._log.adopted.discard(self.folder.name)
 
 
 class SpillLog:
-    """The files of one process, and its view of those of the others. Not thread-safe.
+    """The files of one process, and its view of the files of other processes. Not thread-safe.
 
-    :param root: the shared folder. It must survive what the messages are to survive.
+    Args:
+        root: The shared folder. Messages survive only the failures that this folder survives.
     """
 
     def __init__(self, root: Path) -> None:
@@ -233,21 +261,26 @@ class SpillLog:
         self.process = process_name()
         self.quarantined = 0
         self.adopted: set[str] = set()
+        #: Damaged files that could not be moved to the quarantine; each is logged once.
+        self._stuck: set[Path] = set()
         self._folder: Path | None = None
         self._lock = -1
         self._number = 0
 
-    # -- our own
+    # -- the folder of this process
 
     @property
     def folder(self) -> Path | None:
-        """The folder of this process; None before the first segment."""
+        """Folder of this process; None before the first segment."""
         return self._folder
 
     def create(self, producer: bytes, lane: str, number: int = 0) -> Segment:
-        """A new segment.
+        """Create a segment.
 
-        :param number: of the one whose place it takes among those of the producer; 0: it comes last.
+        Args:
+            producer: Producer sequence that numbers its records.
+            lane: Destination of its records.
+            number: Number of the segment that it replaces, which gives its place in the order; 0 appends.
 
         Raises:
             SpillFailed: The disk is full, or the folder cannot be used.
@@ -255,13 +288,13 @@ class SpillLog:
         try:
             folder = self._folder or self._open_folder()
             self._number += 1
-            header = Header(producer, number or self._number, lane)
+            header = FileHeader(producer, number or self._number, lane)
             return Segment(folder / f"{self._number:016x}{SUFFIX}", header)
         except OSError as error:
             raise SpillFailed(f"{self._folder or self.root}: {error.strerror or error}") from error
 
     def intact(self) -> bool:
-        """Whether the folder is still there and ours; somebody may have cleaned up, or taken it."""
+        """Return whether the folder still exists and this process still owns it."""
         if self._folder is None:
             return True
         try:
@@ -271,12 +304,12 @@ class SpillLog:
         return os.path.samestat(there, os.fstat(self._lock))
 
     def forsake(self) -> None:
-        """Begin a new folder with the next segment; the old one, if it is still there, is an orphan."""
+        """Use a new folder from the next segment on. The old one becomes an orphan."""
         self._folder = None
         self._drop_lock()
 
     def close(self) -> None:
-        """Remove the folder if it holds no segment; else leave it to whoever adopts it."""
+        """Unlock the folder. Without a segment it is removed; else a later process adopts it."""
         folder, self._folder = self._folder, None
         if folder is not None and not any(folder.glob(f"*{SUFFIX}")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -298,26 +331,31 @@ class SpillLog:
                 self._lock = lock
                 self._folder = folder
                 return folder
-        raise OSError(f"no folder in {self.root} can be locked: does its file system know POSIX locks?")
+        raise OSError(f"no folder in {self.root} can be locked: use a file system that supports POSIX locks")
+
+    def try_out(self) -> None:
+        """Make a folder as for messages, and remove it. OSError means that the root cannot hold messages."""
+        self._open_folder()
+        self.close()
 
     def check_root(self) -> None:
-        """Make the shared folder, or see that it is fit.
+        """Make the shared folder, or check the permissions of an existing one.
 
         Raises:
-            OSError: It cannot be made, or everybody may write to it.
+            OSError: The folder cannot be made, or all users may write to it.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.root)
         mode = self.root.stat().st_mode
         if mode & stat.S_IWOTH:
             raise PermissionError(
                 0,
-                f"everybody may write to it (mode {stat.S_IMODE(mode):o}): chmod o-w, or use another folder",
+                f"all users may write to it (mode {stat.S_IMODE(mode):o}): chmod o-w, or use another folder",
             )
 
-    # -- the others'
+    # -- folders of other processes
 
     def orphans(self) -> Iterator[Orphan]:
-        """Adopt the folders of processes that are gone, oldest first."""
+        """Adopt the folders of dead processes, oldest first."""
         folders = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.root):
@@ -327,7 +365,7 @@ class SpillLog:
         for _, folder in sorted(folders):
             with contextlib.suppress(OSError):
                 if not any(folder.iterdir()):
-                    folder.rmdir()  # its process died while it made it; one that makes it now makes another
+                    folder.rmdir()  # its process is gone, or makes another folder
                     continue
                 lock = lock_file(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
                 if lock is not None and mark(folder, self.process):
@@ -338,7 +376,7 @@ class SpillLog:
         return (
             entry.is_dir(follow_symlinks=False)
             and entry.name != QUARANTINE
-            # To open a lock file of our own process, or one that it has adopted, would end its lock.
+            # Opening and closing a lock file that this process holds would end the lock.
             and not entry.name.startswith(f"{self.process}-")
             and entry.name not in self.adopted
             and not is_marked(entry.path, self.process)
@@ -346,7 +384,7 @@ class SpillLog:
         )
 
     def owners(self) -> list[str]:
-        """The names of all folders, ours included: one per process, alive or dead."""
+        """Return the names of all process folders, alive or dead, including the one of this process."""
         with contextlib.suppress(OSError):
             return sorted(
                 entry.name
@@ -356,7 +394,7 @@ class SpillLog:
         return []
 
     def usage(self) -> int:
-        """Bytes of everything below the root, quarantine included."""
+        """Return the bytes of all files below the root, quarantine included."""
         total = 0
         for folder, _, files in os.walk(self.root):
             for name in files:
@@ -364,18 +402,23 @@ class SpillLog:
                     total += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
         return total
 
-    # -- what cannot be read, or is refused
+    # -- the quarantine
 
     def quarantined_files(self) -> list[Path]:
-        """The files in the quarantine."""
+        """Return the files in the quarantine."""
         return sorted((self.root / QUARANTINE).glob("*"))
 
     def quarantine(self, path: Path, problem: str, data: bytes | None = None) -> None:
-        """Put a file aside (or only `data`, a part of it), and go on. Does not raise."""
+        """Move a file to the quarantine, or write a part of it there. Does not raise.
+
+        Args:
+            path: The file.
+            problem: Why the file cannot be used, for the log.
+            data: The part to keep; the file itself then stays. None moves the file.
+        """
         self.quarantined += 1
         folder = self.root / QUARANTINE
         target = folder / f"{path.parent.name}-{path.stem}-{uuid.uuid4().hex[:8]}.bad"
-        logger.error("Spill log: %s: %s. Kept as %s.", path, problem, target)
         try:
             folder.mkdir(0o700, exist_ok=True)
             if data is None:
@@ -385,7 +428,15 @@ class SpillLog:
                 with os.fdopen(fd, "wb") as file:
                     file.write(data)
         except OSError as error:
-            logger.error("Spill log: %s cannot be put aside: %s.", path, error)
+            if data is None and path in self._stuck:
+                return
+            self._stuck.add(path)
+            text = "Spill log file %s cannot be used: %s. It could not be moved to quarantine file %s: %s."
+            logger.error(text, path, problem, target, error, extra={"event": "spill_quarantine_failed"})
+        else:
+            self._stuck.discard(path)
+            text = "Spill log file %s cannot be used: %s. Its messages are not sent; it was kept as %s."
+            logger.error(text, path, problem, target, extra={"event": "spill_quarantined"})
 
 
 def _read(path: Path) -> bytes:

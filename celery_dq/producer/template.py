@@ -1,7 +1,7 @@
-"""The quick half of a task message: what differs from call to call, written as Celery writes it.
+"""The parts of a task message that differ from call to call, in the form that Celery writes.
 
-Each function returns what Celery's own code returns for the same arguments, or None where that is not certain
-at a glance; the caller then goes Celery's way. The tests compare the two.
+Each function returns the same text as Celery's own code for the same arguments. It returns None for arguments
+that it does not handle; the caller then uses Celery's code. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kombu.utils import json as kombu_json
 
 __all__ = ["BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
 
-#: Longer ones are cut by Celery, in its own way.
+#: Characters from which on Celery shortens a representation.
 MAX_REPR = 500
 
-#: JSON text of a string, quotes included, not restricted to ASCII.
+#: Returns the JSON text of a string, with quotes and without escaping non-ASCII characters.
 quoted = encode_basestring
 
 _encode = kombu_json.JSONEncoder().encode
@@ -32,17 +32,17 @@ _EMBED_END = f", {_encode(_EMBED)}]"
 
 
 class Ids:
-    """Random UUIDs of version 4, as texts. Belongs to one process: a fork would repeat them."""
+    """A supply of random UUIDs of version 4, as text. Belongs to one process: a fork would repeat the ids."""
 
     def __init__(self) -> None:
         self._ready: list[str] = []
 
     def new(self) -> str:
-        """The next one. Safe between threads."""
+        """Return the next id. Thread-safe."""
         try:
             return self._ready.pop()
         except IndexError:
-            # The system's randomness for many at once: each request is a system call.
+            # One system call provides the random bytes for 256 ids.
             noise = os.urandom(16 * 256).hex()
             made = [_uuid4(noise[at : at + 32]) for at in range(0, len(noise), 32)]
             last = made.pop()
@@ -65,7 +65,7 @@ def _plain(value: Any) -> str | None:
 
 
 def plain_args(args: Any) -> str | None:
-    """The ``argsrepr`` of positional arguments that are plain numbers and texts."""
+    """Return the ``argsrepr`` of positional arguments; None unless all are plain numbers and texts."""
     if not args:
         return "()"
     if type(args) is not tuple and type(args) is not list:
@@ -73,7 +73,7 @@ def plain_args(args: Any) -> str | None:
     parts = []
     for value in args:
         kind = type(value)
-        # The two most frequent ones without a call.
+        # The two most frequent types, without a function call.
         if kind is int:
             parts.append(str(value))
         elif kind is str and len(value) < MAX_REPR and "'" not in value:
@@ -92,7 +92,7 @@ def plain_args(args: Any) -> str | None:
 
 
 def plain_kwargs(kwargs: Any) -> str | None:
-    """The ``kwargsrepr`` of named arguments that are plain numbers and texts."""
+    """Return the ``kwargsrepr`` of named arguments; None unless all are plain numbers and texts."""
     if not kwargs:
         return "{}"
     if type(kwargs) is not dict:
@@ -110,7 +110,8 @@ def plain_kwargs(kwargs: Any) -> str | None:
 class BodyWriter:
     """Writes the JSON body of a task message without callbacks, errbacks, chain or chord.
 
-    As ``json.dumps`` with kombu's encoder does, which makes all it needs anew for each text.
+    The text is the same as from ``json.dumps`` with kombu's encoder, which creates a new C encoder for each
+    call.
     """
 
     def __init__(self) -> None:
@@ -122,14 +123,14 @@ class BodyWriter:
             )
 
     def write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The body. Raises whatever the encoder does; the next one is to be written by a new writer."""
+        """Return the body. After an exception of the encoder the caller must use a new writer."""
         both = [args or (), kwargs or {}]
         text = _encode(both) if self._write is None else "".join(self._write(both, 0))
         return text[:-1] + _EMBED_END
 
 
 def json_is_kombus() -> bool:
-    """Whether the serializer ``json`` is still the one that kombu registers."""
+    """Return whether the serializer ``json`` is still the one that kombu registers."""
     try:
         encoders: Any = serialization.registry._encoders  # type: ignore[attr-defined]  # not in its stubs
         return encoders["json"].encoder is kombu_json.dumps

@@ -1,4 +1,11 @@
-"""Lua scripts: found, put together from their includes, checked against their contracts, run."""
+"""Lua scripts: loaded from files, joined with their includes, checked, run.
+
+``loader``  ``ScriptSet`` loads a directory, resolves ``--@include``, reads the contract on top of each
+            script, and runs it with ``EVALSHA`` (``EVAL`` once when the server does not know it)
+
+A contract names the keys, the arguments and the reply of a script; ``tests/lua`` compares it with the code.
+The transports, dedup, beat and leadership keep their scripts in their own packages and load them from here.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
 """Loads Lua scripts from a directory.
 
 A script is one ``.lua`` file that opens with its contract: a summary, then the sections of
-:data:`SECTIONS`, all as comments. A line ``--@include name`` puts the file ``include/name.lua`` there; an
-include that is pulled in twice stands once, where it was pulled in first.
+:data:`SECTIONS`, all as comments. A line ``--@include name`` inserts the file ``include/name.lua``; an
+include that is named twice is inserted once, where it was named first.
+
+A script or an include lists in its section ``DERIVES`` only the keys that its own lines touch.
+:attr:`Contract.derives` of a loaded script also holds the keys of its includes.
 
 A server that lost its script cache answers EVALSHA with NOSCRIPT. :meth:`Script.run` then sends the whole
-text with EVAL, once; who talks to the server on his own sends ``Script.command(..., full=True)``.
+text with EVAL, once. Code that uses a connection of its own sends ``Script.command(..., full=True)``.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -25,23 +28,32 @@ Argument: TypeAlias = "str | bytes | int | float"
 
 SECTIONS = ("KEYS", "DERIVES", "ARGV", "RETURNS", "COST", "GUARANTEE")
 
-_INCLUDE = re.compile(r"--@include\s+(?P<name>\S*)\s*$")
+_INCLUDE = re.compile(r"^--@include[ \t]+(?P<name>\S*)[ \t]*(?:\n|\Z)", re.M)
 _ENTRY = re.compile(r"  (?P<name>\S.*?)(?::\s.*|\s\s+.*)?$")
 
 
 class Redis(Protocol):
-    """What is needed of a client; redis-py's plain, Sentinel and cluster ones have it."""
+    """The interface of a client that runs scripts. redis-py's plain, Sentinel and cluster clients have it."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Sends the words of a command and returns the reply."""
+        """Send the words of a command and return the reply."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """What a script says of itself on top of its file.
+    """The contract of a script.
 
-    ``keys``, ``derives`` and ``argv`` hold the names of the entries, in order; an entry is a line indented by
-    two spaces, ``name: explanation``, and deeper indented lines continue it.
+    An entry of a section is a line indented by two spaces, ``name: explanation``. Lines that are indented
+    more continue it.
+
+    Attributes:
+        summary: the text above the sections.
+        keys: the entries of ``KEYS``, in order.
+        derives: the entries of ``DERIVES`` of the script and its includes, sorted.
+        argv: the entries of ``ARGV``, in order.
+        returns: the text of ``RETURNS``.
+        cost: the text of ``COST``.
+        guarantee: the text of ``GUARANTEE``.
     """
 
     summary: str
@@ -53,52 +65,91 @@ class Contract:
     guarantee: str
 
     @classmethod
-    def parse(cls, name: str, source: str) -> Contract:
-        """The contract on top of ``source``. Raises ScriptError when a section is missing or doubled."""
-        summary: list[str] = []
-        sections: dict[str, list[str]] = {}
-        lines = summary
-        for line in source.splitlines():
-            if not line.startswith("--") or line.startswith("--@"):
-                break
-            text = line[2:].removeprefix(" ").rstrip()
-            if text in SECTIONS:
-                if text in sections:
-                    raise ScriptError(f"script {name!r}: the contract has two sections {text}; join them")
-                lines = sections[text] = []
-            elif text:
-                lines.append(text)
+    def parse(cls, name: str, source: str, includes: Mapping[str, str]) -> Contract:
+        """Read the contract on top of a script.
+
+        Args:
+            name: the name of the script, for errors.
+            source: its file.
+            includes: name -> file of every include of the script, also of those that an include names.
+
+        Raises:
+            ScriptError: A section is missing or stands twice, or has no entry.
+        """
+        summary, sections = _sections(name, source)
         missing = [section for section in SECTIONS if not sections.get(section)]
         if missing or not summary:
             raise ScriptError(
                 f"script {name!r}: its contract lacks {', '.join(missing) or 'a summary'}; "
-                f"write 'none' in a section that has nothing to say"
+                f"write 'none' into an empty section"
             )
-
-        def entries(section: str) -> tuple[str, ...]:
-            found = [_ENTRY.match(line) for line in sections[section] if not line.startswith("   ")]
-            names = tuple(match["name"] for match in found if match is not None)
-            if not names:
-                raise ScriptError(f"script {name!r}: section {section} has no line '  name: explanation'")
-            return () if names == ("none",) else names
+        derives = set(_entries(name, "DERIVES", sections))
+        derives.update(*(derived_by(f"include/{each}", text) for each, text in includes.items()))
 
         def prose(lines: list[str]) -> str:
             return " ".join(line.strip() for line in lines)
 
         return cls(
             summary=prose(summary),
-            keys=entries("KEYS"),
-            derives=entries("DERIVES"),
-            argv=entries("ARGV"),
+            keys=_entries(name, "KEYS", sections),
+            derives=tuple(sorted(derives)),
+            argv=_entries(name, "ARGV", sections),
             returns=prose(sections["RETURNS"]),
             cost=prose(sections["COST"]),
             guarantee=prose(sections["GUARANTEE"]),
         )
 
 
+def derived_by(name: str, source: str) -> tuple[str, ...]:
+    """Return the entries of ``DERIVES`` on top of a file, without those of its includes.
+
+    Args:
+        name: the name of the file, for errors.
+        source: the text of the file; without the section it derives no keys.
+
+    Raises:
+        ScriptError: A section stands twice, or ``DERIVES`` has no entry.
+    """
+    _, sections = _sections(name, source)
+    return _entries(name, "DERIVES", sections) if "DERIVES" in sections else ()
+
+
+def _sections(name: str, source: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Read the comment on top of a file: the lines of its summary, and of each section."""
+    summary: list[str] = []
+    sections: dict[str, list[str]] = {}
+    lines = summary
+    for line in source.splitlines():
+        if not line.startswith("--") or line.startswith("--@"):
+            break
+        text = line[2:].removeprefix(" ").rstrip()
+        if text in SECTIONS:
+            if text in sections:
+                raise ScriptError(f"script {name!r}: the contract has two sections {text}; join them")
+            lines = sections[text] = []
+        elif text:
+            lines.append(text)
+    return summary, sections
+
+
+def _entries(name: str, section: str, sections: dict[str, list[str]]) -> tuple[str, ...]:
+    found = [_ENTRY.match(line) for line in sections[section] if not line.startswith("   ")]
+    names = tuple(match["name"] for match in found if match is not None)
+    if not names:
+        raise ScriptError(f"script {name!r}: section {section} has no line '  name: explanation'")
+    return () if names == ("none",) else names
+
+
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """A script as the server gets it: ``source`` holds the includes, ``sha1`` is its name in the server."""
+    """A script in the form that is sent to the server.
+
+    Attributes:
+        name: Name of the script.
+        source: Text with the includes inserted.
+        contract: The contract on top of it.
+        sha1: SHA-1 of the text, which names the script in the server.
+    """
 
     name: str
     source: str
@@ -112,13 +163,19 @@ class Script:
     def command(
         self, keys: Sequence[str], args: Sequence[Argument], full: bool = False
     ) -> tuple[Argument, ...]:
-        """The words of the command; ``full`` sends the text, after the server did not know the script."""
+        """Return the words of the command that runs the script.
+
+        Args:
+            keys: The keys.
+            args: The arguments.
+            full: Whether to send the text (EVAL), after the server answered NOSCRIPT.
+        """
         if full:
             return ("EVAL", self.source, len(keys), *keys, *args)
         return ("EVALSHA", self.sha1, len(keys), *keys, *args)
 
     def run(self, client: Redis, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Runs on ``client`` and returns the raw reply; errors of the server and the connection pass."""
+        """Run the script on ``client`` and return the raw reply. Errors of the client are not caught."""
         try:
             return client.execute_command(*self.command(keys, args))
         except NoScriptError:
@@ -126,56 +183,68 @@ class Script:
 
 
 class ScriptSet:
-    """The scripts of one directory, each read when it is first asked for.
+    """The scripts of one directory, which are all read when the set is made.
 
-    Raises :exc:`~celery_dq.errors.ScriptError` for a script or include that is missing, includes that go in a
-    circle (with the chain), and a contract that is not complete.
+    So an incomplete installation is an error at the start of a worker, and an upgrade of the files does not
+    affect a running process.
+
+    Args:
+        directory: Folder of the ``.lua`` files.
+        names: Names of the scripts to load.
+
+    Raises:
+        ScriptError: A script or include is missing, includes are circular (the text names the chain), or a
+            contract is not complete.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
-        self._loaded: dict[str, Script] = {}
+        self._includes: dict[str, str] = {}
+        self._scripts = {name: self._load(name) for name in names}
 
     def __getitem__(self, name: str) -> Script:
-        script = self._loaded.get(name)
-        if script is None:
-            own = self._read(name, (name,), self.directory / f"{name}.lua")
-            contract = Contract.parse(name, own)
-            script = Script(name, self._expand(own, (name,), set()), contract)
-            self._loaded[name] = script
-        return script
+        return self._scripts[name]
 
     def names(self) -> list[str]:
-        """The names of all scripts in the directory, sorted."""
-        return sorted(path.stem for path in self.directory.glob("*.lua"))
+        """Return the names of all scripts of the set, sorted."""
+        return sorted(self._scripts)
+
+    def _load(self, name: str) -> Script:
+        own = self._read(name, (name,), self.directory / f"{name}.lua")
+        included: set[str] = set()
+        source = self._expand(own, (name,), included)
+        return Script(
+            name, source, Contract.parse(name, own, {each: self._includes[each] for each in included})
+        )
 
     def _expand(self, source: str, chain: tuple[str, ...], seen: set[str]) -> str:
-        lines: list[str] = []
-        for line in source.splitlines():
-            found = _INCLUDE.match(line)
-            if found is None:
-                lines.append(line)
-                continue
+        def included(found: re.Match[str]) -> str:
             name = found["name"]
             inner = (*chain, name)
             if name in chain[1:]:
-                raise ScriptError(f"script includes go in a circle: {' -> '.join(inner)}")
+                raise ScriptError(f"script includes are circular: {' -> '.join(inner)}")
             if name in seen:
-                continue
+                return ""
             seen.add(name)
-            text = self._read(name, inner, self.directory / "include" / f"{name}.lua")
-            lines.append(self._expand(text, inner, seen))
-        return "\n".join(lines)
+            return self._expand(self._include(name, inner), inner, seen) + "\n"
+
+        return _INCLUDE.sub(included, source)
+
+    def _include(self, name: str, chain: tuple[str, ...]) -> str:
+        if name not in self._includes:
+            self._includes[name] = self._read(name, chain, self.directory / "include" / f"{name}.lua")
+        return self._includes[name]
 
     def _read(self, name: str, chain: tuple[str, ...], path: Path) -> str:
         try:
             return path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             raise ScriptError(
-                f"script {name!r} is missing ({' -> '.join(chain)}): there is no file {path}"
+                f"the script {name!r} of celery-dq is missing ({' -> '.join(chain)}): there is no file "
+                f"{path}; the installation is incomplete, install celery-dq again"
             ) from None
 
 
 def is_noscript(error: BaseException) -> bool:
-    """Whether a server's error says that it does not know the script (yet, or any more)."""
+    """Return whether an error of the server says that the script is not in its cache."""
     return isinstance(error, NoScriptError) or str(error).startswith("NOSCRIPT")

@@ -1,1 +1,10 @@
-"""Queues that one elected worker consumes: who leads them here, what that means, and what enforces it."""
+"""Singleton queues: one elected worker consumes each of them.
+
+``elections``    from the setting ``dq_election`` to candidates
+``balancer``     spreads leaderships evenly over the workers
+``leaderships``  the queues that this worker leads, as the transport sees them
+``guard``        ends a process whose term is no longer confirmed while it runs a message
+
+``celery_dq.worker.singleton`` makes these objects in a worker. The transport asks them through the protocol
+``Leaderships`` in ``celery_dq.protocols``, and does not import this package.
+"""

@@ -1,4 +1,4 @@
-"""From ``dq_election`` to candidates."""
+"""Candidates for the election that ``dq_election`` configures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ __all__ = ["Elections"]
 
 
 class Elections:
-    """Makes the candidates of one worker; they share a connection.
+    """Creates the candidates of one worker; they share a connection.
 
-    :param name: the worker, for people to read.
-    :param redis_client: makes a client of the broker's Redis; None when the broker is another one.
-    :param what: what is to have a leader, for errors.
+    Args:
+        options: The settings of the app.
+        name: A readable name of the worker.
+        redis_client: Creates a client of the broker's Redis; None if the broker is not Redis.
+        what: The part that needs an election, for errors.
 
     Raises:
-        ConfigurationError: There is nobody to hold elections, or no client library for it.
+        ConfigurationError: No server is configured for elections, or its client library is missing.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Elections:
         self._session: Any = None
         if not options.election and redis_client is None:
             raise ConfigurationError(
-                f"{what} needs somebody to hold elections, and the broker cannot: set dq_election to "
+                f"{what} needs an election, which this broker cannot hold: set dq_election to "
                 "zookeeper://host:2181, redis://host/db or rediss://host/db"
             )
         if self._by_zookeeper and importlib.util.find_spec("kazoo") is None:
@@ -50,10 +52,10 @@ class Elections:
             )
 
     def candidate(self, queue: str) -> Election:
-        """A candidate for the leadership of `queue`."""
+        """Create a candidate for the leadership of `queue`."""
         options = self._options
         if self._by_zookeeper:
-            # Only who names a ZooKeeper needs its client library.
+            # kazoo is imported only if dq_election names a ZooKeeper.
             from celery_dq.leadership.zookeeper_election import ZooKeeperElection
             from celery_dq.zookeeper.credentials import Spelling
             from celery_dq.zookeeper.session import Session
@@ -73,11 +75,11 @@ class Elections:
 
     @property
     def session(self) -> Any:
-        """The session with ZooKeeper; None with another election, and before the first candidate."""
+        """The session with ZooKeeper; None with another election or before the first candidate."""
         return self._session
 
     def close(self) -> None:
-        """End the session: what is left of the candidacies goes with it."""
+        """End the session, and with it the remaining candidates."""
         if self._session is not None:
             self._session.close()
 
@@ -86,7 +88,7 @@ class Elections:
             if self._options.election:
                 import redis
 
-                # A renewal must fail before the lease does.
+                # A renewal must fail before the lease expires.
                 timeout_s = self._session_s / 6
                 self._client = redis.Redis.from_url(
                     self._options.election, socket_timeout=timeout_s, socket_connect_timeout=timeout_s

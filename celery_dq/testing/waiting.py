@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline instead of a guess."""
+"""Waiting for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ def wait_until(
     what: str | Callable[[], str] = "",
     interval_s: float = 0.01,
 ) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Call a condition until it returns a true value, and return that value.
 
-    :param condition: looked at once in any case, then every `interval_s` seconds.
-    :param timeout_s: seconds until :exc:`TimeoutError` is raised; default 30.
-    :param what: what was waited for, for the error; a callable is asked only then, so that it can
-        tell what there is instead.
-    :param interval_s: pause between two looks; default 10 ms.
+    Args:
+        condition: Called at least once, then every `interval_s` seconds.
+        timeout_s: Seconds until the timeout.
+        what: Description of the condition, for the error. A callable is called only for the error, so it can
+            describe the present state.
+        interval_s: Pause in seconds between two calls.
+
+    Raises:
+        TimeoutError: The condition was not true in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -32,8 +36,8 @@ def wait_until(
         if result:
             return result
         if time.monotonic() >= deadline:
-            told = what() if callable(what) else what
+            detail = what() if callable(what) else what
             raise TimeoutError(
-                f"not within {timeout_s:g} s: {told or getattr(condition, '__name__', repr(condition))}"
+                f"not within {timeout_s:g} s: {detail or getattr(condition, '__name__', repr(condition))}"
             )
         time.sleep(interval_s)

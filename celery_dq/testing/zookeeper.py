@@ -1,12 +1,12 @@
-"""ZooKeeper servers of one's own: one alone, or an ensemble of three.
+"""Local ZooKeeper servers: a single one, or an ensemble of three.
 
 .. code-block:: python
 
     with ZooKeeperServer() as server:
         session = Session(server.hosts)
 
-A server listens on free ports of 127.0.0.1, keeps its data in a temporary folder, boots in half a
-second, and is gone when the block or the process ends.
+A server listens on free ports of 127.0.0.1, keeps its data in a temporary folder, boots in half a second, and
+ends with the block or the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery_dq.testing.waiting import wait_until
 
 __all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
 
-#: Where Debian puts the jars. The manifest of the first names all the others it needs.
+#: Jars of Debian's package. The manifest of the first one names all other jars that it needs.
 DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-nop.jar")
 #: A small heap, one compiler, no statistics file: half a second to boot, 56 MiB.
 JAVA_FLAGS = (
@@ -37,14 +37,21 @@ JAVA_FLAGS = (
     "-Djava.net.preferIPv4Stack=true",
 )
 LOGIN_MODULE = "org.apache.zookeeper.server.auth.DigestLoginModule"
-#: What TLS needs besides, and Debian's manifest does not name.
+#: Further jars for TLS, which Debian's manifest does not name.
 DEBIAN_TLS_JARS = tuple(
     f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver", "transport-native-unix-common")
 )
 
 
 class Member(NamedTuple):
-    """The ports of one server of an ensemble."""
+    """The ports of one server of an ensemble.
+
+    Attributes:
+        number: Number of the server.
+        client: Port for clients.
+        quorum: Port for the other servers.
+        election: Port for elections.
+    """
 
     number: int
     client: int
@@ -53,10 +60,13 @@ class Member(NamedTuple):
 
 
 def find_zookeeper() -> tuple[str, str]:
-    """The Java binary and the class path that run ZooKeeper.
+    """Return the Java binary and the class path that run ZooKeeper.
 
-    Java is ``$JAVA_HOME/bin/java`` or on the PATH; the jars are those of ``$ZOOKEEPER_HOME`` (an
-    unpacked release) or of Debian's package. Raises :exc:`FileNotFoundError` that says how to get them.
+    Java is ``$JAVA_HOME/bin/java`` or on the PATH. The jars are those of ``$ZOOKEEPER_HOME`` (an unpacked
+    release) or of Debian's package.
+
+    Raises:
+        FileNotFoundError: Java or ZooKeeper is not installed. The text says how to install it.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -76,13 +86,14 @@ def find_zookeeper() -> tuple[str, str]:
 class ZooKeeperServer(LocalServer):
     """One ZooKeeper server. A context manager; or call :meth:`start` and :meth:`stop`.
 
-    :param tick_ms: ZooKeeper's ``tickTime``; sessions last at least two of them; default 500 ms (a
-        production server has 2,000).
-    :param number: which one of `members` this is; 0 (default) stands alone.
-    :param members: the ports of all servers of the ensemble, as this one reaches them.
-    :param users: names and passwords; given any, it serves nobody who has not shown one by SASL (DIGEST-MD5).
-    :param certificate: given one, it serves TLS, too, at :attr:`tls_hosts`.
-    :param trusts: a certificate that it asks its TLS clients for.
+    Args:
+        tick_ms: ZooKeeper's ``tickTime`` in milliseconds (a production server has 2,000). Sessions last at
+            least two ticks.
+        number: Number of this server among `members`; 0 is a single server.
+        members: Ports of all servers of the ensemble, as this server reaches them.
+        users: Names and passwords. With any, clients must authenticate by SASL (DIGEST-MD5).
+        certificate: Certificate with which the server also serves TLS, at :attr:`tls_hosts`.
+        trusts: Certificate that TLS clients must present.
     """
 
     name = "zookeeper"
@@ -105,37 +116,37 @@ class ZooKeeperServer(LocalServer):
             super().__init__(1 + extra)
         self.tick_ms = tick_ms
         self.number = number
-        #: In force from the next start on.
+        #: A change takes effect at the next start.
         self.users = dict(users or {})
         self._certificate = certificate
         self._trusts = trusts
 
-    # -- where it is
+    # -- addresses and state
 
     @property
     def hosts(self) -> str:
-        """What a client takes as its list of hosts."""
+        """The list of hosts for a client."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def tls_hosts(self) -> str:
-        """What a client that speaks TLS takes as its list of hosts; see `certificate`."""
+        """The list of hosts for a TLS client; see `certificate`."""
         if self._certificate is None:
-            raise RuntimeError("the server speaks no TLS: it has no certificate")
+            raise RuntimeError("the server has no TLS port: give a certificate")
         return f"127.0.0.1:{self.ports[1]}"
 
     def ask(self, word: str, timeout_s: float = 1.0) -> str:
-        """Send one of ZooKeeper's four-letter words and return what it says; "" when nobody answers."""
-        said = b""
+        """Send one of ZooKeeper's four-letter words and return the answer; "" without an answer."""
+        output = b""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
                 connection.settimeout(timeout_s)
                 connection.sendall(word.encode())
                 while chunk := connection.recv(65536):
-                    said += chunk
+                    output += chunk
         except OSError:
             return ""
-        return said.decode(errors="replace")
+        return output.decode(errors="replace")
 
     @property
     def mode(self) -> str:
@@ -145,7 +156,7 @@ class ZooKeeperServer(LocalServer):
                 return line.removeprefix("Mode: ")
         return ""
 
-    # -- inside
+    # -- implementation
 
     def _run(self) -> ChildProcess:
         java, jars = find_zookeeper()
@@ -213,12 +224,13 @@ class ZooKeeperServer(LocalServer):
 
 
 class ZooKeeperEnsemble(Startable):
-    """Three servers that elect a leader among them. A context manager.
+    """Several servers that elect a leader. A context manager.
 
-    :param tick_ms: see :class:`ZooKeeperServer`.
-    :param size: how many servers; default 3.
-    :param route: called with the number of a server and another member, returns that member as the server
-        shall reach it: with a proxy's port for the quorum, for instance, to cut the two from each other.
+    Args:
+        tick_ms: See :class:`ZooKeeperServer`.
+        size: Number of servers.
+        route: Called with the number of a server and another member. Returns the ports at which the server
+            reaches that member, for example those of a proxy that can cut the connection.
     """
 
     def __init__(
@@ -230,7 +242,7 @@ class ZooKeeperEnsemble(Startable):
         self.servers: list[ZooKeeperServer] = []
 
     def start(self) -> ZooKeeperEnsemble:
-        """Start all of them and wait until each serves."""
+        """Start all servers and wait until each serves."""
         ports = iter(free_ports(3 * self._size))
         members = [
             Member(number, next(ports), next(ports), next(ports)) for number in range(1, self._size + 1)
@@ -255,11 +267,11 @@ class ZooKeeperEnsemble(Startable):
 
     @property
     def hosts(self) -> str:
-        """What a client takes as its list of hosts: all of them."""
+        """The list of all hosts for a client."""
         return ",".join(server.hosts for server in self.servers)
 
     def leader(self) -> ZooKeeperServer:
-        """The server that leads at this moment; waits for an election that goes on."""
+        """Return the present leader, after waiting for an election if necessary."""
 
         def leading() -> ZooKeeperServer | None:
             return next((each for each in self.servers if each.alive() and each.mode == "leader"), None)
@@ -269,10 +281,10 @@ class ZooKeeperEnsemble(Startable):
         return found
 
     def followers(self) -> list[ZooKeeperServer]:
-        """The servers that follow at this moment."""
+        """Return the present followers."""
         return [each for each in self.servers if each.alive() and each.mode == "follower"]
 
     def stop(self) -> None:
-        """End all of them and remove their data."""
+        """End all servers and remove their data."""
         for server in self.servers:
             server.stop()

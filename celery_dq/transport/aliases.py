@@ -1,9 +1,14 @@
-"""The URL schemes of this package, as kombu knows them."""
+"""The URL schemes of this package, and their registration with kombu."""
 
 from __future__ import annotations
 
-#: Scheme -> where its transport is, as kombu's alias table wants it. Names, so that nothing is
-#: imported before a connection is made.
+from difflib import get_close_matches
+from typing import Any
+
+from celery_dq.errors import ConfigurationError
+
+#: Pairs of scheme and transport, in the form of kombu's alias table. A transport is imported when a
+#: connection is made.
 SCHEMES = (
     ("dq-redis", "celery_dq.transport.redis.transport:Transport"),
     ("dq-rediss", "celery_dq.transport.redis.transport:Transport"),
@@ -16,8 +21,36 @@ TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel")
 ZOOKEEPER_SCHEME = "dq-zookeeper"
 
 
+def schemes_in(url: Any) -> list[str]:
+    """Return the schemes of a broker URL, of several joined by semicolons, or of a list of URLs."""
+    urls = [url] if isinstance(url, str) else list(url or ())
+    alternatives = (each.strip() for joined in urls for each in str(joined).split(";"))
+    return [each.partition("://")[0].partition("+")[0] for each in alternatives if "://" in each]
+
+
+def refuse_misspelt(url: Any) -> None:
+    """Refuse a broker URL with a misspelt scheme of this package; kombu's own error names another remedy.
+
+    Args:
+        url: Broker URL, several joined by semicolons, or a list of URLs.
+
+    Raises:
+        ConfigurationError: The scheme is misspelt. The text names the scheme that was probably meant.
+    """
+    known = [scheme for scheme, _ in SCHEMES]
+    for scheme in schemes_in(url):
+        plain = scheme.lower()
+        if plain.startswith("dq") and plain not in known:
+            close = get_close_matches(plain.replace("_", "-"), known, 1)
+            meant = f"did you mean {close[0]}://?" if close else f"known are {', '.join(known)}"
+            why = (
+                "a URL's scheme cannot hold an underscore" if "_" in plain else "celery-dq has no such scheme"
+            )
+            raise ConfigurationError(f"broker_url begins with {scheme}://: {why}; {meant}")
+
+
 def register_transports() -> None:
-    """Tell kombu the schemes, so that ``kombu.Connection("dq-redis://…")`` works. Idempotent.
+    """Register the schemes with kombu, so that ``kombu.Connection("dq-redis://…")`` works. Idempotent.
 
     ``celery_dq.setup(app)`` and the ``celery dq`` command call it; a program that uses kombu without
     Celery calls it itself.

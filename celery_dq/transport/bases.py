@@ -1,8 +1,8 @@
-"""What both transports take over from kombu's virtual one, private parts included.
+"""The parts of kombu's virtual transport that both transports reuse, private parts included.
 
-It is not made to be built upon: much of what we reuse is underscored. It is listed here, and typed in
-``bases.pyi``, so that a reader and the type checker see all of it at once, and so that a new kombu release is
-checked against one page. Known to hold for kombu 5.5 to 5.7, by the test suite.
+Kombu's virtual transport is not designed for subclasses outside of kombu: many of the reused names are
+private. All of them are listed here and typed in ``bases.pyi``. So a reader, the type checker and a check
+against a new kombu release need one page only. The test suite covers kombu 5.5 to 5.7.
 """
 
 from __future__ import annotations

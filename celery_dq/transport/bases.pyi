@@ -1,4 +1,4 @@
-# What kombu has and its published types leave out; the reasons are in bases.py.
+# The names of kombu that its published types leave out; the reasons are in bases.py.
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +50,8 @@ class VirtualChannel:
     _tag_to_queue: dict[str, str]
 
     def __init__(self, connection: Any, **kwargs: Any) -> None: ...
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any: ...
+    def queue_bind(self, *args: Any, **kwargs: Any) -> Any: ...
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None: ...

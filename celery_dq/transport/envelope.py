@@ -1,12 +1,11 @@
 """The compact form in which a message's headers and properties are stored.
 
-A Celery message carries some thirty headers and properties, and in almost all
-messages most of them say nothing (``shadow=None``, ``retries=0`` …) or repeat
-what the record says anyway. Those are left out, and a bit mask remembers which
-ones, so that :func:`unpack` restores exactly what :func:`pack` was given: a key
-that was not there does not appear, and ``0`` never turns into ``False``.
+A Celery message carries some thirty headers and properties. In almost all messages, most of them have their
+default value (``shadow=None``, ``retries=0`` …) or repeat a field of the record. Those are left out, and a
+bit mask records them, so that :func:`unpack` restores exactly the arguments of :func:`pack`: no key is added,
+and ``0`` never turns into ``False``.
 
-The body is no business of the envelope: it is stored raw beside it.
+The body is not part of the envelope; it is stored raw beside it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from kombu.utils.json import JSONEncoder, loads as loads_with_types
 
 from celery_dq.errors import CorruptRecord
 
-#: (where, key, value that goes without saying). The order is part of the stored
-#: format: new rows go to the end, old ones stay.
+#: (mapping, key, value that is left out). The order is part of the stored format: new rows go to the end, old
+#: ones stay.
 SILENT: tuple[tuple[str, str, Any], ...] = (
     ("headers", "lang", "py"),
     ("headers", "shadow", None),
@@ -50,10 +49,10 @@ _HEADERS = tuple(
 _PROPERTIES = tuple(
     (1 << bit, key, value) for bit, (where, key, value) in enumerate(SILENT) if where == "properties"
 )
-#: ``root_id`` repeats the task id, and so does ``correlation_id``.
+#: Bits for a ``root_id`` and a ``correlation_id`` that repeat the task id.
 _ROOT_IS_ID = 1 << len(SILENT)
 _CORRELATION_IS_ID = 1 << (len(SILENT) + 1)
-#: content type and encoding are JSON in UTF-8.
+#: Bit for content type and encoding: JSON in UTF-8.
 _PLAIN_JSON = 1 << (len(SILENT) + 2)
 
 _dumps: Callable[[Any], str] = json.JSONEncoder(
@@ -69,12 +68,19 @@ def pack(
 ) -> bytes:
     """Return the stored form of a message without its body.
 
-    Arguments:
-        headers: the application headers; values as kombu's JSON can write them.
-        properties: the properties worth keeping (the caller has dropped those
-            that the transport makes anew at delivery).
-        content_type: of the body, such as ``application/json``.
-        content_encoding: of the body, such as ``utf-8`` or ``binary``.
+    Args:
+        headers: Application headers, with values that kombu's JSON can encode.
+        properties: Properties to store. The caller has removed those that the transport sets at delivery.
+        content_type: Content type of the body, such as ``application/json``.
+        content_encoding: Content encoding of the body, such as ``utf-8`` or ``binary``.
+
+    Returns:
+        The envelope, JSON in UTF-8.
+
+    Raises:
+        TypeError: A value cannot be encoded as JSON.
+        ValueError: A value cannot be encoded as JSON.
+        RecursionError: A value is nested too deeply or contains itself.
     """
     left = dict(headers)
     kept = dict(properties)
@@ -96,7 +102,7 @@ def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None,
     """Return headers, properties, content type and content encoding.
 
     Raises:
-        CorruptRecord: the bytes are not an envelope that :func:`pack` made.
+        CorruptRecord: The bytes are not an envelope that :func:`pack` made.
     """
     try:
         text = envelope.decode("utf-8", "surrogatepass")
@@ -132,12 +138,12 @@ def _drop(values: dict[str, Any], rows: tuple[tuple[int, str, Any], ...]) -> int
 def _restore(values: dict[str, Any], mask: int, rows: tuple[tuple[int, str, Any], ...]) -> None:
     for bit, key, silent in rows:
         if mask & bit:
-            # Fresh containers: a consumer may change what it was given.
+            # Each message has its own containers, because a consumer may change them.
             values[key] = silent.copy() if isinstance(silent, (list, dict)) else silent
 
 
 def _same(value: Any, silent: Any) -> bool:
     if isinstance(silent, list):
-        # Celery hands over a tuple or a list; JSON makes a list of either.
+        # Celery passes a tuple or a list; JSON makes a list of either.
         return isinstance(value, (list, tuple)) and list(value) == silent
     return type(value) is type(silent) and bool(value == silent)

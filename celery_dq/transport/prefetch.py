@@ -1,4 +1,4 @@
-"""How much more a channel may deliver."""
+"""The prefetch count of a channel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["PrefetchCount"]
 
 
 class PrefetchCount(VirtualQoS):
-    """The prefetch count of one channel, and what counts against it.
+    """The prefetch count of one channel, and the messages that count against it.
 
-    Whether a message is acknowledged is for others to know, from any thread: kombu's own keeps that here.
+    Unlike kombu's ``QoS``, this class does not track acknowledgements, which may come from any thread.
     """
 
     def can_consume(self) -> bool:
-        """Return whether the prefetch count leaves room for one more message."""
+        """Return whether the prefetch count allows one more message."""
         limit = self.prefetch_count
         return not limit or len(self._delivered) < limit
 

@@ -1,10 +1,10 @@
-"""A message as it comes out of a broker of ours."""
+"""The message that a broker of this package delivers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery_dq.hooks import DELIVERIES
+from celery_dq.protocols import DELIVERIES_HEADER
 from celery_dq.transport import envelope as envelopes
 from celery_dq.transport.bases import KombuMessage
 
@@ -12,18 +12,21 @@ __all__ = ["StoredMessage"]
 
 
 class StoredMessage(KombuMessage):
-    """What a consumer receives, made of an envelope and a body.
+    """A message made of an envelope and a body.
 
-    Arguments:
-        envelope: packed headers and properties.
-        body: as it was published.
-        priority: it may have changed since.
-        due: it had to wait for its time.
-        returned: it was delivered before.
-        deliveries: how many workers were lost with it so far.
-        tag: delivery tag.
-        queue: name of the queue it was taken from.
-        channel: that delivers it.
+    Args:
+        envelope: Packed headers and properties.
+        body: Body as published.
+        priority: Present priority, which may differ from the published one.
+        due: Whether the message had to wait for its ETA.
+        returned: Whether the message was delivered before.
+        deliveries: Number of workers that were lost with the message so far.
+        tag: Delivery tag.
+        queue: Name of the queue that the message was taken from.
+        channel: Channel that delivers the message.
+
+    Raises:
+        CorruptRecord: The envelope cannot be read.
     """
 
     def __init__(
@@ -40,17 +43,19 @@ class StoredMessage(KombuMessage):
         channel: Any,
     ) -> None:
         headers, properties, content_type, content_encoding = envelopes.unpack(envelope)
-        # What a retry has inherited, or somebody has forged: it is written anew at every delivery.
-        headers.pop(DELIVERIES, None)
+        # A retry inherits this header, and a publisher may have forged it, so each delivery sets it.
+        headers.pop(DELIVERIES_HEADER, None)
+        #: The ETA of a message that waited for it. The header is removed, because the worker would put the
+        #: task into its own timer; :meth:`pass_eta_to` restores it for the task.
+        self.eta = headers.get("eta") if due else None
         if due:
-            # It is due: with the header still there, the worker would put it into its timer.
             headers["eta"] = None
         info = properties.setdefault("delivery_info", {})
         info.setdefault("exchange", "")
         info.setdefault("routing_key", queue)
         if returned:
             info["redelivered"] = headers["redelivered"] = True
-            info["deliveries"] = headers[DELIVERIES] = deliveries
+            info["deliveries"] = headers[DELIVERIES_HEADER] = deliveries
         properties["priority"] = priority
         properties["delivery_tag"] = tag
         super().__init__(
@@ -66,3 +71,8 @@ class StoredMessage(KombuMessage):
         )
         self.queue = queue
         self.deliveries = deliveries
+
+    def pass_eta_to(self, request: Any) -> None:
+        """Show the task its ETA in ``self.request``; called when the request goes to the pool."""
+        if self.eta is not None:
+            request.request_dict["eta"] = self.eta

@@ -1,6 +1,6 @@
-"""Whose work a message is, and how urgent: the rules for a tenant's name and a priority.
+"""The rules for the tenant and the priority of a message.
 
-Pure: knows task signatures and values, neither Celery nor Redis.
+Pure: uses task signatures and values, neither Celery nor Redis.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from celery_dq.errors import ConfigurationError, InvalidPriority, InvalidTenant
 
-#: The tenant of a message for which nobody named one.
+#: The tenant of a message without a named tenant.
 NOBODY = ""
 
 #: Longest tenant name, in bytes of UTF-8.
@@ -21,6 +21,8 @@ MAX_TENANT_BYTES = 255
 
 #: 0 is the least urgent (and the default), 9 the most.
 MIN_PRIORITY, MAX_PRIORITY = 0, 9
+
+_REMEDY = "make it serve every form of a call, or name the tenant in the call, as in apply_async(…, tenant=…)"
 
 # C0 and C1 controls, DEL, and the two separators that also break lines in logs.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -32,9 +34,9 @@ Rule = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 def check_tenant(value: Any, *, where: str = "tenant") -> str:
     """Return the tenant's name as str.
 
-    Arguments:
-        value: A str or an int; None means that nobody said, so ``""``.
-        where: What to name in the error: the option or the task it came from.
+    Args:
+        value: A str or an int; None, for a call without a tenant, becomes ``""``.
+        where: Name of the option or the task, for the error.
 
     Raises:
         InvalidTenant: Another type, more than 255 bytes of UTF-8, control characters, or
@@ -95,7 +97,12 @@ class TenantTemplate:
     """A format template over the bound arguments of a task, defaults included.
 
     ``"{merchant_id}"``, ``"{order.merchant.id}"``, ``"{order[merchant]}"``, ``"eu-{merchant_id:04d}"``.
-    A field whose value is None makes the whole tenant ``""``: nobody said.
+    If the value of a field is None, the call has no tenant.
+
+    Args:
+        template: The template.
+        task: Name of the task, for errors.
+        signature: Signature of the task.
 
     Raises:
         ConfigurationError: The template is malformed, has an unnamed field, or names an argument
@@ -161,7 +168,7 @@ class TenantTemplate:
         """Return the tenant's value for a call.
 
         Raises:
-            InvalidTenant: The call does not carry what the template needs.
+            InvalidTenant: The call lacks an argument of the template, or a field cannot be formatted.
         """
         if self._only is not None:
             return self._argument(self._only, args, kwargs)
@@ -178,12 +185,12 @@ class TenantTemplate:
                 text += [literal, format(value, spec)]
         except InvalidTenant:
             raise
-        except (LookupError, AttributeError, TypeError, ValueError) as exc:
-            raise self._unusable(f"cannot be filled from this call: {exc!r}") from exc
+        except Exception as exc:  # attributes and items of the arguments may run any code
+            raise self._unusable(f"cannot be filled from this call ({exc!r})") from exc
         return "".join(text) + self._tail
 
     def _unusable(self, problem: str) -> InvalidTenant:
-        return InvalidTenant(f"task {self.task}: the tenant template {self.template!r} {problem}")
+        return InvalidTenant(f"task {self.task}: the tenant template {self.template!r} {problem}: {_REMEDY}")
 
     def _argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         argument = self._arguments.get(name)
@@ -204,8 +211,30 @@ class TenantTemplate:
         raise self._unusable(f"needs the argument {name!r}, which this call does not give")
 
 
+class _CallableRule:
+    """A tenant rule given as a callable ``(args, kwargs)``. Errors of the callable name the task."""
+
+    def __init__(self, option: Rule, task: str) -> None:
+        self._option = option
+        self._task = task
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the tenant's value for a call.
+
+        Raises:
+            InvalidTenant: The callable raised an error, which is the cause.
+        """
+        try:
+            return self._option(args, kwargs)
+        except Exception as exc:
+            name = getattr(self._option, "__qualname__", type(self._option).__qualname__)
+            raise InvalidTenant(
+                f"task {self._task}: the tenant callable {name} failed for this call ({exc!r}): {_REMEDY}"
+            ) from exc
+
+
 class _Lookup(Mapping[str, Any]):
-    """The arguments of one call by name, found when asked for."""
+    """The arguments of one call by name, looked up lazily."""
 
     def __init__(self, template: TenantTemplate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._template, self._args, self._kwargs = template, args, kwargs
@@ -223,10 +252,10 @@ class _Lookup(Mapping[str, Any]):
 def tenant_rule(option: Any, task: str, run: Callable[..., Any]) -> Rule | None:
     """Compile the ``tenant`` option of a task.
 
-    Arguments:
+    Args:
         option: A template, a callable ``(args, kwargs)``, an int (a constant), or None.
         task: The task's name, for errors.
-        run: What the task runs, its own ``self`` already bound.
+        run: The task's function, with its ``self`` bound.
 
     Raises:
         ConfigurationError: The option is of another type, or names an unknown argument.
@@ -240,12 +269,27 @@ def tenant_rule(option: Any, task: str, run: Callable[..., Any]) -> Rule | None:
     if isinstance(option, int) and not isinstance(option, bool):
         return _constant(option, task)
     if callable(option):
-        rule: Rule = option
-        return rule
+        _check_arity(option, task)
+        return _CallableRule(option, task)
     raise ConfigurationError(
         f"task {task}: tenant={_short(option)} is of type {type(option).__name__}; give a template over the"
         " arguments such as '{merchant_id}', or a callable (args, kwargs) that returns a str"
     )
+
+
+def _check_arity(option: Callable[..., Any], task: str) -> None:
+    try:
+        signature = inspect.signature(option)
+    except (TypeError, ValueError):  # built-ins may have no signature
+        return
+    try:
+        signature.bind((), {})
+    except TypeError as exc:
+        name = getattr(option, "__name__", type(option).__name__)
+        raise ConfigurationError(
+            f"task {task}: the tenant callable {name}{signature} cannot be called with (args, kwargs): {exc};"
+            " give it these two parameters, such as lambda args, kwargs: args[0]"
+        ) from None
 
 
 def _constant(value: Any, task: str) -> Rule:

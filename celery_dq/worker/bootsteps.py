@@ -7,16 +7,17 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
+from celery.worker import state
 
 from celery_dq.clock import SystemClock
-from celery_dq.hooks import WIRES, Wires
+from celery_dq.compat.pool_deaths import notice_deaths
+from celery_dq.compat.pool_results import deliver_results_promptly
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.redis.message import Message
-from celery_dq.worker.gate import Gate
-from celery_dq.worker.lifecycle import Lifecycle
-from celery_dq.worker.pool_deaths import notice_deaths
-from celery_dq.worker.pool_results import hear_results
-from celery_dq.worker.turns import Turns
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.lifecycle import TaskLifecycle
+from celery_dq.worker.ready_requests import ReadyRequests
 
 logger = logging.getLogger(__name__)
 
@@ -24,68 +25,88 @@ logger = logging.getLogger(__name__)
 class ConsumerStep(bootsteps.StartStopStep):
     """Connects Celery's consumer with the tenant broker.
 
-    Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect;
-    the ties made here last as long as the worker.
+    Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect; the hooks that the
+    constructor installs last as long as the worker.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._gate: Gate | None = None
-        self._lifecycle: Lifecycle | None = None
-        wires = consumer.conninfo.transport_options.get(WIRES)
-        if isinstance(wires, Wires) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
-            options = wires.options
+        self._gate: PoolCapacity | None = None
+        self._lifecycle: TaskLifecycle | None = None
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
+            options = context.options
             clock = SystemClock()
-            lifecycle = Lifecycle(consumer.pool, clock, options.dead_letter_failures)
+            lifecycle = TaskLifecycle(consumer.pool, clock, options.dead_letter_failures)
             self._lifecycle = lifecycle
-            gate = Gate(consumer, lifecycle, options.claim_ahead_us / 1e6)
-            self._gate = wires.gate = gate
+            capacity = PoolCapacity(consumer, lifecycle, options.claim_ahead_us / 1e6)
+            self._gate = context.capacity = capacity
+            _start_with_care(consumer, lifecycle)
             if not lifecycle.asks_first:
-                lifecycle.turns = Turns(consumer, lambda: gate.closing)
-            for name, reason in (
-                ("on_unknown_message", "unknown message"),
-                ("on_unknown_task", "unknown task"),
-                ("on_invalid_task", "invalid task"),
-            ):
-                setattr(consumer, name, partial(_bury_then, getattr(consumer, name), reason))
-            consumer.on_decode_error = partial(_on_decode_error, consumer.on_decode_error)
+                lifecycle.ready_requests = ReadyRequests(consumer, lambda: capacity.closing)
+            _dead_letter_unrunnable(consumer)
             consumer.create_task_handler = partial(
                 _careful_handler, consumer, lifecycle, consumer.create_task_handler
             )
 
     def start(self, consumer: Any) -> None:
-        """The pool runs by now, and has its own methods in place."""
+        """Install the hooks in the pool, which runs now and has its own methods in place."""
         if self._lifecycle is not None:
             self._lifecycle.guard_flush(consumer.pool)
             self._lifecycle.reserve_again()
             notice_deaths(consumer.pool)
-            hear_results(consumer.pool)
+            deliver_results_promptly(consumer.pool)
 
     def stop(self, consumer: Any) -> None:
-        """The connection is lost, or the worker stops."""
-        if self._lifecycle is not None and self._lifecycle.turns is not None:
-            self._lifecycle.turns.give_back()
+        """Release waiting requests: the connection is lost, or the worker stops."""
+        if self._lifecycle is not None and self._lifecycle.ready_requests is not None:
+            self._lifecycle.ready_requests.release_all()
 
     def shutdown(self, consumer: Any) -> None:
-        """The pool is drained or killed: whatever is still held may run elsewhere."""
+        """Note that the pool is drained or killed: messages that are still held may run elsewhere."""
         if self._gate is not None:
             self._gate.over = True
 
 
-def _bury_then(handler: Any, reason: str, body: Any, message: Any, *args: Any) -> Any:
-    """Keep what this worker cannot run as a dead letter; Celery would drop it."""
-    if isinstance(message, Message):
-        message.burial = f"{reason}: {args[0]}"[:500] if args else reason
-    return handler(body, message, *args)
+def _dead_letter_unrunnable(consumer: Any) -> None:
+    """Keep messages that this worker cannot run as dead letters, where Celery would drop them."""
+    unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
+    invalid_task, decode_error = consumer.on_invalid_task, consumer.on_decode_error
+
+    def mark(message: Any, reason: str) -> None:
+        if isinstance(message, Message):
+            message.dead_letter_reason = reason[:500]
+
+    def on_unknown_message(body: Any, message: Any) -> Any:
+        mark(message, "unknown message")
+        return unknown_message(body, message)
+
+    def on_unknown_task(body: Any, message: Any, exc: Any) -> Any:
+        mark(message, f"unknown task: {exc}")
+        return unknown_task(body, message, exc)
+
+    def on_invalid_task(body: Any, message: Any, exc: Any) -> Any:
+        mark(message, f"invalid task: {exc}")
+        return invalid_task(body, message, exc)
+
+    def on_decode_error(message: Any, exc: BaseException) -> Any:
+        if isinstance(message, Message):
+            # Celery acknowledges a message that it cannot decode, which would remove it.
+            message.dead_letter(f"undecodable: {type(exc).__name__}: {exc}"[:500])
+        return decode_error(message, exc)
+
+    consumer.on_unknown_message, consumer.on_unknown_task = on_unknown_message, on_unknown_task
+    consumer.on_invalid_task, consumer.on_decode_error = on_invalid_task, on_decode_error
 
 
-def _careful_handler(consumer: Any, lifecycle: Lifecycle, make: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return Celery's handler, under which no message stops the worker.
+def _careful_handler(consumer: Any, lifecycle: TaskLifecycle, make: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return Celery's handler, wrapped so that no message stops the worker.
 
-    Celery expects a message that names a task to be made like one. A body of another shape, or a header of
-    another type, raises whatever it raises, ends the worker, goes back to its place and ends the next one.
+    Celery expects a message that names a task to have the shape of one. A body of another shape, or a
+    header of another type, raises any error and ends the worker. The message would return to its place and
+    end the next worker.
     """
     handle = make(*args, **kwargs)
 
@@ -95,21 +116,51 @@ def _careful_handler(consumer: Any, lifecycle: Lifecycle, make: Any, *args: Any,
         except (*consumer.connection_errors, *consumer.conninfo.channel_errors):
             raise
         except Exception as exc:
-            if (
-                not isinstance(message, Message)
-                or message.acknowledged
-                or message.delivery_tag in lifecycle.in_pool
-            ):
+            if not _dead_letter_invalid(message, lifecycle, exc):
                 raise
-            logger.exception("Message %s goes to the dead letters: it is no valid task.", message.message_id)
-            message.bury(f"invalid task: {type(exc).__name__}: {exc}"[:500])
             return None
 
     return on_task_received
 
 
-def _on_decode_error(handler: Any, message: Any, exc: BaseException) -> Any:
-    if isinstance(message, Message):
-        # Celery acknowledges what it cannot decode, and it is gone.
-        message.bury(f"undecodable: {type(exc).__name__}: {exc}"[:500])
-    return handler(message, exc)
+def _start_with_care(consumer: Any, lifecycle: TaskLifecycle) -> None:
+    """Make a request that the pool cannot take a dead letter, and release its slot.
+
+    Celery passes a request to a prefork pool when its semaphore has a slot, maybe in the callback of another
+    task. An error there stops no worker, but the request keeps the slot and remains reserved for ever.
+    """
+    controller = consumer.controller
+    start = controller._process_task
+
+    def process_task(req: Any) -> Any:
+        try:
+            return start(req)
+        except (*consumer.connection_errors, *consumer.conninfo.channel_errors):
+            raise
+        except Exception as exc:
+            if not _dead_letter_invalid(req.message, lifecycle, exc):
+                raise
+            state.task_ready(req)
+            release_slot = getattr(controller, "_quick_release", None)
+            if release_slot is not None:  # as Celery does for a revoked task
+                release_slot()
+            return None
+
+    # The semaphore calls the method by its name. The consumer of a pool without semaphore holds the method
+    # itself.
+    controller._process_task = process_task
+    if consumer.on_task_request == start:
+        consumer.on_task_request = process_task
+
+
+def _dead_letter_invalid(message: Any, lifecycle: TaskLifecycle, exc: Exception) -> bool:
+    """Dead-letter a message of which no task can be made, unless it is over or in the pool."""
+    if not isinstance(message, Message) or message.acknowledged or message.delivery_tag in lifecycle.in_pool:
+        return False
+    logger.exception(
+        "Message %s goes to the dead letters: it is no valid task.",
+        message.message_id,
+        extra={"event": "invalid_task_dead_lettered"},
+    )
+    message.dead_letter(f"invalid task: {type(exc).__name__}: {exc}"[:500])
+    return True

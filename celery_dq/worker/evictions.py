@@ -1,4 +1,4 @@
-"""The boot step that hears, on a tenant broker, when a run of this worker has lost its dedup key."""
+"""The boot step that reports, on a tenant broker, that a run of this worker has lost its dedup lock."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.dedup.rule import rule_of
-from celery_dq.dedup.signals import claim_lost
-from celery_dq.hooks import WIRES, Wires
+from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.keys import every_evicted
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.redis.ids import task_id_of
+from celery_dq.transport.redis.store.message_ids import task_id_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until it listens again after trouble.
+#: Seconds until the listener connects again after an error.
 PAUSE = 1.0
-#: Seconds after which a silent connection is looked at.
+#: Seconds after which a silent connection is checked.
 PATIENCE = 15.0
 
 
 class EvictionsStep(bootsteps.StartStopStep):
-    """Sends :data:`~celery_dq.dedup.signals.claim_lost` for runs of this worker.
+    """Sends :data:`~celery_dq.dedup.signals.dedup_lock_lost` for runs of this worker.
 
-    The scripts publish every eviction; one that happens while nobody listens is counted, but not told. Does
-    nothing on other brokers, nor where no task says anything of dedup and nobody is to be told: a call may
-    have a key of its own, but most apps use none, and each worker would hold a connection more.
+    The scripts publish every eviction. An eviction during a lost connection is counted, but not reported. The
+    step does nothing on other brokers. It also does nothing if no task has a dedup rule and the signal has no
+    receiver, so that the workers of most apps need no further connection.
     """
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
@@ -39,72 +39,81 @@ class EvictionsStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._app = consumer.app
-        self._ear: _Ear | None = None
-        wires = consumer.conninfo.transport_options.get(WIRES)
-        if isinstance(wires, Wires) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
-            self._wires = wires
-            options = wires.options
-            self._ear = _Ear(every_evicted(options.environment, options.key_prefix), self._heard)
+        self._listener: _EvictionListener | None = None
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
+            self._context = context
+            options = context.options
+            self._listener = _EvictionListener(
+                every_evicted(options.environment, options.key_prefix), self._on_evicted
+            )
 
     def start(self, consumer: Any) -> None:
-        """The connection may be a new one after a reconnect."""
-        if self._ear is not None and self._concerned:
-            self._ear.listen(consumer.connection.default_channel.own_clients())
+        """Listen on the present connection, which is a new one after a reconnect."""
+        if self._listener is not None and self._concerned:
+            self._listener.listen(consumer.connection.default_channel.own_clients())
 
     @property
     def _concerned(self) -> bool:
-        return bool(claim_lost.receivers) or any(
+        return bool(dedup_lock_lost.receivers) or any(
             rule_of(task) is not None for task in self._app.tasks.values()
         )
 
     def shutdown(self, consumer: Any) -> None:
-        """Nothing runs any more."""
-        if self._ear is not None:
-            self._ear.stop()
+        """Stop listening: no task runs now."""
+        if self._listener is not None:
+            self._listener.stop()
 
-    def _heard(self, said: str) -> None:
-        tag, _, scope = said.partition("\0")
-        gate = self._wires.gate
-        if gate is None or tag not in gate.running_tags():
-            return  # another worker's
+    def _on_evicted(self, payload: str) -> None:
+        tag, _, scope = payload.partition("\0")
+        capacity = self._context.capacity
+        if capacity is None or tag not in capacity.running_tags():
+            return  # the run of another worker
         claim, _, message_id = tag.partition("/")
         size, _, rest = scope.encode().partition(b":")
         key, task_id = rest[int(size) :].decode(), task_id_of(message_id)
-        logger.warning("The dedup claim %s was taken from %s.", key, task_id)
-        claim_lost.send(sender=self._app, key=key, task_id=task_id, token=int(claim))
+        logger.warning(
+            "Task %s lost its dedup lock %s; another run may have begun.",
+            task_id,
+            key,
+            extra={"event": "dedup_lock_lost"},
+        )
+        dedup_lock_lost.send(sender=self._app, key=key, task_id=task_id, token=int(claim))
 
 
-class _Ear:
-    """A thread that listens.
+class _EvictionListener:
+    """A thread that listens to channels.
 
-    Arguments:
-        pattern: of the channels.
-        hear: called from the thread with each message.
+    Args:
+        pattern: the pattern of the channels.
+        on_message: called from the thread with each message.
     """
 
-    def __init__(self, pattern: str, hear: Callable[[str], None]) -> None:
+    def __init__(self, pattern: str, on_message: Callable[[str], None]) -> None:
         self._pattern = pattern
-        self._hear = hear
-        # On it nobody else says anything.
+        self._on_message = on_message
+        # A channel of this listener only, to wake the thread.
         self._own = f"{pattern}:{uuid.uuid4().hex}"
         self._connect: Callable[[], Any] | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def listen(self, connect: Callable[[], Any]) -> None:
-        """Begin to listen, or do so on another client from the next trouble on."""
+        """Begin to listen. A thread that listens already uses the new client from its next error on."""
         self._connect = connect
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dq-dedup-evictions", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and close its connections."""
         self._stopped.set()
         if self._thread is not None and self._connect is not None:
-            with contextlib.suppress(Exception):  # it then ends a little later
-                self._connect().publish(self._own, "")
+            client = self._connect()
+            with contextlib.suppress(Exception):  # without the message the thread ends a little later
+                client.publish(self._own, "")
             self._thread.join(1.0)
+            client.connection_pool.disconnect()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -115,17 +124,22 @@ class _Ear:
             self._listen()
         except Exception as exc:
             if not self._stopped.is_set():
-                logger.info("Evictions of dedup claims are not heard: %s.", exc)
-            # Not at once: the server may be restarting.
+                logger.info(
+                    "This worker does not receive evictions of dedup locks (%s); it connects again in %g s.",
+                    exc,
+                    PAUSE,
+                    extra={"event": "dedup_evictions_not_received"},
+                )
+            # Pause, because the server may be restarting.
             self._stopped.wait(PAUSE)
 
     def _listen(self) -> None:
         assert self._connect is not None
-        with self._connect().pubsub(ignore_subscribe_messages=True) as heard:
-            heard.psubscribe(self._pattern)
-            heard.subscribe(self._own)
+        with self._connect().pubsub(ignore_subscribe_messages=True) as pubsub:
+            pubsub.psubscribe(self._pattern)
+            pubsub.subscribe(self._own)
             while not self._stopped.is_set():
-                message = heard.get_message(timeout=PATIENCE)
+                message = pubsub.get_message(timeout=PATIENCE)
                 if message is not None and message["data"]:
                     data = message["data"]
-                    self._hear(data.decode("utf-8", "replace") if isinstance(data, bytes) else data)
+                    self._on_message(data.decode("utf-8", "replace") if isinstance(data, bytes) else data)

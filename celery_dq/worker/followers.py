@@ -1,8 +1,8 @@
-"""Settles a duplicate with the result of the call that covered it.
+"""End a duplicate with the result of its covering call.
 
-A duplicate that carries a chain, chord, group or link, or whose id somebody holds, is kept by the broker
-until the covering run is over, and then delivered to be discarded. Celery's own tracer does its
-bookkeeping: it is given a task that does nothing but return, or raise, what the covering run did.
+The broker keeps a duplicate that has a chain, chord, group or link, or whose id a caller knows. When the
+covering run is over, the broker delivers the duplicate as a discard. Celery's own tracer does its
+bookkeeping: it runs a task that only returns, or raises, the result of the covering run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from celery.app.trace import build_tracer
 from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import CoveringRunUnknown
-from celery_dq.transport.redis.ids import task_id_of
-from celery_dq.transport.redis.message import Message
+from celery_dq.protocols import FOLLOWS
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.redis.store.message_ids import task_id_of
 
 logger = logging.getLogger(__name__)
 
-#: A task's own hooks belong to a run, and there was only one.
+#: Hooks of a task, which are not called for a duplicate because it does not run.
 _HOOKS = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
 
 
 class Followers:
-    """Settles followers in the worker's main process.
+    """Ends followers in the worker's main process.
 
-    Arguments:
+    Args:
         consumer: Celery's consumer.
     """
 
@@ -35,10 +36,10 @@ class Followers:
         self._consumer = consumer
 
     def settle(self, message: Message, covering: str) -> bool:
-        """Give a follower the result of a message, and let its callbacks fire.
+        """End a follower with the result of its covering message, and call its callbacks.
 
         Returns:
-            False when the covering task was revoked: this one is to be, too.
+            False when the covering task was revoked, so that the follower must be revoked too.
         """
         app = self._consumer.app
         task = app.tasks[message.headers["task"]]
@@ -51,13 +52,25 @@ class Followers:
             request = kind(message, app=app, task=task, hostname=self._consumer.hostname)
             self.give(request, outcome, task_id_of(covering))
         except Exception:
-            # The worker must not die of a result backend that is down.
-            logger.exception("%s[%s] could not be given the result of %s.", task.name, task_id, covering)
+            # A result backend that is down must not end the worker.
+            logger.exception(
+                "Task %s[%s] did not receive the result of its covering call %s; it stays without a result.",
+                task.name,
+                task_id,
+                covering,
+                extra={"event": "dedup_result_not_received"},
+            )
         message.ack()
         return True
 
     def give(self, request: Any, outcome: dict[str, Any], covering: str) -> None:
-        """Let a request end as the task `covering` did, whose result meta is `outcome`."""
+        """End a request like its covering task.
+
+        Args:
+            request: The request of the duplicate.
+            outcome: The result meta of the covering task.
+            covering: The id of the covering task.
+        """
         app, task = self._consumer.app, request.task
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +79,7 @@ class Followers:
             if outcome["status"] in states.EXCEPTION_STATES and isinstance(outcome["result"], BaseException):
                 raise outcome["result"]
             raise CoveringRunUnknown(
-                f"{task.name}[{request.id}] was covered by {covering}, whose result is not to be had (state "
+                f"{task.name}[{request.id}] was covered by {covering}, which has no stored result (state "
                 f"{outcome['status']}): store the results of tasks whose duplicates have a chain, chord, "
                 "group or link, and keep them long enough"
             )
@@ -75,9 +88,9 @@ class Followers:
         hooks = {name: getattr(Task, name) for name in _HOOKS}
         body = {**hooks, "run": staticmethod(run), "__module__": kind.__module__}
         stand_in = type(kind.__name__, (kind,), body)()
-        # As Celery's Request.execute does.
+        # Make the context as Celery's Request.execute does.
         _, _, embed = request._payload
         context = dict(request._request_dict)
-        context.update({"is_eager": False}, **embed or {})
+        context.update({"is_eager": False, FOLLOWS: True}, **embed or {})
         trace = build_tracer(task.name, stand_in, app.loader, self._consumer.hostname, app=app)
         trace(request.id, request.args, request.kwargs, context)

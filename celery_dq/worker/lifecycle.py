@@ -1,15 +1,14 @@
-"""What a task's life means for its message.
+"""The states of a message in a worker, by the life of its task.
 
 ::
 
     claimed ─▶ reserved ─▶ in the pool ─▶ started ─▶ over
                   │             │            │         │
-               released      vetoed       settled   finished, released or buried
+               released      vetoed       settled   finished, released or dead-lettered
 
-Celery's default is to acknowledge when the task *starts*. To the broker that is
-not the end: the tenant's slot is taken until the task is over. Celery tells nobody
-about that end, so this module listens where every pool reports: at the callbacks
-that a request hands to ``pool.apply_async``.
+Celery's default is to acknowledge when the task *starts*. For the broker that is not the end: the tenant's
+slot is taken until the task is over. Celery does not report that end to the message. This module therefore
+wraps the callbacks that a request passes to ``pool.apply_async``, which every pool calls.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from celery.platforms import EX_FAILURE
 from celery.worker import state
 
 from celery_dq.clock import Clock
-from celery_dq.transport.redis.message import Message
-from celery_dq.worker.burial import is_crash
-from celery_dq.worker.pool_flush import guard_flush
-from celery_dq.worker.turns import Turns
+from celery_dq.compat.pool_flush import guard_flush
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.worker.failed_tasks import is_crash
+from celery_dq.worker.ready_requests import ReadyRequests
 
 logger = logging.getLogger(__name__)
 
 
-class Lifecycle:
-    """Stands between requests and one pool.
+class TaskLifecycle:
+    """Tracks the messages in one pool, and ends them with their tasks.
 
-    Arguments:
+    Args:
         pool: the worker's pool; its ``apply_async`` is replaced on the instance.
-        clock: monotonic time measures how long tasks take.
+        clock: its monotonic time measures how long tasks take.
         dead_letter_failures: keep tasks that failed for good as dead letters.
     """
 
@@ -48,20 +47,20 @@ class Lifecycle:
         self._in_pool: dict[str, float] = {}
         self._jobs: dict[str, tuple[Any, Any]] = {}
         self._started: dict[str, None] = {}
-        #: Delivery tags of what Celery cancels now, to be run elsewhere.
+        #: Delivery tags of messages whose tasks Celery cancels, to be run by another worker.
         self._cancelling: set[str] = set()
-        #: What waits for its turn; None where the pool asks first.
-        self.turns: Turns | None = None
-        # A child process has begun by the time we hear of it; a thread or greenlet asks us first.
+        #: Requests that wait for the end of another; None where a task calls back before it starts.
+        self.ready_requests: ReadyRequests | None = None
+        # A child process has begun before it calls back; a thread or greenlet calls back before it begins.
         self.asks_first = not pool.uses_semaphore
-        # It begins in the very call that gives it to the pool, and asks there.
+        # A solo pool begins the task, and calls back, inside apply_async.
         self._asks_at_once = isinstance(pool, SoloPool)
-        #: Seconds that a task takes, from its start; a moving average, None before the first.
+        #: Seconds that a task takes, from its start; a moving average, None before the first task.
         self.service_s: float | None = None
         pool.apply_async = self.apply_async
         if self.asks_first:
             self._stop_pool = pool.on_stop
-            pool.on_stop = self._stop_then_give_back
+            pool.on_stop = self._stop_then_release
 
     @property
     def in_pool(self) -> frozenset[str]:
@@ -70,23 +69,25 @@ class Lifecycle:
 
     @property
     def started(self) -> frozenset[str]:
-        """Those of :attr:`in_pool` that cannot be stopped any more from starting."""
+        """Those of :attr:`in_pool` whose start can no longer be prevented."""
         return frozenset(tuple(self._started)) if self.asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Run a task in the pool, as the pool's own method does.
 
         Raises:
-            TaskRevokedError: its message is not ours any more. Celery frees the
-                pool slot and forgets the request.
+            TaskRevokedError: this worker may not start the message. Celery frees the pool slot and forgets
+            the
+                request.
         """
         request: Any = getattr(options.get("callback"), "__self__", None)
         message = getattr(request, "message", None)
         if not isinstance(message, Message):
             return self._apply(target, args, kwargs, **options)
+        message.pass_eta_to(request)
         tag: str = message.delivery_tag
         if not self._asks_at_once:
-            # Who does not ask when it begins has its last chance here.
+            # For a task that calls back after its start, this is the last check.
             self._veto(request, message, starts=not self.asks_first)
         if message.permit is not None and request.task.acks_late:
             _note_late(message)
@@ -106,45 +107,46 @@ class Lifecycle:
             raise
         self._jobs[tag] = (job, request)
         if tag not in self._in_pool:
-            # A thread has ended it meanwhile: asked afterwards, for it may do so at any moment.
+            # A thread has ended the task already. Check after the job was stored, because it may end at any
+            # time.
             self._jobs.pop(tag, None)
         return job
 
-    def _stop_then_give_back(self) -> None:
-        """A pool of threads cancels what waits in its queue, and tells nobody."""
+    def _stop_then_release(self) -> None:
+        """Release the jobs that a pool of threads cancels without a callback when it stops."""
         self._stop_pool()
         for tag, (_, request) in reversed(list(self._jobs.items())):
             if tag not in self._started:
                 message = request.message
                 self._forget(tag)
                 message.channel.qos.forget(tag)
-                message.channel.ledger.release(tag, "unstarted")
+                message.channel.in_flight.release(tag, "unstarted")
 
     def _answer_at_once(self, request: Any, message: Message) -> None:
-        """Put the request's ack or reject into the ledger when Celery decides on it.
+        """Put the request's ack or reject into the in-flight messages when Celery decides on it.
 
-        Celery hands it to the event loop as a promise, and what is still promised when a
-        connection breaks may never be kept.
+        Celery passes it to the event loop as a promise, and may drop promises when a connection breaks.
         """
         ack, reject = request._on_ack, request._on_reject
         tag: str = message.delivery_tag
 
-        def on_ack(*args: Any) -> Any:
+        def on_ack(*args: Any, **options: Any) -> Any:
             if not message.settles:
                 message.channel.basic_finish(tag)
-            return ack(*args)
+            return ack(*args, **options)
 
-        def on_reject(log: Any, errors: Any, requeue: bool = False) -> Any:
-            message.channel.qos.refuse(message, requeue)
-            return reject(log, errors, requeue)
+        def on_reject(logger: Any, errors: Any, requeue: bool = False) -> Any:
+            message.channel.qos.reject_message(message, requeue)
+            return reject(logger, errors, requeue=requeue)
 
         request._on_ack, request._on_reject = on_ack, on_reject
 
     def _cancel_for_good(self, request: Any, tag: str) -> None:
-        """Let a task that a cold shutdown cancels come back, in pools where Celery takes it for over.
+        """Requeue a task that a cold shutdown cancels, in pools where Celery takes the task for finished.
 
-        A solo pool cannot terminate a job and says so by an error in the midst of the task, which then fails.
-        A green pool kills the greenlet, and its result is that of a success. A late ack would follow both.
+        A solo pool cannot terminate a job, and raises an error inside the task, which then fails. A green
+        pool kills the greenlet, whose result is that of a success. In both cases Celery would send a late
+        ack.
         """
         cancel = request.cancel
 
@@ -154,8 +156,8 @@ class Lifecycle:
                 return cancel(pool, *args, **options)
             except NotImplementedError:
                 if isinstance(pool, SoloPool) and tag in self._in_pool:
-                    # We stand in a signal handler on top of the task: this ends both, and no error handler of
-                    # the task takes it for its own.
+                    # A signal handler runs on the stack of the task: this error ends both, and the task's own
+                    # error handlers do not catch it.
                     raise WorkerTerminate(EX_FAILURE) from None
                 self._cancelling.discard(tag)
                 raise
@@ -164,54 +166,67 @@ class Lifecycle:
             request.cancel = cancel_for_good
 
     def guard_flush(self, pool: Any) -> None:
-        """Let what a prefork pool has begun survive a lost connection, and give back the rest."""
-        guard_flush(pool, self._give_back_others)
+        """Keep the jobs that a prefork pool has begun after a lost connection, and release the others."""
+        guard_flush(pool, self._release_others)
 
-    def _give_back_others(self, kept: frozenset[int]) -> None:
+    def _release_others(self, kept: frozenset[int]) -> None:
         for tag, (job, request) in list(self._jobs.items()):
             if id(job) not in kept:
                 self._forget(tag)
-                request.message.channel.ledger.release(tag, "unstarted")
+                request.message.channel.in_flight.release(tag, "unstarted")
 
     def reserve_again(self) -> None:
-        """Let what the pool has take its slots in Celery's eyes, after a lost connection.
+        """Reserve the slots of the pool's jobs in Celery's state again, after a lost connection.
 
-        Celery 5.5 forgets all that it had reserved, later ones what had not begun; the pool would look empty.
+        Celery 5.5 forgets all reserved requests, later versions those that have not begun. The pool would
+        seem empty.
         """
         for _, request in list(self._jobs.values()):
-            # Known weakly, so what ends just now in another thread is not there for long.
+            # The set is weak, so a request that ends just now in another thread leaves it by itself.
             state.reserved_requests.add(request)
 
     def _veto(self, request: Any, message: Message, *, starts: bool = False) -> None:
-        """Do not start what others may have by now."""
+        """Refuse to start a message that another worker may have by now.
+
+        Raises:
+            TaskRevokedError: the message was refused, and released.
+        """
         channel = message.channel
-        if message.may_start() if starts else message.may_go():
+        if message.may_start() if starts else message.may_deliver():
             return
-        if message.may_go():
-            logger.info("Task %s[%s] is not started: the one before it comes back.", request.name, request.id)
-        else:
-            logger.warning(
-                "Task %s[%s] is not started: the lease on its message is not fresh, "
-                "or the term of its leader.",
+        if message.may_deliver():
+            logger.info(
+                "Task %s[%s] is not started: the message before it will return. It was released.",
                 request.name,
                 request.id,
+                extra={"event": "task_waits_for_predecessor"},
+            )
+        else:
+            logger.warning(
+                "Task %s[%s] is not started: the lease on its message, or the term of its leader, was not "
+                "renewed in time. It was released.",
+                request.name,
+                request.id,
+                extra={"event": "task_not_started"},
             )
         self._forget(message.delivery_tag)
         channel.qos.forget(message.delivery_tag)
-        channel.ledger.release(message.delivery_tag, "unstarted")
+        channel.in_flight.release(message.delivery_tag, "unstarted")
         state.task_ready(request)
-        if self.turns is not None:
-            self.turns.over(message.delivery_tag)
+        if self.ready_requests is not None:
+            self.ready_requests.end(message.delivery_tag)
         raise TaskRevokedError(request.id)
 
     def _on_accepted(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
         def accepted(pid: int, time_accepted: float) -> Any:
             tag: str = message.delivery_tag
             if self.asks_first:
-                # It may have waited in the pool's queue while the lease was lost.
+                message.wait_for_confirmation()
+                # The lease may have been lost while the job waited in the pool's queue.
                 self._veto(request, message, starts=True)
                 if message.permit is not None and request.id in state.revoked and request.revoked():
-                    # Of a led queue the pool is given more than it has slots.
+                    # The pool gets more messages of a singleton queue than it has slots, so one may be
+                    # revoked.
                     self._forget(tag)
                     raise TaskRevokedError(request.id)
             self._in_pool[tag] = self._clock.monotonic()
@@ -225,7 +240,8 @@ class Lifecycle:
         return accepted
 
     def _on_over(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
-        def over(result: Any, **options: Any) -> Any:
+        def over(failed__retval__runtime: Any, **options: Any) -> Any:
+            result = failed__retval__runtime
             if message.delivery_tag in self._cancelling and _is_killed(result):
                 self._over(request, message)
                 return None
@@ -233,7 +249,7 @@ class Lifecycle:
             if failed:
                 _note_successor(message, getattr(result[1], "exception", None))
             if failed and self._dead_letter_failures:
-                self._bury_failure(message, getattr(result[1], "exception", None))
+                self._dead_letter_failure(message, getattr(result[1], "exception", None))
             try:
                 return callback(result, **options)
             finally:
@@ -242,36 +258,37 @@ class Lifecycle:
         return over
 
     def _on_error(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
-        def error(info: Any, **options: Any) -> Any:
-            exc = getattr(info, "exception", None)
-            if is_crash(info):
+        def error(exc_info: Any, *args: Any, **options: Any) -> Any:
+            exc = getattr(exc_info, "exception", None)
+            if is_crash(exc_info):
                 message.crashed = True
             elif self._dead_letter_failures:
-                self._bury_failure(message, exc)
+                self._dead_letter_failure(message, exc)
             try:
-                return callback(info, **options)
+                return callback(exc_info, *args, **options)
             finally:
                 self._over(request, message)
 
         return error
 
     def _on_timeout(self, request: Any, message: Message, callback: Any) -> Callable[..., Any]:
-        def timeout(soft: bool, limit: float) -> Any:
+        # billiard calls it with keywords, gevent's pool by position.
+        def on_timeout(soft: bool, timeout: float) -> Any:
             try:
-                return callback(soft, limit)
+                return callback(soft, timeout)
             finally:
                 if not soft:
                     self._over(request, message)
 
-        return timeout
+        return on_timeout
 
-    def _bury_failure(self, message: Message, exc: BaseException | None) -> None:
+    def _dead_letter_failure(self, message: Message, exc: BaseException | None) -> None:
         exc = getattr(exc, "exc", None) or exc if not isinstance(exc, (Retry, Ignore, Reject)) else exc
         if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
-            message.bury(f"failed: {type(exc).__name__}: {exc}"[:500])
+            message.dead_letter(f"failed: {type(exc).__name__}: {exc}"[:500])
 
     def _forget(self, tag: str) -> float | None:
-        """Stop counting a message as in the pool; return since when it was there or ran."""
+        """Stop counting a message as in the pool; return the time of its start, or of its entry."""
         self._jobs.pop(tag, None)
         self._started.pop(tag, None)
         self._cancelling.discard(tag)
@@ -286,29 +303,29 @@ class Lifecycle:
         if message.settles:
             message.finish()
         elif not request.acknowledged:
-            # Celery cancelled it and leaves the redelivery to the broker.
+            # Celery cancelled the task, and leaves the redelivery to the broker.
             message.channel.qos.forget(message.delivery_tag)
-            message.channel.ledger.release(message.delivery_tag, "crashed" if message.crashed else "requeue")
-        if self.turns is not None:
-            self.turns.over(message.delivery_tag)
+            message.channel.in_flight.release(message.delivery_tag, "requeue")
+        if self.ready_requests is not None:
+            self.ready_requests.end(message.delivery_tag)
 
 
 def _note_late(message: Message) -> None:
-    """However it ends, acknowledged, refused or buried: a kill brings it back until the broker knows."""
-    held = message.channel.ledger.get(message.delivery_tag)
+    """Mark a message that is acknowledged late: it returns after a kill, until the broker has its ack."""
+    held = message.channel.in_flight.get(message.delivery_tag)
     if held is not None:
-        held.late = True
+        held.acked_late = True
 
 
 def _note_successor(message: Message, exc: BaseException | None) -> None:
-    """A retry, or a replacement, has taken the place of the message: what was claimed after it must wait."""
-    held = message.channel.ledger.get(message.delivery_tag)
-    # What comes from a pool's child may be wrapped; what a retry carries in `exc` is its reason.
-    told = (exc, getattr(exc, "exc", None))
-    if held is not None and any(isinstance(each, (Retry, Ignore)) for each in told):
-        held.comes_back = True
+    """Mark a message whose place a retry or replacement has taken: messages claimed after it must wait."""
+    held = message.channel.in_flight.get(message.delivery_tag)
+    # An exception from a pool's child may be wrapped. The `exc` of a Retry is the reason of the retry.
+    reasons = (exc, getattr(exc, "exc", None))
+    if held is not None and any(isinstance(each, (Retry, Ignore)) for each in reasons):
+        held.will_return = True
 
 
 def _is_killed(result: Any) -> bool:
-    """Whether a green pool made the result up, because the task was killed: it took no time."""
+    """Whether the result is the one that a green pool makes for a killed task: it has no run time."""
     return isinstance(result, tuple) and len(result) == 3 and result[2] is None

@@ -1,12 +1,12 @@
-"""The boot step that lets a worker hear at once that it is to stop.
+"""The boot step that wakes a worker at once when it is to stop.
 
-The handlers of Celery's signals leave a note for the event loop, and do not wake it: Python goes on with
-the wait that the signal has interrupted. The loop of a stock worker on Redis wakes every second, because it
-asks its broker anew. On a tenant broker it sleeps until something happens or a timer is due, for up to five
-seconds. As long, an embedded beat would go on, and what is led would not be handed over.
+The handlers of Celery's signals set a flag for the event loop, and do not wake it: Python resumes the wait
+that the signal has interrupted. The loop of a stock worker on Redis wakes every second, to poll its broker.
+On a tenant broker the loop sleeps until there is an event or a timer is due, for up to five seconds. During
+that time an embedded beat would continue, and singleton queues would not be handed over.
 
-A pool of greenlets has no such loop: there Celery waits for messages two seconds at a time, and once more
-when it has read the note. A tenant broker's wait can be ended from outside, and begins no other one.
+A pool of greenlets has no such loop. There Celery waits for messages two seconds at a time, and waits once
+more after it has read the flag. The wait on a tenant broker can be interrupted, and is not repeated then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from celery_dq.transport.redis.poller import Poller
+from celery_dq.transport.redis.consuming.poller import Poller
 
 
 class PromptStopStep(bootsteps.StartStopStep):
-    """Wakes the consumer's event loop, or who waits where there is none, when the worker is told to stop."""
+    """Wakes the consumer's event loop, or its poller where there is no loop, when the worker is to stop."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -31,7 +31,7 @@ class PromptStopStep(bootsteps.StartStopStep):
         self._poller: Poller | None = None
 
     def start(self, consumer: Any) -> None:
-        """The loop forgets its readers at every reconnect."""
+        """Register the reader again: the loop forgets its readers at every reconnect."""
         if consumer.hub is None:
             if self._poller is None:
                 signals.worker_shutting_down.connect(self._interrupt)
@@ -42,12 +42,12 @@ class PromptStopStep(bootsteps.StartStopStep):
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, False)
-            signals.worker_shutting_down.connect(self._ring)
-        consumer.hub.add_reader(self._pipe[0], self._heard)
+            signals.worker_shutting_down.connect(self._wake)
+        consumer.hub.add_reader(self._pipe[0], self._on_wake)
 
     def shutdown(self, consumer: Any) -> None:
-        """The worker ends."""
-        signals.worker_shutting_down.disconnect(self._ring)
+        """Disconnect the signals and close the pipe: the worker ends."""
+        signals.worker_shutting_down.disconnect(self._wake)
         signals.worker_shutting_down.disconnect(self._interrupt)
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
@@ -59,14 +59,14 @@ class PromptStopStep(bootsteps.StartStopStep):
         if self._poller is not None:
             self._poller.interrupt()
 
-    def _ring(self, **_: Any) -> None:
-        # In a signal handler, which may have interrupted anything: so no lock.
+    def _wake(self, **_: Any) -> None:
+        # A signal handler may have interrupted the holder of any lock, so it must take none.
         if self._pipe is not None:
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], b"!")
 
-    def _heard(self) -> None:
-        # That the loop turns is all: it reads the note by itself.
+    def _on_wake(self) -> None:
+        # Waking the loop is enough: the loop reads the flag.
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)

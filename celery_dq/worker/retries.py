@@ -1,4 +1,4 @@
-"""What a task's end says of a retry."""
+"""The retry in the end of a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["delay_of", "raised"]
 
 
 def raised(info: Any) -> BaseException | None:
-    """What a task raised; Celery wraps it to carry its traceback, and a Retry has an ``exc`` of its own."""
+    """Return the exception of a task, which Celery wraps with its traceback. A Retry is not unwrapped."""
     exc: Any = getattr(info, "exception", None)
     return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
 

@@ -1,4 +1,4 @@
-"""The boot step that makes a worker volunteer for the queues that one worker consumes."""
+"""The boot step that makes a worker a candidate for its singleton queues."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
 from celery_dq.clock import SystemClock
+from celery_dq.compat.pool_deaths import notice_deaths
+from celery_dq.compat.pool_flush import guard_flush
+from celery_dq.compat.pool_results import deliver_results_promptly
+from celery_dq.compat.stopping import stops
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
-from celery_dq.hooks import WIRES, Wires
 from celery_dq.options.sections import Options
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
-from celery_dq.singleton.leaderships import Leaderships
+from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
-from celery_dq.worker.attendant import Attendant
 from celery_dq.worker.broker import broker_client
-from celery_dq.worker.pool_deaths import notice_deaths
-from celery_dq.worker.pool_flush import guard_flush
-from celery_dq.worker.pool_results import hear_results
-from celery_dq.worker.sequencer import Sequencer
-from celery_dq.worker.stopping import stops
+from celery_dq.worker.singleton_sequencer import SingletonSequencer
+from celery_dq.worker.term_reporter import TermReporter
 
 logger = logging.getLogger(__name__)
 
-#: Importing it has registered the command.
+#: Importing the module registers these commands.
 COMMANDS = (commands.leaders, commands.resign)
 
-#: The queue argument that RabbitMQ knows, too.
+#: The argument that makes a queue a singleton queue; RabbitMQ has it too.
 ARGUMENT = "x-single-active-consumer"
 #: Seconds that a stopping worker waits for its hand-overs.
 CLOSE_TIMEOUT_S = 10.0
 
 
 class SingletonStep(bootsteps.StartStopStep):
-    """Volunteers for every queue with a leader that the worker is told to consume.
+    """Makes the worker a candidate for every singleton queue that it is to consume.
 
-    ``start`` and ``stop`` run at every reconnect and do not touch what is led; ``shutdown`` runs when
-    the pool is drained, and hands over.
+    ``start`` and ``stop`` run at every reconnect, which does not end a leadership. ``shutdown`` runs when the
+    pool is drained, and hands the queues over.
     """
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._leaderships: Leaderships | None = None
+        self._leaderships: WorkerLeaderships | None = None
         self._elections: Elections | None = None
-        self._sequencer: Sequencer | None = None
+        self._sequencer: SingletonSequencer | None = None
         self._volunteers_for: set[str] = set()
-        wires = consumer.conninfo.transport_options.get(WIRES)
-        if not isinstance(wires, Wires):
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        if not isinstance(context, AppContext):
             return
-        sections = singleton_queues(consumer.app, wires.options)
+        sections = singleton_queues(consumer.app, context.options)
         fenced = consumer.conninfo.transport_cls in TENANT_SCHEMES
-        if not (fenced or wires.options.election) and consumer.conninfo.transport.driver_type == "amqp":
-            # RabbitMQ keeps its own argument: one consumer at a time, without elections and tokens.
-            sections = {section.name: section for section in wires.options.singletons}
+        if not (fenced or context.options.election) and consumer.conninfo.transport.driver_type == "amqp":
+            # RabbitMQ implements its argument itself: one consumer at a time, without elections and tokens.
+            sections = {section.name: section for section in context.options.singletons}
         if not sections:
             return
         kills = isinstance(consumer.pool, PreforkPool)
@@ -75,55 +75,57 @@ class SingletonStep(bootsteps.StartStopStep):
                     "kill what it runs: use the prefork pool, or 'finish'"
                 )
         guard = Guard(list(sections))
-        Attendant(consumer, guard)
-        session_s = wires.options.election_session_us / 1e6
+        TermReporter(consumer, guard)
+        session_s = context.options.election_session_us / 1e6
         self._elections = Elections(
-            wires.options,
+            context.options,
             consumer.hostname,
             (lambda: broker_client(consumer.app, session_s / 6)) if fenced else None,
             f"the queue {min(sections)!r} (dq_singleton_queues, or declared with {ARGUMENT})",
         )
-        self._leaderships = Leaderships(
+        self._leaderships = WorkerLeaderships(
             sections,
             self._elections.candidate,
-            BrokerFence(consumer.app, wires.options) if fenced else None,
+            BrokerFence(consumer.app, context.options) if fenced else None,
             guard,
             careers={
                 name: instantiate(section.career) for name, section in sections.items() if section.career
             },
             kills=kills,
         )
-        wires.terms = self._leaderships
+        context.leaderships = self._leaderships
         selected = list(consumer.app.amqp.queues.consume_from)
-        self._volunteers_for = {name for name in selected if self._leaderships.governs(name)}
+        self._volunteers_for = {name for name in selected if self._leaderships.is_singleton(name)}
         if not fenced:
-            # Celery's own consumer must not have them: it does not know who leads.
+            # Celery's own consumer must not consume them, because it ignores leaderships.
             for name in sections:
                 consumer.app.amqp.queues.deselect(name)
-            lease_s = wires.options.lease_us / 1e6
-            self._sequencer = Sequencer(consumer, self._leaderships, sections, lease_s, SystemClock())
+            lease_s = context.options.lease_us / 1e6
+            self._sequencer = SingletonSequencer(
+                consumer, self._leaderships, sections, lease_s, SystemClock()
+            )
         self._heed_control(consumer, self._leaderships)
 
     def start(self, consumer: Any) -> None:
-        """Volunteer for the queues that the worker consumes."""
+        """Become a candidate for the singleton queues that the worker consumes."""
         if self._sequencer is not None:
-            # Who is killed for a hand-over is waited for. The pool runs by now, and the loop does not yet.
+            # A hand-over waits for the death of a killed child. The pool runs now, and the loop not yet.
             notice_deaths(consumer.pool)
-            hear_results(consumer.pool)
+            deliver_results_promptly(consumer.pool)
             guard_flush(consumer.pool, self._sequencer.flushed)
             self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:
                 self._leaderships.volunteer(name)
 
-    def _heed_control(self, consumer: Any, leaderships: Leaderships) -> None:
+    def _heed_control(self, consumer: Any, leaderships: WorkerLeaderships) -> None:
         """Follow ``celery control add_consumer`` and ``cancel_consumer``."""
         add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
 
         def add_task_queue(queue: str, *args: Any, **options: Any) -> Any:
-            governed = leaderships.governs(queue)
-            added = None if governed and self._sequencer is not None else add(queue, *args, **options)
-            if governed:
+            is_singleton = leaderships.is_singleton(queue)
+            added = None if is_singleton and self._sequencer is not None else add(queue, *args, **options)
+            if is_singleton:
                 self._volunteers_for.add(queue)
                 leaderships.volunteer(queue)
             return added
@@ -148,7 +150,7 @@ class SingletonStep(bootsteps.StartStopStep):
             return
         if self._sequencer is not None:
             self._sequencer.close()
-        # To end the session lets a successor in: not while something may still run.
+        # The end of the session admits a successor, so it must not end while a task may still run.
         if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()
 
@@ -161,14 +163,27 @@ class BrokerFence:
         self._options = options
 
     def epoch(self, queue: str) -> int:
-        """The token that holds now."""
+        """Return the fencing token in force."""
         with self._channel() as channel:
             return int(channel.client.hget(channel.partition(queue).keys.state, "epoch") or 0)
 
     def raise_to(self, queue: str, token: int) -> int:
-        """Let `token` hold, and take back what older ones hold."""
+        """Raise the fencing token in force, and requeue the messages of older terms.
+
+        Args:
+            queue: the name of the queue.
+            token: the fencing token of the new term.
+
+        Returns:
+            The token in force now; larger than `token` when there is a newer term.
+
+        Raises:
+            ConnectionError: The broker does not answer.
+        """
         most = self._options.queue(queue).max_deliveries
         with self._channel() as channel:
+            # A retry at the front of the queue waits until it is due by the clock of the server.
+            channel.process.server_clock.ask(channel.client)
             while True:
                 fenced = channel.partition(queue).fence(token, max_deliveries=most).run(channel.client)
                 if not fenced.accepted or not fenced.remaining:
@@ -185,7 +200,7 @@ class BrokerFence:
 
 
 def singleton_queues(app: Any, options: Options) -> dict[str, SingletonOptions]:
-    """Every queue with a leader: named in ``dq_singleton_queues``, or declared with the argument."""
+    """Return every singleton queue: named in ``dq_singleton_queues``, or declared with the argument."""
     sections = {section.name: section for section in options.singletons}
     for name, queue in app.amqp.queues.items():
         if (queue.queue_arguments or {}).get(ARGUMENT) and name not in sections:

@@ -1,4 +1,4 @@
-"""What a worker does for the ZooKeeper broker: tells a crash from a requeue, records what was given up on."""
+"""The boot step for the ZooKeeper broker: it distinguishes a crash from a requeue, and fails dead letters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_dq.hooks import WIRES, Wires
+from celery_dq.compat.pool_flush import guard_flush
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
-from celery_dq.worker.burial import fail, is_crash
-from celery_dq.worker.pool_flush import guard_flush
+from celery_dq.transport.stored_message import StoredMessage
+from celery_dq.worker.failed_tasks import fail_task, is_crash
 
 
 class ZooKeeperStep(bootsteps.StartStopStep):
@@ -20,23 +21,25 @@ class ZooKeeperStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        wires = consumer.conninfo.transport_options.get(WIRES)
-        self._is_its_broker = isinstance(wires, Wires) and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME
-        if isinstance(wires, Wires) and self._is_its_broker:
-            wires.undertaker = Bookkeeper(consumer)
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        self._is_its_broker = (
+            isinstance(context, AppContext) and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME
+        )
+        if isinstance(context, AppContext) and self._is_its_broker:
+            context.discard_handler = ZooKeeperDiscardHandler(consumer)
             consumer.pool.apply_async = noting_crashes(consumer.pool.apply_async)
 
     def start(self, consumer: Any) -> None:
-        """The pool runs by now, and has its own methods in place."""
+        """Guard the flush of the pool, which runs now and has its own methods in place."""
         if self._is_its_broker:
-            guard_flush(consumer.pool, _tell_nobody)
+            guard_flush(consumer.pool, _ignore_events)
 
 
-class Bookkeeper:
-    """The worker's side of :class:`celery_dq.hooks.Undertaker`.
+class ZooKeeperDiscardHandler:
+    """The worker's side of :class:`celery_dq.protocols.DiscardHandler`.
 
-    Arguments:
-        consumer: Celery's.
+    Args:
+        consumer: Celery's consumer.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -47,25 +50,29 @@ class Bookkeeper:
         task_id, name = message.headers.get("id"), message.headers.get("task")
         if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
             return False
-        fail(self._consumer, message, name, reason.partition(":")[2])
+        # The callback of kombu's consumer would set it, but a discard does not pass that callback.
+        message.accept = self._consumer.task_consumer.accept
+        fail_task(self._consumer, message, name, reason.partition(":")[2])
         return True
 
 
-def _tell_nobody(kept: frozenset[int]) -> None:
-    """What was not begun comes anew from the broker."""
+def _ignore_events(kept: frozenset[int]) -> None:
+    """Do nothing: the broker delivers a job that was not begun again."""
 
 
 def noting_crashes(apply_async: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a pool's ``apply_async`` that marks the message of a task whose process was lost."""
+    """Wrap a pool's ``apply_async``, to mark the message of a task whose process was lost."""
 
     def applied(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         request = getattr(options.get("callback"), "__self__", None)
-        message, tell = getattr(request, "message", None), options.get("error_callback")
-        if message is not None and tell is not None:
+        message, on_error = getattr(request, "message", None), options.get("error_callback")
+        if isinstance(message, StoredMessage):
+            message.pass_eta_to(request)
+        if message is not None and on_error is not None:
 
-            def error(info: Any, **more: Any) -> Any:
-                message.crashed = is_crash(info)
-                return tell(info, **more)
+            def error(exc_info: Any, *more: Any, **named: Any) -> Any:
+                message.crashed = is_crash(exc_info)
+                return on_error(exc_info, *more, **named)
 
             options["error_callback"] = error
         return apply_async(target, args, kwargs, **options)

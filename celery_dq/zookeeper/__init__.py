@@ -1,1 +1,13 @@
-"""Talking to ZooKeeper: sessions. Needs the extra ``celery-dq[zookeeper]``."""
+"""Sessions and transactions with ZooKeeper. Needs the extra ``celery-dq[zookeeper]``.
+
+``handler``, ``gevent_handler``  the kazoo handler for threads, gevent or eventlet
+``credentials``                  authentication, checked before a connection
+``connection``                   kazoo's connection, with a bounded wait for a silent server
+``session``                      one session, with listeners for CONNECTED, SUSPENDED and LOST
+``transaction``                  several changes that happen together or not at all
+``idempotent_writer``            transactions that happen once although an answer was lost
+``multi_read``                   reads many nodes in few requests
+``item_locks``                   items under ephemeral locks
+
+``celery_dq.leadership``, ``celery_dq.curator`` and ``celery_dq.transport.zookeeper`` build on this package.
+"""

@@ -1,4 +1,4 @@
-"""Who we are to ZooKeeper: what is wrong with it is said before a connection, or at the first one."""
+"""Checks of the credentials and of TLS: before a connection, and from the error of a failed one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["OURS", "Spelling", "check", "is_refusal", "why_refused"]
 
 TLS_KEYS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 TLS_FILES = ("ca", "certfile", "keyfile")
-#: Broken connections, which say nothing about who we are.
+#: Errors of broken connections, which are no errors of TLS settings.
 BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
-#: Mechanisms of SASL that would fail over and over without one.
+#: SASL mechanisms that need a password.
 WITH_PASSWORD = ("DIGEST-MD5", "CRAM-MD5", "PLAIN")
 #: ZooKeeper's error codes.
 NO_AUTH, SESSION_CLOSED_REQUIRE_SASL = -102, -124
 
 
 class Spelling(NamedTuple):
-    """What the user calls the options: he is told of no other names."""
+    """The names of the options that errors show, as the user writes them."""
 
     auth: str = "auth"
     sasl: str = "sasl"
     tls: str = "tls"
 
 
-#: The names of :class:`~celery_dq.zookeeper.session.Session` itself.
+#: The names of the arguments of :class:`~celery_dq.zookeeper.session.Session`.
 OURS = Spelling()
 
 
@@ -42,10 +42,16 @@ def check(
     tls: Mapping[str, Any] | None,
     spelling: Spelling = OURS,
 ) -> None:
-    """Check what needs no server.
+    """Check the settings as far as possible without a server.
+
+    Args:
+        auth: (scheme, credential) pairs.
+        sasl: kazoo's ``sasl_options``, or None.
+        tls: The TLS settings, or None.
+        spelling: The names of the options for errors.
 
     Raises:
-        ConfigurationError: It cannot work; names the option and what to do.
+        ConfigurationError: A setting is invalid; the text names the option and the remedy.
     """
     if not all(_is_pair(each) for each in auth):
         raise ConfigurationError(
@@ -81,13 +87,13 @@ def _is_pair(each: Any) -> bool:
 def _check_tls(tls: Mapping[str, Any], name: str) -> None:
     for key in tls:
         if key not in TLS_KEYS:
-            raise ConfigurationError(f"{name}[{key!r}] is unknown: there are {', '.join(TLS_KEYS)}")
+            raise ConfigurationError(f"{name}[{key!r}] is unknown: use {', '.join(TLS_KEYS)}")
     for key in TLS_FILES:
         path = tls.get(key)
         if path and not os.access(path, os.R_OK):
             raise ConfigurationError(f"{name}[{key!r}] = {os.fspath(path)!r} cannot be read: no such file?")
     if tls.get("certfile") and not tls.get("keyfile"):
-        # kazoo would silently show no certificate at all.
+        # kazoo would present no certificate, without an error.
         raise ConfigurationError(f"{name}['certfile'] needs {name}['keyfile']: the same file may hold both")
     if tls.get("verify_certs") is False and tls.get("check_hostname", False):
         raise ConfigurationError(
@@ -96,17 +102,25 @@ def _check_tls(tls: Mapping[str, Any], name: str) -> None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether this error of a request says that we are not who we should be."""
+    """Whether this error of a request means that the server refuses the credentials."""
     return isinstance(error, AuthFailedError) or _code(error) in (NO_AUTH, SESSION_CLOSED_REQUIRE_SASL)
 
 
 def why_refused(error: BaseException, spelling: Spelling = OURS) -> str | None:
-    """What a failed connect or request says about our credentials or its certificate; None for nothing."""
+    """Explain a failed connect or request by credentials or certificates.
+
+    Args:
+        error: The error, with its causes.
+        spelling: The names of the options for the text.
+
+    Returns:
+        The reason and the remedy; None if the error is no matter of credentials or certificates.
+    """
     auth, sasl, tls = spelling
     for each in _chain(error):
         if isinstance(each, ssl.SSLCertVerificationError):
             return (
-                f"its certificate does not hold ({each.verify_message.rstrip('.')}): "
+                f"its certificate is not valid ({each.verify_message.rstrip('.')}): "
                 f"check {tls}['ca'] and the host name"
             )
         if isinstance(each, ssl.SSLError) and not isinstance(each, (*BROKEN, TimeoutError)):
@@ -116,11 +130,11 @@ def why_refused(error: BaseException, spelling: Spelling = OURS) -> str | None:
             )
     for each in _chain(error):
         if _code(each) == SESSION_CLOSED_REQUIRE_SASL:
-            return f"it refused the credentials, or serves nobody without any: check {sasl}"
+            return f"it refused the credentials, or serves no client without any: check {sasl}"
         if isinstance(each, AuthFailedError):
             return f"it refused the credentials: check {auth} and {sasl}"
         if _code(each) == NO_AUTH:
-            return f"it does not let us in there: check {auth} and {sasl}, and the ACL of the node"
+            return f"it denied access to the node: check {auth} and {sasl}, and the ACL of the node"
     return None
 
 

@@ -1,8 +1,8 @@
-"""kazoo's handler for gevent, with timeouts that are ordinary exceptions, as those of its other handlers.
+"""kazoo's handler for gevent, with timeouts that are ordinary exceptions, as in its other handlers.
 
-kazoo's own hands out gevent's results. When nobody answers in time, these raise :exc:`gevent.Timeout`, which
-is not the handler's ``timeout_exception`` but what that is derived from, and no :exc:`Exception` either: it
-passes whoever waits for an answer and whatever keeps a thread alive, and ends the greenlet.
+kazoo's own handler returns gevent's results. After a timeout, these raise :exc:`gevent.Timeout`. That is a
+base class of the handler's ``timeout_exception`` and not derived from :exc:`Exception`. No ``except`` clause
+of a caller catches it, and it ends the greenlet.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ __all__ = ["SequentialGeventHandler"]
 
 
 class Answer(kazoos.AsyncResult):  # type: ignore[misc]  # kazoo ships no types
-    """What is asked of the server, and its answer."""
+    """The pending answer to a request."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The answer, or the exception that is the answer; KazooTimeoutError when there is none in time.
+        """Wait for the answer and return it, or raise the exception that is the answer.
 
-        A :exc:`gevent.Timeout` of the caller's goes through.
+        A :exc:`gevent.Timeout` that the caller has started is raised unchanged.
+
+        Args:
+            block: Whether to wait.
+            timeout: Seconds to wait; None means without a limit.
+
+        Raises:
+            KazooTimeoutError: No answer came in time.
         """
         if block and not self.ready():
-            # Unlike `get`, it raises no timeout of its own: what is raised here is somebody else's.
-            # And it always changes greenlets, which callbacks in the hub, who know the answer, may not.
+            # `wait` raises no timeout of its own, so a timeout raised here was started by the caller. It
+            # always switches greenlets, which a callback in the hub must not do: there the answer is ready.
             self.wait(timeout)
         if not self.ready():
             raise KazooTimeoutError("no answer in time")
@@ -33,10 +40,10 @@ class Answer(kazoos.AsyncResult):  # type: ignore[misc]  # kazoo ships no types
 
 
 class SequentialGeventHandler(kazoos.SequentialGeventHandler):  # type: ignore[misc]  # kazoo ships no types
-    """Survives servers that do not answer."""
+    """kazoo's gevent handler, whose timeouts are ordinary exceptions."""
 
     timeout_exception = KazooTimeoutError
 
     def async_result(self) -> Answer:
-        """One answer that is waited for."""
+        """Create a pending answer."""
         return Answer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kombu.utils.compat import detect_environment
@@ -13,10 +14,21 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 def bounded_handler() -> Any:
-    """The kazoo handler for this kind of process, with a bound on how long a TCP connect takes."""
+    """Create the kazoo handler for this kind of process, with a bound on the time of a TCP connect.
+
+    If its attribute ``watch`` is set, it is called instead of ``select``, with ``select`` as the first
+    argument.
+    """
 
     class BoundedHandler(_handler()):  # type: ignore[misc]  # kazoo ships no types
-        """Gives up on a host that does not answer, while there is time for another one."""
+        """A handler that leaves an unresponsive host while there is time to try another one."""
+
+        watch: Callable[..., Any] | None = None
+
+        def select(self, *args: Any, **kwargs: Any) -> Any:
+            if self.watch is None:
+                return super().select(*args, **kwargs)
+            return self.watch(super().select, *args, **kwargs)
 
         def create_connection(self, *args: Any, **kwargs: Any) -> Any:
             kwargs["timeout"] = min(float(kwargs.get("timeout") or CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""One session with ZooKeeper, whose states others can listen to.
+"""One session with ZooKeeper, and its states.
 
 ::
 
@@ -9,30 +9,33 @@
                         LOST
 
 * *CONNECTED*: requests are answered, as far as the client knows.
-* *SUSPENDED*: the connection broke. The session may live on; so may everything ephemeral of it.
-* *LOST*: the session has expired; its ephemeral nodes are gone. Only a server can say so, which means
-  that a client who is cut off stays suspended: whoever acts as the owner of a node needs a clock of
-  his own (:mod:`celery_dq.leadership.career`).
+* *SUSPENDED*: the connection broke. The session and its ephemeral nodes may still exist.
+* *LOST*: the session has expired, and its ephemeral nodes are gone. Only a server can report this, so a
+  client that is cut off stays suspended. A client that acts as the owner of a node must therefore also
+  watch a clock (:mod:`celery_dq.leadership.career`).
 * *CLOSED*: not opened yet, or closed.
 
-Built on the plain client of kazoo, none of its recipes. What is set differently from its defaults: a TCP
-connect takes two seconds at most (a host that drops packets would cost a whole session), pauses between
-attempts never exceed a second (they would grow to an hour), nothing is retried over a session change,
-TLS checks the host name, and the negotiated session timeout is known.
+The session uses kazoo's plain client and none of its recipes. It differs from kazoo's defaults:
+
+* A TCP connect takes at most two seconds; a host that drops packets would otherwise cost a whole session.
+* Pauses between attempts to connect never exceed a second; by default, they grow to an hour.
+* No request is retried over a change of session.
+* TLS checks the host name.
+* The negotiated session timeout is known.
+
+:mod:`celery_dq.zookeeper.connection` decides when the client leaves a server for another one.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
@@ -40,41 +43,36 @@ from kazoo.exceptions import (
     ConnectionLoss,
     KazooException,
     NoAuthError,
+    NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
 )
 from kazoo.protocol.states import KazooState
-from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
 
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
+from celery_dq.zookeeper.connection import Address, new_client
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
-from celery_dq.zookeeper.handler import bounded_handler
 
-__all__ = ["Session", "State"]
+__all__ = ["Session", "SessionState"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two attempts to connect, at most.
-LONGEST_PAUSE_S = 1.0
-#: Seconds that the first look may take, at least: it happens once.
+#: Minimum seconds allowed for the check of the chroot.
 CHECK_TIMEOUT_S = 5.0
-#: kazoo tells the read timeout, which is this share of the session timeout.
-READ_SHARE = 2.0 / 3.0
 
-#: Nobody answered, or not as the session that asked.
+#: Errors of requests without an answer; each may have been carried out.
 SILENCE = (
     ConnectionLoss,
     SessionExpiredError,
     ConnectionClosedError,
     OperationTimeoutError,
 )
-#: How a connection attempt may end, as far as kazoo's loop is concerned; others would end the loop.
+#: Errors of a connection attempt that kazoo's loop handles; any other error would end the loop.
 ENDINGS = (ConnectionDropped, SessionExpiredError, AuthFailedError)
 
 
-class State(Enum):
-    """What is known of the session; see the module."""
+class SessionState(Enum):
+    """The state of a session as far as the client knows; see the module."""
 
     CLOSED = "closed"
     CONNECTED = "connected"
@@ -82,49 +80,59 @@ class State(Enum):
     LOST = "lost"
 
 
-class _Own:
-    """What belongs to one process: a fork inherits the object, but neither threads nor the session."""
+class _SessionProcess:
+    """The state of one process: a forked child inherits the object, but neither threads nor the session."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.client: Any = None
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self.negotiated_s: float | None = None
         self.session_id: int | None = None
-        self.listeners: list[Callable[[State], None]] = []
-        self.has_chroot = False
-        #: Those who wait for a connection, or to hear that there will be none.
+        self.listeners: list[Callable[[SessionState], None]] = []
+        #: An event that is set when the chroot may be gone; None until the chroot was seen.
+        self.chroot_gone: Any = None
+        #: Held by the thread that creates the chroot.
+        self.making = threading.Lock()
+        #: Events of the calls that wait for a connection or for the refusal of all servers.
         self.waiting: list[Any] = []
-        #: Why the last attempt to connect failed; "" after one that did not.
+        #: Why the last attempt to connect failed; "" after a success.
         self.trouble = ""
-        #: Servers that cannot be talked to as who we are -> why.
+        #: Servers that refuse the credentials or TLS, and the reason.
         self.refusals: dict[tuple[str, int], str] = {}
-        #: kazoo connects no more.
+        #: Whether kazoo has stopped to connect.
         self.ended = False
 
-    def ring(self) -> None:
-        """Let those who wait look again."""
+    @property
+    def has_chroot(self) -> bool:
+        """Whether the chroot exists and is accessible."""
+        return self.chroot_gone is not None and not self.chroot_gone.is_set()
+
+    def wake(self) -> None:
+        """Wake all waiting calls."""
         for event in tuple(self.waiting):
             event.set()
 
 
 class Session:
-    """A session, one per process; opened at first need, thread-safe.
+    """A session with ZooKeeper, one per process; opened at the first request. Thread-safe.
 
-    :param hosts: ``host:2181,host:2181/chroot``; the chroot is made when it is missing.
-    :param timeout_s: the session timeout to ask for, in seconds; the server has bounds of its own
-        (2 to 20 of its ticks). Default 10.
-    :param auth: (scheme, credential) pairs, such as ``("digest", "user:secret")``.
-    :param sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …,
-        "password": …}``; needs ``pip install 'celery-dq[zookeeper-sasl]'``.
-    :param tls: None is plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
-        ``verify_certs`` and ``check_hostname``; both of the last are True unless said otherwise.
-    :param acl: kazoo's ACLs for every node that is made. Default: with `auth` or `sasl` whoever made a node
-        may do everything with it and nobody else anything; without them everybody may do everything.
-    :param spelling: what the user calls the options, for errors.
+    Args:
+        hosts: ``host:2181,host:2181/chroot``; the chroot is created if it is missing.
+        timeout_s: The session timeout to request, in seconds; default 10. The server limits it to 2 to 20 of
+            its ticks.
+        auth: (scheme, credential) pairs, such as ``("digest", "user:secret")``.
+        sasl: kazoo's ``sasl_options``, such as ``{"mechanism": "DIGEST-MD5", "username": …,
+            "password": …}``; needs ``pip install 'celery-dq[zookeeper-sasl]'``.
+        tls: None means plain text. Keys ``ca``, ``certfile``, ``keyfile``, ``keyfile_password``,
+            ``verify_certs`` and ``check_hostname``; the last two default to True.
+        acl: kazoo's ACLs for every node that the session creates. Default: with `auth` or `sasl`, only the
+            creator of a node has access to it; without them, every client has full access.
+        spelling: The names of the options for errors.
 
-    Raises :exc:`~celery_dq.errors.ConfigurationError` when it cannot work, whatever the server says.
+    Raises:
+        ConfigurationError: The settings cannot work with any server.
     """
 
     def __init__(
@@ -148,31 +156,31 @@ class Session:
         self._sasl = dict(sasl) if sasl else None
         self._tls = dict(tls) if tls is not None else None
         self._acl = list(acl) if acl else None
-        self._mine = _Own()
+        self._mine = _SessionProcess()
 
     # -- states
 
     @property
-    def state(self) -> State:
-        """What is known of the session at this moment."""
+    def state(self) -> SessionState:
+        """The current state of the session as far as the client knows."""
         return self._own().state
 
     @property
     def id(self) -> int | None:
-        """The id of the session; a new session has a new one. None before the first."""
+        """The id of the current or last session; None before the first session."""
         # kazoo forgets it while the connection is broken, although the session lives on.
         return self._own().session_id
 
     @property
     def timeout_s(self) -> float:
-        """The negotiated session timeout in seconds; the wanted one until a server has spoken."""
+        """The negotiated session timeout in seconds; the requested one before the first connection."""
         return self._own().negotiated_s or self._wanted_s
 
-    def listen(self, listener: Callable[[State], None]) -> None:
-        """Call `listener` with every new state, from the connection's thread: it must not block."""
+    def add_listener(self, listener: Callable[[SessionState], None]) -> None:
+        """Call `listener` with every new state, in the connection's thread; it must not block."""
         self._own().listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[State], None]) -> None:
+    def remove_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Do not call `listener` any more."""
         listeners = self._own().listeners
         if listener in listeners:
@@ -181,15 +189,19 @@ class Session:
     # -- open and close
 
     def open(self, timeout_s: float = 15.0) -> Any:
-        """The connected client of this process; waits up to `timeout_s` seconds for a connection.
+        """Return the connected client of this process; wait for a connection if necessary.
+
+        Args:
+            timeout_s: Maximum seconds to wait; default 15.
 
         Raises:
-            ZooKeeperUnreachable: Nobody answered in time; connecting goes on in the background.
-            ConfigurationError: The servers refused the credentials, or theirs do not hold.
+            ZooKeeperUnreachable: No server answered in time; connecting continues in the background.
+            ConfigurationError: All servers refused the credentials, or their certificates are not valid.
+            AccessDenied: An ACL denies access to the chroot.
         """
         own = self._own()
         client = own.client
-        if own.state is State.CONNECTED and own.has_chroot and client is not None:
+        if own.state is SessionState.CONNECTED and own.has_chroot and client is not None:
             return client
         with own.lock:
             if own.client is None:
@@ -199,7 +211,7 @@ class Session:
         own.waiting.append(ready)
         try:
             deadline = time.monotonic() + timeout_s
-            while not (own.state is State.CONNECTED or self._is_refused(own, client)):
+            while not (own.state is SessionState.CONNECTED or self._is_refused(own, client)):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     break
@@ -207,13 +219,13 @@ class Session:
                 ready.clear()
         finally:
             own.waiting.remove(ready)
-        if own.state is State.CONNECTED:
+        if own.state is SessionState.CONNECTED:
             self._make_chroot(own, client)
             return client
         if self._is_refused(own, client):
             why = "; ".join(dict.fromkeys(own.refusals.values()))
             if own.ended or own.session_id is None:
-                # Whoever tries again begins anew: somebody may have mended it.
+                # The next attempt starts with a new client, because the settings of the servers may change.
                 self.close()
             raise ConfigurationError(f"ZooKeeper at {self.hosts}: {why}")
         trouble = f"; the last attempt: {own.trouble}" if own.trouble else ""
@@ -224,16 +236,17 @@ class Session:
     def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
         """Send one request and return its answer.
 
-        Nothing is sent while the session is suspended: kazoo would keep it and send it later, when
-        it may mean something else.
+        No request is sent while the session is suspended. kazoo would keep it and send it later, when it may
+        not apply any more.
 
-        :param request: gets the client, returns one of kazoo's asynchronous results.
-        :param timeout_s: seconds to wait for the answer.
+        Args:
+            request: Receives the client and returns one of kazoo's asynchronous results.
+            timeout_s: Seconds to wait for a connection, and then for the answer.
 
         Raises:
-            ZooKeeperUnreachable: No answer. The request may have been carried out all the same.
-            ConfigurationError: The server refuses our credentials.
-            kazoo.exceptions.KazooException: What the server answered.
+            ZooKeeperUnreachable: No answer came; the request may have been carried out.
+            ConfigurationError: The server refused the credentials.
+            kazoo.exceptions.KazooException: The server refused the request.
         """
         return self._answer(self.open(timeout_s), request, timeout_s)
 
@@ -245,156 +258,150 @@ class Session:
                 f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s: {error!r}"
             ) from None
         except KazooException as error:
-            # An ACL of a single node is the caller's affair, who knows what the node is.
+            # The caller handles a denial by the ACL of a single node, because it knows the node.
             if is_refusal(error) and not isinstance(error, NoAuthError):
                 raise ConfigurationError(
                     f"ZooKeeper at {self.hosts}: {why_refused(error, self._spelling)}"
                 ) from error
             raise
 
-    def drop(self) -> None:
-        """Break the connection, so that the client looks for another server.
-
-        For a server that is dead while requests flow: every request counts as a sign of life to
-        kazoo, whether or not it is answered.
-        """
-        client = self._own().client
-        connection = getattr(getattr(client, "_connection", None), "_socket", None)
-        if connection is not None:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                logger.debug("The connection was gone already: %r", error)
-
     def close(self) -> None:
-        """End the session: its ephemeral nodes go at once. It may be opened again."""
+        """End the session and its ephemeral nodes; a later request opens a new one."""
         own = self._own()
         with own.lock:
             client, own.client = own.client, None
         if client is not None:
             client.stop()
             client.close()
-        self._become(own, State.CLOSED)
+        own.chroot_gone = None
+        self._become(own, SessionState.CLOSED)
 
     # -- inside
 
-    def _own(self) -> _Own:
+    def _own(self) -> _SessionProcess:
         own = self._mine
         if own.pid != os.getpid():
-            # Never stop what the parent uses: they share the connection's socket.
-            own = self._mine = _Own()
+            # A forked child shares the socket with its parent, so it must not stop the parent's client.
+            own = self._mine = _SessionProcess()
         return own
 
-    def _make_chroot(self, own: _Own, client: Any) -> None:
-        """Make the folder that everything is relative to: only a client that is outside of it can.
+    def _make_chroot(self, own: _SessionProcess, client: Any) -> None:
+        """Create the chroot if it is missing, and check the access to it.
 
-        And see whether we are let in there, before somebody depends on it.
+        A watch on the chroot fires when it is deleted or the connection breaks; then the next request checks
+        the chroot again.
         """
-        if own.has_chroot:
-            return
-        hosts, slash, chroot = self.hosts.partition("/")
-        patience_s = max(self._wanted_s, CHECK_TIMEOUT_S)
-        try:
-            if slash and chroot:
-                outside = Session(
-                    hosts,
-                    timeout_s=self._wanted_s,
-                    auth=self._auth,
-                    sasl=self._sasl,
-                    tls=self._tls,
-                    acl=self._acl,
-                    spelling=self._spelling,
-                )
+        with own.making:
+            if own.has_chroot:
+                return
+            patience_s = max(self._wanted_s, CHECK_TIMEOUT_S)
+            gone = client.handler.event_object()
+            watch = {"watch": lambda _event: gone.set()} if client.chroot else {}
+
+            def look() -> None:
+                self._answer(client, lambda client: client.get_async("/", **watch), patience_s)
+
+            try:
                 try:
-                    outside.ask(lambda client: client.ensure_path_async(f"/{chroot}"), patience_s)
-                finally:
-                    outside.close()
-            self._answer(client, lambda client: client.get_async("/"), patience_s)
-        except ConfigurationError:
-            self.close()
-            raise
-        except NoAuthError as error:
-            self.close()
-            raise AccessDenied(f"ZooKeeper at {self.hosts}: {why_refused(error, self._spelling)}") from error
-        own.has_chroot = True
+                    look()
+                except NoNodeError:
+                    self._make_from_outside(client.chroot, patience_s)
+                    look()
+            except (ConfigurationError, NoAuthError) as error:
+                if own.chroot_gone is None:
+                    self.close()
+                if isinstance(error, ConfigurationError):
+                    raise
+                why = why_refused(error, self._spelling)
+                raise AccessDenied(f"ZooKeeper at {self.hosts}: {why}") from error
+            except NoNodeError:
+                raise ZooKeeperUnreachable(
+                    f"ZooKeeper at {self.hosts}: {client.chroot} was deleted as soon as it was created"
+                ) from None
+            own.chroot_gone = gone
+
+    def _make_from_outside(self, chroot: str, patience_s: float) -> None:
+        """Create the chroot with a client that has no chroot."""
+        outside = Session(
+            self.hosts.partition("/")[0],
+            timeout_s=self._wanted_s,
+            auth=self._auth,
+            sasl=self._sasl,
+            tls=self._tls,
+            acl=self._acl,
+            spelling=self._spelling,
+        )
+        try:
+            outside.ask(lambda client: client.ensure_path_async(chroot), patience_s)
+        finally:
+            outside.close()
 
     @staticmethod
-    def _is_refused(own: _Own, client: Any) -> bool:
-        """Whether no server of the list talks to us: one that does is enough."""
+    def _is_refused(own: _SessionProcess, client: Any) -> bool:
+        """Whether every server of the list refuses this client."""
         return len(own.refusals) >= len(client.hosts)
 
-    def _connecting(self, own: _Own) -> Any:
-        handler = bounded_handler()
-        options: dict[str, Any] = {}
-        if self._acl:
-            options["default_acl"] = self._acl
-        elif self._auth or self._sasl:
-            options["default_acl"] = CREATOR_ALL_ACL
-        if self._tls is not None:
-            options.update({"use_ssl": True, "verify_certs": True, "check_hostname": True, **self._tls})
-        client = KazooClient(
-            hosts=self.hosts,
-            timeout=self._wanted_s,
-            handler=handler,
-            auth_data=self._auth or None,
-            sasl_options=dict(self._sasl) if self._sasl else None,
-            connection_retry=KazooRetry(
-                max_tries=-1,
-                delay=0.1,
-                backoff=2,
-                max_delay=LONGEST_PAUSE_S,
-                sleep_func=handler.sleep_func,
-            ),
-            command_retry=KazooRetry(max_tries=1, ignore_expire=False, sleep_func=handler.sleep_func),
-            **options,
+    def _connecting(self, own: _SessionProcess) -> Any:
+        client = new_client(
+            self.hosts,
+            timeout_s=self._wanted_s,
+            auth=self._auth,
+            sasl=self._sasl,
+            tls=self._tls,
+            acl=self._acl,
+            on_connected=lambda client, session_s: self._connected(own, client, session_s),
+            on_failure=lambda client, address, error: self._not_connected(own, client, address, error),
         )
-        connect = client._connection._connect
-
-        def negotiate(*args: Any) -> Any:
-            # The one place where kazoo tells what the server has granted, and what went wrong.
-            try:
-                granted = connect(*args)
-            except Exception as error:
-                why = why_refused(error, self._spelling)
-                own.trouble = why or f"{type(error).__name__}: {error}"
-                if why is not None:
-                    own.refusals[args[1:3]] = why
-                    own.ring()
-                    if is_refusal(error):
-                        # kazoo ends its loop in good order for this one only.
-                        own.ended = True
-                        raise AuthFailedError(why) from error
-                if isinstance(error, (*ENDINGS, handler.timeout_exception)):
-                    raise
-                raise ConnectionDropped(own.trouble) from error
-            own.trouble, own.refusals = "", {}
-            own.session_id = client._session_id
-            own.negotiated_s = round(granted[0] / READ_SHARE / 1000.0, 3)
-            if client.state == KazooState.CONNECTED:
-                self._become(own, State.CONNECTED)
-            return granted
-
-        client._connection._connect = negotiate
-        client.add_listener(lambda state: self._heard(own, state))
-        own.state, own.ended, own.refusals = State.SUSPENDED, False, {}
+        client.add_listener(lambda state: self._on_kazoo_state(own, state))
+        own.state, own.ended, own.refusals = SessionState.SUSPENDED, False, {}
         client.start_async()
         return client
 
-    def _heard(self, own: _Own, state: str) -> None:
-        # CONNECTED is heard too early, before the timeout is known; `negotiate` tells it.
-        if state == KazooState.SUSPENDED:
-            self._become(own, State.SUSPENDED)
-        elif state == KazooState.LOST:
-            self._become(own, State.LOST)
+    def _connected(self, own: _SessionProcess, client: Any, session_s: float) -> None:
+        own.trouble, own.refusals = "", {}
+        own.session_id = client._session_id
+        own.negotiated_s = round(session_s, 3)
+        if client.state == KazooState.CONNECTED:
+            self._become(own, SessionState.CONNECTED)
 
-    def _become(self, own: _Own, state: State) -> None:
+    def _not_connected(
+        self, own: _SessionProcess, client: Any, address: Address, error: Exception
+    ) -> Exception:
+        """Record why an attempt failed; return an error that does not end kazoo's loop, if possible."""
+        reported: Exception = error
+        why = why_refused(error, self._spelling)
+        own.trouble = why or f"{type(error).__name__}: {error}"
+        if why is not None:
+            own.refusals[address] = why
+            own.wake()
+        if is_refusal(error):
+            # This is the only error that ends kazoo's loop without a traceback.
+            own.ended = True
+            reported = AuthFailedError(why)
+        elif not isinstance(error, (*ENDINGS, client.handler.timeout_exception)):
+            reported = ConnectionDropped(own.trouble)
+        return reported
+
+    def _on_kazoo_state(self, own: _SessionProcess, state: str) -> None:
+        # kazoo reports CONNECTED before the timeout is known; `_connected` reports it instead.
+        if state == KazooState.SUSPENDED:
+            self._become(own, SessionState.SUSPENDED)
+        elif state == KazooState.LOST:
+            self._become(own, SessionState.LOST)
+
+    def _become(self, own: _SessionProcess, state: SessionState) -> None:
         if state is own.state:
             return
         own.state = state
-        own.ring()
+        own.wake()
         for listener in tuple(own.listeners):
             try:
                 listener(state)
             except Exception:  # noqa: PERF203 - a handful of listeners
-                # The connection's thread must outlive its listeners.
-                logger.exception("A listener of the ZooKeeper session failed.")
+                # An error of a listener must not end the connection's thread.
+                logger.exception(
+                    "A listener of the ZooKeeper session at %s failed for state %s; the session continues.",
+                    self.hosts,
+                    state.value,
+                    extra={"event": "zookeeper_listener_failed"},
+                )

@@ -1,8 +1,8 @@
-"""Several changes that ZooKeeper makes together or not at all.
+"""Transactions: several changes that ZooKeeper makes together or not at all.
 
-The client's own transactions do not raise: their commit returns a list that may hold exceptions, and a
-request that is too large breaks the connection. Here, what is refused raises, and says which step it was;
-the size is checked before anything is sent.
+kazoo's transactions do not raise: their commit returns a list that may hold exceptions, and a request that is
+too large breaks the connection. Here, a refused transaction raises and names the refused step, and the size
+is checked before the request is sent.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kazoo.exceptions import (
     InvalidACLError,
     KazooException,
     NoAuthError,
+    NoNodeError,
     RolledBackError,
     RuntimeInconsistency,
 )
@@ -30,7 +31,7 @@ from celery_dq.zookeeper.session import SILENCE, Session
 
 __all__ = [
     "MAX_REQUEST",
-    "Refused",
+    "TransactionRefused",
     "Step",
     "ask_all",
     "check",
@@ -42,11 +43,11 @@ __all__ = [
     "transact",
 ]
 
-#: Bytes of one request that a server takes with its defaults (``jute.maxbuffer``).
+#: Maximum bytes of one request with a server's defaults (``jute.maxbuffer``).
 MAX_REQUEST = 0xFFFFF
-#: Bytes that a step takes besides its path and data: headers, ACL, flags; rounded up.
+#: Bytes of a step without its path and data: headers, ACL, flags; rounded up.
 STEP_OVERHEAD = 96
-#: Bytes of a request besides its steps.
+#: Bytes of a request without its steps.
 REQUEST_OVERHEAD = 64
 
 
@@ -62,29 +63,32 @@ class Step(NamedTuple):
 
 
 def create(path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> Step:
-    """Create `path`; its answer is the path, with the sequence number if it got one."""
+    """Create `path`; the answer is the path, with a sequence number if `sequence` is set."""
     return Step("create", path, data, ephemeral=ephemeral, sequence=sequence)
 
 
 def delete(path: str, version: int = -1) -> Step:
-    """Delete `path`, if it has this version (-1: any)."""
+    """Delete `path` if it has this version; -1 means any version."""
     return Step("delete", path, version=version)
 
 
 def set_data(path: str, data: bytes, version: int = -1) -> Step:
-    """Write `path`, if it has this version (-1: any); its answer is the new stat."""
+    """Write `path` if it has this version; -1 means any version. The answer is the new stat."""
     return Step("set_data", path, data, version)
 
 
 def check(path: str, version: int = -1) -> Step:
-    """Go on only if `path` exists and has this version (-1: any)."""
+    """Refuse the transaction unless `path` exists and has this version; -1 means any version."""
     return Step("check", path, version=version)
 
 
-class Refused(DQError):
-    """A transaction was refused, nothing of it was done.
+class TransactionRefused(DQError):
+    """A transaction was refused; none of its steps was done.
 
-    `index` and `step` say which step was the first that could not be done, `error` why.
+    Attributes:
+        index: Index of the first step that was refused, from 0.
+        step: That step.
+        error: Why it was refused.
     """
 
     index: int
@@ -92,15 +96,15 @@ class Refused(DQError):
     error: KazooException
 
     @classmethod
-    def at(cls, index: int, step: Step, error: KazooException) -> Refused:
-        """The refusal of one step."""
+    def at(cls, index: int, step: Step, error: KazooException) -> TransactionRefused:
+        """Create the refusal of one step."""
         refusal = cls(f"step {index}, {step.kind} {step.path}: {error!r}")
         refusal.index, refusal.step, refusal.error = index, step, error
         return refusal
 
 
 def size_of(steps: Sequence[Step], chroot: str = "") -> int:
-    """Bytes that a request with these steps has at most, rounded up by less than 100 a step."""
+    """Upper bound for the bytes of a request with these steps, less than 100 too high per step."""
     root = len(chroot.encode())
     return REQUEST_OVERHEAD + sum(
         STEP_OVERHEAD + root + len(step.path.encode()) + len(step.data) for step in steps
@@ -108,24 +112,34 @@ def size_of(steps: Sequence[Step], chroot: str = "") -> int:
 
 
 def check_size(steps: Sequence[Step], chroot: str = "", *, limit: int = MAX_REQUEST) -> None:
-    """Raise :exc:`~celery_dq.errors.MessageTooLarge` if the request would break the connection."""
+    """Check that a request is not so large that it would break the connection.
+
+    Args:
+        steps: The steps of the request.
+        chroot: The chroot of the session, which is part of every path.
+        limit: Maximum bytes.
+
+    Raises:
+        MessageTooLarge: The request may be larger than `limit`.
+    """
     size = size_of(steps, chroot)
     if size > limit:
         largest = max(steps, key=lambda step: len(step.data))
         raise MessageTooLarge(
             f"{len(largest.data)} bytes for {largest.path} make a request of {size} bytes, and "
-            f"ZooKeeper takes {limit}: store the data elsewhere and send where it is, or put fewer at a time"
+            f"ZooKeeper takes {limit}: store the data elsewhere and send a reference, or send less at a time"
         )
 
 
 def transact(session: Session, steps: Sequence[Step], timeout_s: float) -> list[Any]:
-    """Make all `steps` at once and return their answers.
+    """Do all `steps` in one transaction and return their answers.
 
     Raises:
-        Refused: One of them could not be done; nothing was.
-        ZooKeeperUnreachable: No answer; it may have been done all the same.
-        MessageTooLarge: Nothing was sent.
-        AccessDenied: The session may not do this.
+        Refused: A step was refused, and none was done.
+        ZooKeeperUnreachable: ZooKeeper did not answer within `timeout_s` seconds; the steps may have been
+            done.
+        MessageTooLarge: The request would be too large; nothing was sent.
+        AccessDenied: An ACL forbids a step; none was done.
     """
 
     def send(client: Any) -> list[Any]:
@@ -135,7 +149,7 @@ def transact(session: Session, steps: Sequence[Step], timeout_s: float) -> list[
 
 
 def begin(client: Any, steps: Sequence[Step]) -> Any:
-    """Send `steps`; the asynchronous result is for :func:`verdict`."""
+    """Send `steps`; the answer of the asynchronous result is for :func:`verdict`."""
     check_size(steps, client.chroot)
     transaction = client.transaction()
     for step in steps:
@@ -151,34 +165,52 @@ def begin(client: Any, steps: Sequence[Step]) -> Any:
 
 
 def verdict(steps: Sequence[Step], answers: Any) -> list[Any]:
-    """The answers of a transaction, or the exception that says why there are none."""
+    """Return the answers of a transaction, or raise the reason of its refusal."""
     if isinstance(answers, Exception):
         raise answers
     for index, answer in enumerate(answers):
         if isinstance(answer, Exception) and not isinstance(answer, RolledBackError | RuntimeInconsistency):
             if isinstance(answer, NoAuthError | InvalidACLError):
-                raise denied(steps[index].kind, steps[index].path, answer)
-            raise Refused.at(index, steps[index], answer)
+                raise failure_of(steps[index].kind, steps[index].path, answer)
+            raise TransactionRefused.at(index, steps[index], answer)
     result: list[Any] = answers
     return result
 
 
-def denied(kind: str, path: str, error: Exception) -> AccessDenied:
-    """The error for a session that lacks the right to do `kind` at `path`."""
-    return AccessDenied(
-        f"ZooKeeper does not let this session {kind} {path} ({type(error).__name__}): give the "
-        "credentials that the ACL of the path asks for, as auth=[('digest', 'user:password')] or sasl={…}"
-    )
+def failure_of(kind: str, path: str, error: Exception) -> Exception:
+    """Return the exception to raise after the answer `error` to a request `kind` at `path`.
+
+    If an ACL denies the session, this is an AccessDenied. A missing folder means that the whole chroot was
+    deleted: this is a ZooKeeperUnreachable, because the next request creates the chroot again.
+    """
+    if isinstance(error, NoAuthError | InvalidACLError):
+        denial = AccessDenied(
+            f"ZooKeeper does not let this session {kind} {path} ({type(error).__name__}): give the "
+            "credentials that the ACL of the path asks for, as auth=[('digest', 'user:password')] or sasl={…}"
+        )
+        denial.path = path
+        return denial
+    if isinstance(error, NoNodeError):
+        return ZooKeeperUnreachable(
+            f"ZooKeeper could not {kind} {path}, because its chroot was deleted: the next request creates "
+            "it again"
+        )
+    return error
 
 
 def ask_all(session: Session, send: Callable[[Any], Sequence[Any]], timeout_s: float) -> list[Any]:
-    """Send several requests at once; for each its answer, or the exception that is its answer.
+    """Send several requests at once.
 
-    :param send: gets the client, returns kazoo's asynchronous results.
-    :param timeout_s: seconds to wait for all of them.
+    Args:
+        session: Opened if necessary.
+        send: Receives the client and returns kazoo's asynchronous results.
+        timeout_s: Seconds to wait for each answer.
+
+    Returns:
+        For each request its answer, or the exception that is its answer.
 
     Raises:
-        ZooKeeperUnreachable: One of them got no answer. Any may have been carried out all the same.
+        ZooKeeperUnreachable: A request got no answer. Any of the requests may have been carried out.
         ConfigurationError: The server refused the credentials.
     """
     client = session.open(timeout_s)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,11 +19,11 @@ from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.duration import format_duration
 from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.log_events import EVENTS
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
-from celery_dq.transport.redis.transient import Transients
-
-SCRIPTS = Path(inspect.getfile(Transients)).parent
+from celery_dq.transport.redis.store.partition import load_scripts
+from celery_dq.transport.redis.store.transient import TransientQueues
 
 
 def settings() -> str:
@@ -60,7 +60,7 @@ def keys() -> str:
     sample = {
         "tenant": "<tenant>",
         "held": "<consumer>",
-        "lenient": "<consumer>",
+        "reap_grace": "<consumer>",
         "producer": "<producer>",
         "followers": "<message>",
     }
@@ -73,7 +73,7 @@ def keys() -> str:
         value = getattr(example, name)
         key = value(sample[name]) if callable(value) else value
         rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
-    transients = Transients("dq:online:")
+    transients = TransientQueues("dq:online:")
     others = [(queue_registry("online"), queue_registry)]
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
@@ -102,21 +102,40 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Comman
             yield f"{path} {name}", command
 
 
-def scripts() -> str:
-    """The contract on top of every Lua script."""
+def rights() -> str:
+    """Per role the purpose, and the rules of a Redis user that may do that and no more."""
+    from celery_dq.transport.redis.store.rights import ROLES
+
     blocks = []
-    for path in sorted(SCRIPTS.glob("*.lua")):
+    for role in ROLES:
+        command = f"ACL SETUSER {role.name} on >password {role.acl()}"
+        rules = _indented(" \\\n    ".join(textwrap.wrap(command, 100, break_on_hyphens=False)))
+        heading = f"``{role.name}``: {role.purpose}; {len(role.commands)} commands."
+        blocks.append(f"{heading}\n\n.. code-block:: none\n\n{rules}\n")
+    return "\n".join(blocks)
+
+
+def log_events() -> str:
+    """Every event of the log with its meaning."""
+    rows = [(f"``{name}``", meaning) for name, meaning in EVENTS.items()]
+    return _table(("event", "meaning"), rows, "30 70")
+
+
+def scripts() -> str:
+    """The contract of every Lua script, with the keys of its includes."""
+    blocks = []
+    loaded = load_scripts()
+    for name in loaded.names():
         header = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in (loaded.directory / f"{name}.lua").read_text(encoding="utf-8").splitlines():
             if not line.startswith("--") or line.startswith("--@"):
                 break
             header.append(line[2:].removeprefix(" "))
-        start = header.index("KEYS")
-        summary = " ".join(line for line in header[:start] if line)
-        contract = "\n".join(header[start:])
-        blocks.append(
-            f"{_heading(path.stem)}\n\n{summary}\n\n.. code-block:: none\n\n{_indented(contract)}\n"
-        )
+        derives, behind = header.index("DERIVES") + 1, header.index("ARGV")
+        header[derives:behind] = [f"  {entry}" for entry in loaded[name].contract.derives or ("none",)]
+        contract = "\n".join(header[header.index("KEYS") :])
+        summary = loaded[name].contract.summary
+        blocks.append(f"{_heading(name)}\n\n{summary}\n\n.. code-block:: none\n\n{_indented(contract)}\n")
     return "\n".join(blocks)
 
 
@@ -135,7 +154,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], widths: str) ->
     return "\n".join(lines) + "\n"
 
 
-PAGES: tuple[Callable[[], str], ...] = (settings, queue_settings, keys, cli, scripts)
+PAGES: tuple[Callable[[], str], ...] = (settings, queue_settings, keys, cli, rights, log_events, scripts)
 
 
 class Generated(SphinxDirective):

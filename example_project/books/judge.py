@@ -1,4 +1,4 @@
-"""The verdict on the ledger. Pure: it knows what should have been posted, and sees what was."""
+"""The verdict on the ledger, by comparison with the plan. Pure."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge found.
+    """The findings about a ledger.
 
     Attributes:
-        posted: lines in the ledger.
-        missing: numbers that are not there.
-        disordered: lines that stand behind a later number.
-        wrong: lines whose balance is not that of the line before, and the posting.
-        fallen: lines whose token is lower than that of the line before.
-        terms: how many leaders posted, one after the other.
-        refused: postings with a stale token, which the ledger turned away.
-        balance: the last one.
-        pauses: seconds without a posting around each change of leader.
+        posted: Number of lines in the ledger.
+        missing: Numbers without a line.
+        disordered: Lines after a line with a higher number.
+        wrong: Lines whose balance does not follow from the line before.
+        fallen: Lines with a lower token than the line before.
+        terms: Number of leaders that posted, one after the other.
+        refused: Postings with a stale token, which the ledger refused.
+        balance: The last balance.
+        pauses: Seconds without a posting around each change of leader.
     """
 
     posted: int
@@ -51,18 +51,21 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the ledger is what it should be."""
+        """Whether the ledger has no fault."""
         return not (self.missing or self.disordered or self.wrong or self.fallen)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the findings as JSON."""
         return {**asdict(self), "clean": self.clean}
 
 
 def judge(plan: Sequence[Entry], lines: Sequence[Line], refused: int) -> Verdict:
     """Compare the ledger with the plan.
 
-    :param lines: in the order in which they were posted.
+    Args:
+        plan: The planned postings.
+        lines: The lines in the order of their posting.
+        refused: Number of refused postings.
     """
     seen = {line.number for line in lines}
     pairs = list(pairwise(lines))

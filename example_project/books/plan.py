@@ -1,4 +1,4 @@
-"""What is to be posted, and what comes out of it. Pure."""
+"""The planned postings, and the balance that they give. Pure."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def entries(seed: int, count: int) -> list[Entry]:
 
 
 def apply(balance: int, kind: str, amount: int) -> int:
-    """Return the balance after one posting. Interest and payments do not commute: order shows."""
+    """Return the balance after one posting. Interest and payments do not commute, so the order matters."""
     return balance + (balance * amount // 1000 if kind == INTEREST else amount)

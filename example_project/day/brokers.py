@@ -1,4 +1,4 @@
-"""The brokers that the day can run on, and how to ask each what it still keeps in the end."""
+"""The brokers that the day can run on, and the look-up of the messages that are left in them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ BROKERS = {broker.name: broker for broker in (STOCK, DQ)}
 
 
 def left_behind(broker: Broker, redis_url: str) -> tuple[set[str], set[str]]:
-    """Return the ids that the broker holds for a worker and those that wait in it, once no worker runs.
+    """Return the ids that the broker holds for a worker and the ids that wait in it, when no worker runs.
 
-    On celery-dq nothing is looked up: with a live worker at hand everything must have been delivered within
-    the run, so whatever is missing counts as lost.
+    On celery-dq there is no look-up. A live worker must have delivered all notices within the run, so each
+    missing one counts as lost.
     """
     if broker is not STOCK:
         return set(), set()
@@ -51,6 +51,6 @@ def left_behind(broker: Broker, redis_url: str) -> tuple[set[str], set[str]]:
 
 
 def delivery_id(message: dict[str, Any]) -> str:
-    """Return the delivery that a message in kombu's format is about."""
+    """Return the id of the notice in a message in kombu's format."""
     args, _kwargs, _embed = json.loads(base64.b64decode(message["body"]))
     return str(args[1])

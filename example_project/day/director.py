@@ -1,4 +1,4 @@
-"""The director: one day on one broker, from the first process to the verdict."""
+"""The run of one day on one broker, from the first process to the verdict."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from day.stage import Stage, StageError, Worker, poll
 
 WORKERS = 2
 SILENCE = 6.0
-"""Seconds without a request at any endpoint after which a day without news is over."""
+"""Seconds without a request at any endpoint after which the day ends."""
 LONGEST_DRAIN = 45.0
-"""Seconds after the last order at which the run ends, whatever is still open."""
+"""Seconds after the last order at which the run ends in any case."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the day is run: see the command line.
+    """Options of the run, see the command line.
 
-    ``patience`` are the seconds that what the killed worker held is waited for in any case.
+    ``patience`` is the time in seconds that the run waits at least for the messages of the killed worker.
     """
 
     seed: int
@@ -40,10 +40,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Day:
-    """A day that is over.
+    """A finished day.
 
-    ``kill_at`` and ``drained_at`` are seconds into the day, ``wall`` is the length of the run in all. ``lag``
-    is by how many seconds the shop was late at worst: publishing takes time, too.
+    ``kill_at`` and ``drained_at`` are seconds into the day, ``wall`` is the length of the whole run. ``lag``
+    is the longest delay of the shop itself in seconds, because publishing takes time too.
     """
 
     broker: Broker
@@ -58,8 +58,9 @@ class Day:
 def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
     """Run one day.
 
-    :raises StageError: when a process ended badly
-    :raises TimeoutError: when a process did not come up
+    Raises:
+        StageError: A process ended with an error.
+        TimeoutError: A process did not start in time.
     """
     started = time.monotonic()
     scratch = options.out / broker.name
@@ -95,7 +96,7 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
 
 
 def keep(path: Path, rows: Sequence[Published] | Sequence[Arrival]) -> None:
-    """Write one part of the ledger to a file, a line of JSON per row, for whoever wants to look closer."""
+    """Write one part of the ledger to a file, with a line of JSON per row."""
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -112,7 +113,7 @@ class Show:
         self.began = 0.0
 
     def open(self) -> None:
-        """Bring everything up and begin the replay."""
+        """Start all processes and the replay."""
         self._progress.say(f"starting {WORKERS} workers, the endpoints and the shop")
         self._workers = [self._stage.worker(f"worker{number}") for number in range(1, WORKERS + 1)]
         self._stage.migrate()
@@ -124,7 +125,7 @@ class Show:
         wait_until(self._has_begun, 60, what="the shop opens")
 
     def run(self) -> Kill:
-        """Watch the day, kill a worker on the way, return when all is settled or nothing moves any more."""
+        """Kill a worker during the day. Return when all notices are settled or no request comes any more."""
         kill: Kill | None = None
         arrived, moved = 0, time.time()
         remark = ""
@@ -151,7 +152,7 @@ class Show:
         return kill
 
     def close(self) -> None:
-        """Stop the shop and the workers, warm."""
+        """Stop the shop and the workers by a warm shutdown."""
         self._shop.wait(60)
         for worker in self._workers[1:]:
             worker.process.stop()

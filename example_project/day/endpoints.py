@@ -1,8 +1,8 @@
-"""The merchants' endpoints: small HTTP servers, in a process of their own.
+"""The merchants' endpoints: small HTTP servers in a separate process.
 
-``python -m day.endpoints --ledger redis://... --day dq`` prints one line of JSON, the ports by class of
-merchant, and serves until its standard input closes. A request is written to the ledger before it is
-answered, so the ledger has seen everything that a worker may take for delivered.
+``python -m day.endpoints --ledger redis://... --day dq`` prints one line of JSON with the ports by class of
+merchant, and serves until its standard input closes. A request is recorded in the ledger before its answer,
+so the ledger has all requests that a worker may consider delivered.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from day.plan import CLASSES, FAILING, HANGING, QUIET
 from shop.webhook import MAX_ATTEMPTS
 
 HOSTS = {QUIET: 4}
-"""Ports per class, 1 unless said: the quiet merchants share a few hosting companies."""
+"""Ports per class, default 1. The quiet merchants share the servers of a few hosting companies."""
 
 
 class Writer:
-    """Writes to the ledger, many entries per round trip when many come together."""
+    """Writes to the ledger, with one round trip for all entries that wait."""
 
     def __init__(self, url: str, day: str) -> None:
-        # An answer that is late is waited for: an arrival that is sent again would count twice.
+        # No timeout, because an arrival that is sent again would count twice.
         self._client = Redis.from_url(url, socket_timeout=None)
         self._keys = Keys(day)
         self._waiting: list[tuple[Arrival, bool, asyncio.Future[None]]] = []
@@ -68,7 +68,7 @@ class Endpoint:
         self._writer = writer
 
     def status(self, notice: str, attempt: int) -> int:
-        """Return the answer to a request: by notice and attempt alone, so the same on every broker."""
+        """Return the answer to a request, which depends on notice and attempt only."""
         if self._name == HANGING:
             return 0
         if self._name == FAILING and hashlib.blake2b(f"{notice}/{attempt}".encode()).digest()[0] < 150:
@@ -76,7 +76,7 @@ class Endpoint:
         return 200
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection: one request, for the client closes after it."""
+        """Answer the single request of a connection."""
         try:
             headers = await read_request(reader)
             notice, attempt = headers["x-notice"], int(headers["x-attempt"])
@@ -84,13 +84,13 @@ class Endpoint:
             arrival = Arrival(notice, attempt, int(headers["x-worker"]), time.time(), status)
             await self._writer.write(arrival, settled=status == 200 or attempt >= MAX_ATTEMPTS)
             if status == 0:
-                await reader.read()  # nothing more comes: this ends when the client gives up
+                await reader.read()  # the client sends no more data, so this ends with its timeout
                 return
             await asyncio.sleep(random.uniform(*self._latency))
             writer.write(b"HTTP/1.1 %d .\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the worker went away, perhaps because it was killed
+            pass  # the worker closed the connection, for example because it was killed
         finally:
             writer.close()
 
@@ -107,7 +107,7 @@ async def read_request(reader: asyncio.StreamReader) -> Mapping[str, str]:
 
 
 async def main(url: str, day: str) -> None:
-    """Start every endpoint, tell the ports, serve until standard input closes."""
+    """Start all endpoints, print the ports, and serve until standard input closes."""
     writer = Writer(url, day)
     writing = asyncio.create_task(writer.run())
     ports: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
-"""The judge: from the ledger to a verdict. Pure.
+"""The verdict on a day, computed from the ledger. Pure.
 
-A notice is *delivered* when its endpoint answered 2xx, *given up* when the endpoint refused (or never
-answered) as often as the platform tries. Everything else that was published is *missing*: *held* when the
-broker still keeps it in the dead worker's name, *queued* when it still waits there, and otherwise *lost*.
+A notice is *delivered* when its endpoint answered 2xx. It is *given up* when all attempts of the platform
+failed. All other published notices are *missing*: *held* when the broker still keeps them for the dead
+worker, *queued* when they still wait in the broker, and otherwise *lost*.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shop.webhook import MAX_ATTEMPTS, TIMEOUT
 
 @dataclass(frozen=True)
 class Kill:
-    """The worker that was killed and when (Unix time)."""
+    """The killed worker and the time of the kill (Unix time)."""
 
     worker: int
     at: float
@@ -27,9 +27,10 @@ class Kill:
 
 @dataclass(frozen=True)
 class Sample:
-    """One notice: when it was published and how long until its endpoint first heard of it.
+    """The time from the publish of a notice to the first request at its endpoint.
 
-    ``at`` is in seconds into the day; ``delay`` is None when the endpoint did not hear of it within the run.
+    ``at`` is the time of the publish in seconds into the day. ``delay`` is None without a request within the
+    run.
     """
 
     merchant_class: str
@@ -56,9 +57,10 @@ class Delays:
 
 @dataclass
 class Verdict:
-    """What became of everything that was published.
+    """The outcome of all published notices.
 
-    ``held_in_all`` also counts what the dead worker had already done: it will be done again.
+    ``held_in_all`` also counts notices that the dead worker had delivered already and that will be delivered
+    again.
     """
 
     published: int = 0
@@ -76,17 +78,17 @@ class Verdict:
 
     @property
     def missing(self) -> int:
-        """Published, but neither delivered nor given up within the run."""
+        """Count of the notices that were neither delivered nor given up within the run."""
         return self.held + self.queued + self.lost
 
     @property
     def duplicates(self) -> int:
-        """Requests that an endpoint got although it had had them before."""
+        """Count of the requests that an endpoint had received before."""
         return self.duplicates_by_kill + self.duplicates_by_timeout + self.duplicates_unexplained
 
     @property
     def clean(self) -> bool:
-        """Nothing lost or left behind, and no duplicate without a reason."""
+        """Whether no notice is missing, and each duplicate has a reason."""
         return not self.missing and not self.duplicates_unexplained
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,9 +105,12 @@ def judge(
 ) -> Verdict:
     """Judge a day.
 
-    :param kill: the worker that was killed
-    :param held: ids that the broker keeps for a worker that is gone
-    :param queued: ids that still wait in the broker
+    Args:
+        published: All published notices.
+        arrivals: All requests at the endpoints.
+        kill: The killed worker; None without a kill.
+        held: Ids that the broker keeps for a dead worker.
+        queued: Ids that still wait in the broker.
     """
     by_notice: dict[str, list[Arrival]] = {}
     for arrival in sorted(arrivals, key=lambda each: each.at):
@@ -129,7 +134,7 @@ def judge(
 
 
 def _count_repeats(verdict: Verdict, requests: Sequence[Arrival], kill: Kill | None) -> None:
-    """Sort the second and later requests of one notice: honest retries, and duplicates by their reason."""
+    """Count the second and later requests of one notice, as retries or as duplicates by reason."""
     for position, request in enumerate(requests[1:], start=1):
         before = requests[:position]
         again = any(earlier.attempt == request.attempt for earlier in before)
@@ -145,7 +150,7 @@ def _count_repeats(verdict: Verdict, requests: Sequence[Arrival], kill: Kill | N
 
 
 def _in_hand(request: Arrival, kill: Kill) -> bool:
-    """Tell whether the killed worker was busy with a request, or just done with it, when it died."""
+    """Return whether the killed worker was busy with a request at its death, or just done with it."""
     return request.worker == kill.worker and kill.at - request.at <= TIMEOUT + 1.0
 
 
@@ -166,7 +171,7 @@ def samples(published: Iterable[Published], arrivals: Iterable[Arrival], began: 
 
 
 def lag(published: Iterable[Published], planned: Iterable[Notice], began: float) -> float:
-    """Return by how many seconds the shop was late with publishing, at worst."""
+    """Return the longest delay of the shop's own publishing in seconds."""
     due = {notice.id: notice.at for notice in planned}
     return max((each.at - began - due[each.id] for each in published), default=0.0)
 

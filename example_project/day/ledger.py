@@ -1,7 +1,7 @@
-"""The ledger: what was published and what arrived, kept in a Redis of its own.
+"""The ledger: records of all published and all received notices, in a separate Redis.
 
-The shop writes down what it published, the merchants' endpoints what reached them. Neither the broker nor the
-workers have a hand in it, so it can judge both.
+The shop records the notices that it published, and the merchants' endpoints record their requests. Broker and
+workers do not write to the ledger, so it can judge both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis
 
 @dataclass(frozen=True)
 class Published:
-    """A notice that the broker accepted; ``at`` is the moment before it was handed over (Unix time)."""
+    """A notice that the broker accepted; ``at`` is the time just before its publish (Unix time)."""
 
     id: str
     merchant: int
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Count:
-    """How far the day is."""
+    """The progress of the day."""
 
     published: int
     settled: int
@@ -47,29 +47,30 @@ class Count:
 class Ledger:
     """The ledger of one day.
 
-    :param url: URL of the ledger's Redis
-    :param day: name of the day, a prefix of its keys
+    Args:
+        url: URL of the ledger's Redis.
+        day: Name of the day, a prefix of its keys.
     """
 
     def __init__(self, url: str, day: str) -> None:
-        # An answer that is late is waited for: a row that is sent again would be written twice.
+        # No timeout, because a row that is sent again would be written twice.
         self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self.keys = Keys(day)
 
     def publish(self, rows: Iterable[Published]) -> None:
-        """Write down what was published."""
+        """Record a published notice."""
         self._client.rpush(self.keys.published, *[json.dumps(asdict(row)) for row in rows])
 
     def begin(self, at: float) -> None:
-        """Note the moment at which the replay began (Unix time)."""
+        """Record when the replay began (Unix time)."""
         self._client.set(self.keys.began, repr(at))
 
     def finish(self) -> None:
-        """Note that everything has been published."""
+        """Record that all notices have been published."""
         self._client.set(self.keys.finished, 1)
 
     def began(self) -> float | None:
-        """Return when the replay began, None before."""
+        """Return when the replay began; None before that."""
         value: Any = self._client.get(self.keys.began)
         return float(value) if value is not None else None
 
@@ -88,7 +89,7 @@ class Ledger:
         return int(count)
 
     def read(self) -> tuple[list[Published], list[Arrival]]:
-        """Return everything."""
+        """Return all records."""
         published: Any = self._client.lrange(self.keys.published, 0, -1)
         arrivals: Any = self._client.lrange(self.keys.arrivals, 0, -1)
         return [Published(**json.loads(row)) for row in published], [

@@ -1,4 +1,4 @@
-"""The picture: every notice of the day as a dot, and the percentiles side by side. Needs matplotlib."""
+"""The picture: each notice of the day as a dot, and the percentiles. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOOR = 0.001
 
 
 def draw(days: Sequence[Day], minutes: float, about: str, png: Path) -> str:
-    """Draw the picture into a PNG file; return it as SVG, ready to stand in a page."""
+    """Draw the picture into a PNG file. Return it as SVG for a page."""
     figure = Figure(figsize=(14, 10), layout="constrained")
     figure.suptitle(f"Delivery delay of a day's notices ({about})", fontsize=14)
     top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.15, 1))[:, 0]
@@ -129,7 +129,7 @@ def _ranges(axes: Axes, title: str, days: Sequence[Day], groups: Sequence[Sequen
 
 
 def _longest(days: Sequence[Day]) -> float:
-    """Return where the axes of delay end, in seconds: the same for all, for they are to be compared."""
+    """Return the end of the delay axes in seconds. All axes are equal, so that they can be compared."""
     return 1.5 * max(20.0, *(each.delay or 0.0 for day in days for each in day.samples))
 
 

@@ -1,6 +1,6 @@
-"""The plan of the day: which merchant is to be told what, and when. Pure: the same arguments, the same day.
+"""The plan of the day: the notices for each merchant with their times. Pure and deterministic.
 
-A day lasts from :data:`OPENS` to :data:`CLOSES` on the shop's clock and is squeezed into a few dozen seconds.
+A day lasts from :data:`OPENS` to :data:`CLOSES` on the shop's clock. It is replayed in a few dozen seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 OPENS, CLOSES = 6.0, 24.0
 FLASH_SALE_AT = 10.0
 KILL_AT = 10.75
-"""Hour at which one worker is killed: in the middle of the flash sale's backlog."""
+"""Hour at which one worker is killed, during the backlog of the flash sale."""
 
 CODE, ORDER, MARKETING = "code", "order", "marketing"
 KINDS = (CODE, ORDER, MARKETING)
@@ -21,12 +21,12 @@ FLASH, SLOW, HANGING, FAILING, QUIET = "flash sale", "slow", "hanging", "failing
 
 @dataclass(frozen=True)
 class MerchantClass:
-    """A sort of merchant: how his endpoint behaves, how much he sends, what he is allowed.
+    """A class of merchants: the behaviour of the endpoint, the load, and the quota.
 
-    ``latency`` is the time his endpoint takes to answer, in seconds (least, most); ``per_minute`` the number
-    of his notices per minute of replay; ``mix`` the shares of codes, orders and marketing; ``rate`` (a
-    second), ``burst`` and ``concurrency`` are his quota: the platform's contract with the merchant, so many
-    requests a second and so many at a time does his endpoint take.
+    ``latency`` is the time in seconds that the endpoint takes to answer (least, most). ``per_minute`` is the
+    number of notices per minute of replay, and ``mix`` has the shares of codes, orders and marketing.
+    ``rate`` (per second), ``burst`` and ``concurrency`` are the quota: the load that the endpoint accepts by
+    contract.
     """
 
     name: str
@@ -66,13 +66,13 @@ _ALL = (
 CLASSES = {each.name: each for each in _ALL}
 
 LOUD = (FLASH, SLOW, HANGING, FAILING)
-"""The classes of one merchant each: they are the merchants 1 to 4; the quiet ones follow."""
+"""The classes with one merchant each, the merchants 1 to 4. The quiet merchants follow."""
 
-# Notices per hour of the day (06:00 first), as weights: a morning rise, a lunch peak, an evening peak.
+# Weights of the hours of the day from 06:00 on: a morning rise, a lunch peak, an evening peak.
 _EVERYDAY = (2, 3, 4, 5, 6, 7, 8, 8, 6, 5, 5, 6, 7, 9, 9, 7, 4, 2)
 _CAMPAIGNS = (0, 0, 1, 12, 4, 1, 1, 1, 1, 1, 6, 4, 1, 1, 0, 0, 0, 0)
 _WEIGHTS = {CODE: _EVERYDAY, ORDER: _EVERYDAY, MARKETING: _CAMPAIGNS}
-# A hanging endpoint is no steady trickle: shoppers come in groups, here at two moments of the day.
+# Notices for the hanging endpoint come in groups, at two moments of the day.
 _GROUPS = (9.0, 13.0)
 
 
@@ -87,7 +87,7 @@ class Notice:
 
 
 def class_of(merchant: int) -> str:
-    """Return the class of a merchant by his number."""
+    """Return the class of the merchant with a number."""
     return LOUD[merchant - 1] if merchant <= len(LOUD) else QUIET
 
 
@@ -104,12 +104,15 @@ def clock(at: float, minutes: float) -> str:
 
 
 def plan(seed: int, merchants: int, minutes: float) -> list[Notice]:
-    """Return the notices of a day in the order of their time.
+    """Return the notices of a day in the order of their times.
 
-    :param seed: another seed, another day
-    :param merchants: number of merchants in all; at least five (four loud ones and a quiet one)
-    :param minutes: length of the replay; the number of notices grows with it, not the number per second
-    :raises ValueError: when a number is too small
+    Args:
+        seed: Seed of the random numbers.
+        merchants: Number of all merchants; at least five (four loud ones and a quiet one).
+        minutes: Length of the replay. The number of notices per second does not depend on it.
+
+    Raises:
+        ValueError: A number is too small.
     """
     if merchants <= len(LOUD):
         raise ValueError(
@@ -142,7 +145,7 @@ def _hour(rng: random.Random, name: str, kind: str, position: int) -> float:
 
 
 def batches(notices: Sequence[Notice], width: float = 0.05) -> Iterator[tuple[float, list[Notice]]]:
-    """Group a plan by moments ``width`` seconds apart: pairs of a moment and what is due by then."""
+    """Group a plan by moments ``width`` seconds apart. Yield each moment with the notices due by then."""
     batch: list[Notice] = []
     due = width
     for notice in notices:

@@ -1,4 +1,4 @@
-"""The progress display: one line that is redrawn on a terminal, a line now and then in a pipe."""
+"""The progress display: one redrawn line on a terminal, occasional lines in a pipe."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ WIDTH = 24
 
 
 class Progress:
-    """Shows how far the day is.
+    """Shows the progress of the day.
 
-    :param title: what stands in front of every line
-    :param stream: where to; standard error unless said
+    Args:
+        title: Prefix of each line.
+        stream: Output; default standard error.
     """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
@@ -25,7 +26,7 @@ class Progress:
         self._drawn = 0
 
     def show(self, share: float, clock: str, published: int, settled: int, remark: str = "") -> None:
-        """Show a state, unless the last one was shown just now."""
+        """Show a state, unless another one was shown shortly before."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._every
@@ -37,7 +38,7 @@ class Progress:
         )
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         self.close()
         self._stream.write(f"{self._title:<22} {text}\n")
         self._stream.flush()

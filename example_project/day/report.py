@@ -1,4 +1,4 @@
-"""The report: the table, the verdict in words, the data as JSON, and the page that carries all of it."""
+"""The report: the table, the verdict as text, the data as JSON, and the page with all of them."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _cells(row: Delays) -> str:
 
 
 def about(options: Options) -> str:
-    """Say which day it was."""
+    """Return a description of the day."""
     return f"seed {options.seed}, {options.merchants:,} merchants, {options.minutes:g} min a day"
 
 
 def verdict(of_day: Verdict) -> str:
-    """Put a verdict into a sentence or two."""
+    """Return a verdict as text."""
     counts = (
         f"{of_day.published:,} published, {of_day.delivered:,} delivered, {of_day.given_up:,} given up "
         f"after the last attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, "
@@ -88,12 +88,12 @@ def verdict(of_day: Verdict) -> str:
 
 
 def lateness(day: Day) -> str:
-    """Say how far the shop fell behind its plan."""
+    """Return a text about how late the shop was."""
     return f"Publishing was {seconds(day.lag)} s behind the plan at worst."
 
 
 def data(days: Sequence[Day], options: Options) -> dict[str, Any]:
-    """Return everything for a machine; NaN becomes None."""
+    """Return all data for JSON; NaN becomes None."""
     return {
         "seed": options.seed,
         "merchants": options.merchants,
@@ -180,7 +180,7 @@ One worker of two is killed on the way, and replaced.</p>
 {verdicts}
 <h2>The figures</h2>
 <table>{table}</table>
-<h2>Who is who</h2>
+<h2>The classes of merchants</h2>
 <ul>{classes}</ul>
 </body></html>
 """

@@ -1,4 +1,4 @@
-"""The stage: every process of a day, started here and stopped here by its id."""
+"""The processes of a day, which are started here and stopped by their ids."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ THREADS = 8
 
 
 class StageError(RuntimeError):
-    """A process of the example did not come up, or died; the message quotes its log."""
+    """A process of the example did not start, or died; the text quotes its log."""
 
 
 class Stage:
     """The processes of one day.
 
-    :param broker: which broker the Celery processes use
-    :param broker_redis: URL of its Redis
-    :param ledger: URL of the ledger's Redis
-    :param scratch: directory for logs, the SQLite file and ready marks; must exist
+    Args:
+        broker: The broker that the Celery processes use.
+        broker_redis: URL of its Redis.
+        ledger: URL of the ledger's Redis.
+        scratch: Directory for logs, the SQLite file and ready marks; must exist.
     """
 
     def __init__(self, broker: Broker, broker_redis: str, ledger: str, scratch: Path) -> None:
@@ -51,7 +52,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its processes."""
+        """Environment of the processes."""
         return dict(self._env)
 
     def __enter__(self) -> Stage:
@@ -123,7 +124,7 @@ class Stage:
             stdin=stdin,
             stdout=log if stdout is None else stdout,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches the runner alone, which stops the others in order
+            start_new_session=True,  # Ctrl-C must reach the runner only, which stops its processes
         )
         process = Process(name, popen, path)
         self._stack.callback(process.stop)
@@ -139,18 +140,18 @@ class Process:
         self._log = log
 
     def trouble(self, what: str) -> StageError:
-        """Return an error about it, with the last line of its log."""
+        """Return an error about the process, with the last line of its log."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
         return StageError(f"{self.name} {what}. Its last words: {last} (more in {self._log})")
 
     def check(self) -> None:
-        """Raise :exc:`StageError` when it has ended badly."""
+        """Raise :exc:`StageError` when the process ended with an error."""
         if self.popen.poll():
             raise self.trouble(f"ended with exit code {self.popen.returncode}")
 
     def wait(self, patience: float) -> None:
-        """Wait until it has ended well; raise :exc:`StageError` when it does not."""
+        """Wait until the process has ended; raise :exc:`StageError` for a timeout or an error."""
         try:
             self.popen.wait(patience)
         except subprocess.TimeoutExpired:
@@ -158,13 +159,13 @@ class Process:
         self.check()
 
     def kill(self) -> None:
-        """Kill it, without a chance to say goodbye."""
+        """Kill the process by SIGKILL."""
         self.popen.kill()
         self.popen.wait()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop it and its children, and let them go on in the end."""
+        """Pause the process and its children, and continue them at the end of the block."""
         os.killpg(self.popen.pid, signal.SIGSTOP)
         try:
             yield
@@ -172,7 +173,7 @@ class Process:
             os.killpg(self.popen.pid, signal.SIGCONT)
 
     def stop(self, patience: float = 15.0) -> None:
-        """Stop it: ask first, then kill. Does nothing when it has ended."""
+        """Stop the process by SIGTERM, and after a timeout by SIGKILL. Idempotent."""
         if self.popen.stdin:
             self.popen.stdin.close()
         if self.popen.poll() is None:
@@ -193,13 +194,13 @@ class Worker:
         self._ready = ready
 
     def is_ready(self) -> bool:
-        """Tell whether it consumes; raise :exc:`StageError` when it has died."""
+        """Return whether the worker consumes; raise :exc:`StageError` when it has died."""
         self.process.check()
         return self._ready.exists()
 
 
 def poll(deadline: float, interval: float = 0.05) -> Iterator[None]:
-    """Yield now and then until ``deadline`` (on the monotonic clock)."""
+    """Yield repeatedly, with pauses, until ``deadline`` (on the monotonic clock)."""
     while time.monotonic() < deadline:
         yield
         time.sleep(interval)

@@ -18,6 +18,6 @@ app.autodiscover_tasks(related_name="ledger")
 
 @worker_ready.connect
 def announce(**_: object) -> None:
-    """Tell whoever started this worker that it consumes now, by creating the file it named."""
+    """Create the file that the environment names, as a sign that this worker consumes."""
     if path := os.environ.get("SHOP_READY_FILE"):
         Path(path).touch()

@@ -1,1 +1,1 @@
-"""The shop platform: merchants, orders, and the deliveries that tell merchants about them."""
+"""The shop platform: merchants, orders, and the delivery of notices about them."""

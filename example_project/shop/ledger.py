@@ -1,4 +1,4 @@
-"""The task of the led queue "ledger": one posting after the other, by one worker at a time."""
+"""The task of the singleton queue "ledger": one posting after the other, by one worker at a time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from books.plan import apply
 from shop.models import Fence, Posting
 
 WORK_S = float(os.environ.get("SHOP_LEDGER_WORK", "0.02"))
-"""Seconds that a posting takes, between reading the balance and writing the new one: time to go wrong in."""
+"""Seconds between reading the balance and writing the new one, in which another posting could interfere."""
 
 
-@shared_task(bind=True, queue="ledger", acks_late=True)
+@shared_task(bind=True, acks_late=True)
 def post(self: Task, number: int, kind: str, amount: int) -> None:
-    """Write one line, unless it stands there already: a leader may have died just after writing it."""
+    """Write one line, unless it exists: a leader may have died just after writing it."""
     if Posting.objects.filter(number=number).exists():
         return
-    # Nothing but the order of the queue keeps another posting from coming in between.
+    # Only the order of the queue prevents another posting in between.
     last = Posting.objects.order_by("-id").first()
     time.sleep(WORK_S)
     balance = apply(last.balance if last else 0, kind, amount)
-    token = getattr(self.request, "dq_token", 0)  # 0: nobody leads, see --plain
+    token = self.request.dq_token  # 0 without a leader, see --plain
     with transaction.atomic():
-        # The fence stands beside the data and moves in the same transaction.
+        # The highest token is stored beside the data and changes in the same transaction.
         if not Fence.objects.filter(id=1, token__lte=token).update(token=token):
             Fence.objects.filter(id=1).update(refused=F("refused") + 1)
         else:

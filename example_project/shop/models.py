@@ -1,4 +1,4 @@
-"""What the shop stores."""
+"""The tables of the shop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Merchant(models.Model):
-    """Somebody who sells on the platform and wants to be told, by HTTP, what happens in his shop."""
+    """A seller on the platform, who receives notices by HTTP about events in the shop."""
 
     name = models.CharField(max_length=80)
     endpoint = models.URLField()
@@ -27,17 +27,17 @@ class Order(models.Model):
 
 
 class Delivery(models.Model):
-    """One notice to one merchant, and how far it got."""
+    """One notice to one merchant, with the state of its delivery."""
 
     class Kind(models.TextChoices):
-        """What the notice is about, most urgent first."""
+        """The subject of the notice, most urgent first."""
 
         CODE = "code", "verification code"
         ORDER = "order", "order notice"
         MARKETING = "marketing", "marketing"
 
     class State(models.TextChoices):
-        """How far the notice got."""
+        """The state of the delivery."""
 
         WAITING = "waiting"
         RETRYING = "retrying"
@@ -59,7 +59,7 @@ class Delivery(models.Model):
 
 
 class Posting(models.Model):
-    """One line of the ledger. Its id says when it was posted, its number when it should have been."""
+    """One line of the ledger. Its id gives the real order of posting, its number the intended one."""
 
     number = models.PositiveIntegerField(unique=True)
     kind = models.CharField(max_length=10)
@@ -74,7 +74,7 @@ class Posting(models.Model):
 
 
 class Fence(models.Model):
-    """One row: the highest token that the ledger has seen, and how often it refused a lower one."""
+    """A single row with the highest token so far, and the number of refused lower tokens."""
 
     token = models.BigIntegerField(default=0)
     refused = models.PositiveIntegerField(default=0)

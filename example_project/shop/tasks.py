@@ -12,11 +12,11 @@ PRIORITIES = {Delivery.Kind.CODE: 9, Delivery.Kind.ORDER: 5, Delivery.Kind.MARKE
 """Urgency by kind, on celery-dq: 9 is the most urgent. (On the stock Redis transport it is 0.)"""
 
 
-@shared_task(bind=True, queue="push", tenant="{merchant_id}", acks_late=True, max_retries=MAX_ATTEMPTS - 1)
+@shared_task(bind=True, tenant="{merchant_id}", acks_late=True, max_retries=MAX_ATTEMPTS - 1)
 def push(self: Task, merchant_id: int, delivery_id: str) -> None:
-    """Tell a merchant; try again a second later (then two) when he does not take it.
+    """Send a notice to a merchant; retry after one second, then two, when the merchant does not accept it.
 
-    ``tenant`` makes each merchant a tenant of the queue on celery-dq; the stock transports ignore it.
+    With ``tenant`` each merchant is a tenant of the queue on celery-dq. Other transports ignore it.
     """
     delivery = Delivery.objects.select_related("merchant").get(pk=delivery_id)
     attempt = self.request.retries + 1
@@ -33,5 +33,5 @@ def push(self: Task, merchant_id: int, delivery_id: str) -> None:
 
 
 def note(delivery_id: str, state: str, attempts: int) -> None:
-    """Write down how far a delivery got."""
+    """Record the state of a delivery."""
     Delivery.objects.filter(pk=delivery_id).update(state=state, attempts=attempts)

@@ -1,4 +1,4 @@
-"""One notice over the wire: an HTTP POST to the merchant's endpoint, with the standard library alone."""
+"""Sends one notice by an HTTP POST to the merchant's endpoint, with the standard library only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ TIMEOUT = 1.0
 """Seconds that the platform waits for a merchant to answer."""
 
 MAX_ATTEMPTS = 3
-"""After this many attempts the platform gives a notice up."""
+"""Number of attempts after which the platform gives a notice up."""
 
 
 class NotDelivered(Exception):
-    """The merchant did not take the notice: no answer in time, no connection, or an answer other than 2xx."""
+    """The merchant did not accept the notice: no answer in time, no connection, or no 2xx."""
 
 
 def post(url: str, notice: dict[str, object], attempt: int) -> None:
     """Send one notice.
 
-    :param url: the merchant's endpoint
-    :param notice: the body; sent as JSON
-    :param attempt: 1 for the first try
-    :raises NotDelivered: when the merchant did not answer with 2xx within :data:`TIMEOUT` seconds
+    Args:
+        url: URL of the merchant's endpoint.
+        notice: The body, which is sent as JSON.
+        attempt: Number of the attempt, from 1 on.
+
+    Raises:
+        NotDelivered: The merchant did not answer with 2xx within :data:`TIMEOUT` seconds.
     """
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)

@@ -23,10 +23,11 @@ from celery_dq.options.quota import QUOTA_KEYS
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SCRIPTS = ROOT / "celery_dq" / "transport" / "redis"
+SCRIPTS = ROOT / "celery_dq" / "transport" / "redis" / "lua"
 README = (ROOT / "README.rst").read_text()
 TUTORIAL = (DOCS / "tutorial.rst").read_text()
 
@@ -41,6 +42,12 @@ def blocks(document: str) -> Iterator[tuple[str, str, str]]:
         caption = re.search(r":caption: (.+)", found["options"])
         text = textwrap.dedent(found["text"]).strip("\n") + "\n"
         yield found["language"], caption[1] if caption else "", text
+
+
+def _indented_blocks(document: str) -> Iterator[tuple[str, str, str]]:
+    """The same as :func:`blocks`, of lists and other indented parts too."""
+    for depth in ("", "   ", "      "):
+        yield from blocks("".join(line.removeprefix(depth) for line in document.splitlines(keepends=True)))
 
 
 def everything() -> str:
@@ -118,6 +125,14 @@ def test_every_script_and_key_is_in_the_documentation(pages: str) -> None:
     assert [key for key in keys if f"``{key}``" not in pages] == []
 
 
+def test_every_finding_of_the_doctor_is_explained() -> None:
+    guide = (DOCS / "guides" / "operating.rst").read_text()
+    sources = (ROOT / "celery_dq" / "app" / "checks").glob("*_checks.py")
+    codes = {code for path in sources for code in re.findall(r'"([EW]\d{3})"', path.read_text())}
+    assert {code for code in codes if f"``{code}``" not in guide} == set()
+    assert {*re.findall(r"^``([EW]\d{3})``", guide, re.M)} == codes
+
+
 def test_the_programs_of_the_readme_run(bin_path: dict[str, str], tmp_path: Path) -> None:
     programs = [text for language, _, text in blocks(README) if language == "python"]
     printed = re.search(r"It prints this[^:]*:[^:]*::\n\n((?:    .*\n)+)", README)
@@ -168,6 +183,25 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
         assert_says("python letters.py", printed.splitlines(), tmp_path, bin_path)
 
 
+def test_the_careers_outside_of_celery_run(
+    bin_path: dict[str, str], tmp_path: Path, zookeeper: ZooKeeperServer, hosts: str
+) -> None:
+    found = list(blocks((DOCS / "guides" / "singleton.rst").read_text()))
+    elections = [text for _, caption, text in found if caption == "election.py"]
+    program = next(text for _, caption, text in found if caption == "ledger.py")
+    printed = next(text for language, _, text in found if language == "text")
+    (tmp_path / "ledger.py").write_text(program)
+    with RedisServer() as server:
+        assert len(elections) == 2
+        for text in elections:
+            here = text.replace("localhost:6379", f"127.0.0.1:{server.port}").replace(
+                "localhost:2181/shop", hosts
+            )
+            assert here != text
+            (tmp_path / "election.py").write_text(here)
+            assert_says("python ledger.py", printed.splitlines(), tmp_path, bin_path)
+
+
 def test_the_test_that_users_are_shown_passes(bin_path: dict[str, str], tmp_path: Path) -> None:
     guide = (DOCS / "guides" / "testing.rst").read_text()
     for _, caption, text in (*list(blocks(TUTORIAL))[:3], *blocks(guide)):
@@ -176,6 +210,31 @@ def test_the_test_that_users_are_shown_passes(bin_path: dict[str, str], tmp_path
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_notify.py"]
     done = subprocess.run(command, cwd=tmp_path, env=bin_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """(where, source) of every Python program that a user may copy."""
+    for page in (ROOT / "README.rst", *DOCS.rglob("*.rst")):
+        for language, _, text in _indented_blocks(page.read_text()):
+            if language == "python":
+                yield page.name, text
+    for path in (*(ROOT / "example_project").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        yield path.name, path.read_text()
+
+
+def test_no_example_uses_a_task_option_that_celery_has_deprecated() -> None:
+    found = list(examples())
+    assert len(found) > 60
+    deprecated = {"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"}
+    calls = re.compile(r"\b(?:shared_task|(?<!send_)task)\(([^()]*)\)")
+    options = {
+        (where, option)
+        for where, text in found
+        for call in calls.findall(text)
+        for option in re.findall(r"(\w+)=", call)
+    }
+    assert ("tasks.py", "tenant") in options
+    assert {each for each in options if each[1] in deprecated} == set()
 
 
 def steps(console: str) -> Iterator[tuple[str, list[str]]]:

@@ -1,8 +1,7 @@
-"""Beats under fire: ``python -m tests.beat --seconds 60 --seed 1``.
+"""Beats with random faults: ``python -m tests.beat --seconds 60 --seed 1``.
 
-Some ``celery beat`` processes share a schedule of many entries. At random moments one is killed and
-replaced, or stopped and let go on later. The judge looks at every tick that the broker has: each is there
-once.
+Several ``celery beat`` processes share a schedule of many entries. At random moments, a process is killed and
+replaced, or stopped and continued later. At the end, the test checks that the broker has each tick once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Beats:
-    """The processes, and what is done to them."""
+    """The beat processes, and the faults that they suffer."""
 
     def __init__(self, conf: dict[str, Any], folder: Path, count: int) -> None:
         self._conf = conf
@@ -115,7 +114,7 @@ def main() -> int:
         app = make_app(conf)
 
         def sent() -> list[list[str]]:
-            # More than one call shows would be a long run.
+            # One call returns at most 1000 messages, which is enough for any but a very long run.
             return [
                 [message.id for message in app.dq.queues[f"q{number}"].peek(limit=1000)]
                 for number in range(chosen.entries)
@@ -131,14 +130,14 @@ def main() -> int:
                 beats.kill(victim)
             else:
                 beats.stop(victim, chance.uniform(0.1, 3 * SESSION_S))
-            time.sleep(chance.uniform(0, 2 * SESSION_S))  # how long the fault lasts
+            time.sleep(chance.uniform(0, 2 * SESSION_S))  # duration of the fault
             beats.let_go()
             beats.check()
         beats.let_go(everybody=True)
         before = [len(ids) for ids in sent()]
         wait_until(lambda: all(len(ids) > was for ids, was in zip(sent(), before, strict=True)), 60)
         queues = sent()
-        leaders = (folder / "beats.log").read_text(errors="replace").count("beat leads, token")
+        leaders = (folder / "beats.log").read_text(errors="replace").count(" leads, token")
     ids = [each for queue in queues for each in queue]
     twice = [each for each in ids if "~" in each] + sorted({each for each in ids if ids.count(each) > 1})
     faults = f"{beats.kills} kills, {beats.stops} stops"

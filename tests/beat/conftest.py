@@ -1,4 +1,4 @@
-"""An app whose one task ticks, and looks at what was sent."""
+"""An app with one periodic task, and a view of the sent messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_S = 0.4
 def settings(broker_url: str, **conf: Any) -> dict[str, Any]:
     return {
         "broker_url": broker_url.replace("redis://", "dq-redis://", 1),
-        # None ends, and no answer comes too late, because the machine stands still for a moment.
+        # So long that no session expires and no answer is too late when the machine is stopped for a moment.
         "dq_election_session": 8,
         "beat_schedule": {"tick": {"task": "tick", "schedule": EVERY_S, "options": {"queue": "ticks"}}},
         **conf,
@@ -56,20 +56,20 @@ def beats() -> Iterator[list[ElectedScheduler]]:
 
 
 def ticks(app: Any) -> list[str]:
-    """The ids of what was sent, in the order of the queue; a second one of an id ends in ``~1``."""
+    """Return the ids of the sent messages in the order of the queue; a duplicate ends in ``~1``."""
     return [message.id for message in app.dq.queues["ticks"].peek(limit=200)]
 
 
 def lead(beat: ElectedScheduler) -> None:
     def leads() -> bool:
-        beat.office.open()
-        return beat.office.term is not None and beat.office.term.firm
+        beat.elector.open()
+        return beat.elector.term is not None and beat.elector.term.is_firm
 
     wait_until(leads)
 
 
 def tick_until(beat: ElectedScheduler, app: Any, count: int) -> None:
-    """Tick until that many were sent."""
+    """Call tick() until `count` messages were sent."""
 
     def enough() -> bool:
         beat.tick()
@@ -79,7 +79,7 @@ def tick_until(beat: ElectedScheduler, app: Any, count: int) -> None:
 
 
 def overdue(beat: ElectedScheduler) -> None:
-    """Make the entry due now, as if it had been waited for."""
+    """Make the entry due now."""
     entry = beat.schedule["tick"]
     entry.last_run_at -= timedelta(seconds=EVERY_S)
     beat._inner._heap = None

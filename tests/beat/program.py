@@ -1,8 +1,8 @@
-"""A beat, or a worker with a beat, that does something to itself at the worst moment.
+"""A beat, or a worker with a beat, that injects a fault into itself.
 
-``DQ_BEAT`` (JSON): ``conf``; ``fault``: what happens around the sending of the third tick; ``flag``: a file
-that is made when it happens, so that it happens to one beat only; ``sleepy``: the
-worker's loop waits until something happens.
+``DQ_BEAT`` (JSON): ``conf`` has the settings; ``fault`` happens around the sending of the third tick;
+``flag`` is a file that is created with the fault, so that only one beat has it; ``sleepy`` makes the worker's
+loop wait until an event happens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kombu.asynchronous import Hub
 
 import celery_dq
 from celery_dq.beat import ElectedScheduler
-from celery_dq.transport.redis import fetcher, transient
+from celery_dq.transport.redis.consuming import fetcher
+from celery_dq.transport.redis.store import transient
 
 DESCRIBED = json.loads(os.environ["DQ_BEAT"])
 
@@ -29,11 +30,11 @@ celery_dq.setup(app)
 
 @app.task(name="tick")
 def tick() -> None:
-    """Nobody runs it."""
+    """Do nothing: no worker runs this task."""
 
 
 class FaultyScheduler(ElectedScheduler):
-    """Stops or kills its process before or after the broker has a tick."""
+    """A scheduler that stops or kills its process before or after the broker has received a tick."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,7 +65,7 @@ class FaultyScheduler(ElectedScheduler):
 
 
 def _sleep_long() -> None:
-    """Let a worker's loop wait until there is something: no timer and no empty answer wakes it."""
+    """Make a worker's loop wait for events alone: no timer and no empty answer wakes it."""
     hubs: Any = Hub
     fire_timers = hubs.fire_timers
 

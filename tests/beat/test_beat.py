@@ -1,4 +1,4 @@
-"""Beats that elect one of them, on a real broker: the moment between sending a tick and saying so."""
+"""Elected beats on a real broker: faults between the sending of a tick and its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
 from celery_dq.beat import ElectedScheduler, scheduler
-from celery_dq.beat.book import Ran
+from celery_dq.beat.schedule_store import LastRun
+from celery_dq.errors import ConfigurationError, Fenced
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.beat.conftest import EVERY_S, lead, make_app, once, overdue, settings, tick_until, ticks
@@ -58,7 +59,7 @@ def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: list[
 def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(
     app: Any, beats: list[ElectedScheduler]
 ) -> None:
-    """Celery's plain scheduler counts from its start: what is daily never runs if beat restarts often."""
+    """Celery's plain scheduler counts from its start, so a daily entry never runs if beat restarts often."""
     beats.append(ElectedScheduler(app))
     lead(beats[0])
     beats[0].tick()
@@ -67,15 +68,15 @@ def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(
     beats.append(ElectedScheduler(app))
     assert beats[1].schedule["tick"].last_run_at > since
     lead(beats[1])
-    beats[1]._take_over(beats[1].office.term.token)  # type: ignore[union-attr]
+    beats[1]._take_over(beats[1].elector.term.token)  # type: ignore[union-attr]
     assert beats[1].schedule["tick"].last_run_at == since
 
 
 def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[ElectedScheduler]) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
-    # It says nothing any more.
-    beats[0]._tell = lambda name: None  # type: ignore[method-assign]
+    # This beat does not record its ticks any more.
+    beats[0]._record = lambda due: None  # type: ignore[method-assign]
     tick_until(beats[0], app, 1)
     beats[0].close()
     lead(beats[1])
@@ -89,23 +90,23 @@ def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[
 def test_a_leader_that_is_stopped_before_it_sends(
     meanwhile: int, app: Any, beats: list[ElectedScheduler]
 ) -> None:
-    """It goes on when another one has sent that tick, and later ones, or is about to."""
+    """The stopped beat continues after another one has sent that tick, or is about to send it."""
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     old, new = beats
     lead(old)
     send = old._send
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
-        old.office.close(30)
+        old.elector.close(30)
         lead(new)
         tick_until(new, app, meanwhile)
         return send(*args, **kwargs)
 
     old._send = stopped
-    wait_until(lambda: (old.tick(), old.office.term is None)[1])
+    wait_until(lambda: (old.tick(), old.elector.term is None)[1])
     before = ticks(app)
     assert len(before) == max(meanwhile, 1)
-    # What the old one says now must not make the new one send it again.
+    # A late record of the old leader must not make the new one send the tick again.
     tick_until(new, app, len(before) + 2)
     assert once(app)
 
@@ -115,25 +116,26 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     old, new = beats
     lead(old)
     tick_until(old, app, 1)
-    term, entry = old.office.term, old.schedule["tick"]
-    old.office.close(30)
+    term, entry = old.elector.term, old.schedule["tick"]
+    old.elector.close(30)
     lead(new)
     new.tick()
-    # As if it had looked at its term just before it was stopped.
-    old.office._term = term
+    # As if the old leader had checked its term just before it was stopped.
+    old.elector._term = term
     sent = ticks(app)
-    old.apply_async(entry, advance=True)
+    with pytest.raises(Fenced):
+        old.apply_async(entry, advance=True)
     assert old.schedule["tick"] is entry
     assert ticks(app) == sent
 
 
 def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
-    """It was held elsewhere before, or has been wiped: its tokens begin at 1, the book knows a higher one."""
+    """A new or wiped election begins with token 1, and the store knows a higher token."""
     beats.append(ElectedScheduler(app))
-    before = beats[0].office.term
-    beats[0].book.adopt(57, {})
+    before = beats[0].elector.term
+    beats[0].schedule_store.adopt(57, {})
     lead(beats[0])
-    term = beats[0].office.term
+    term = beats[0].elector.term
     assert (before, term and term.token) == (None, 58)
     tick_until(beats[0], app, 1)
 
@@ -144,22 +146,22 @@ def test_what_cannot_be_written_down_is_written_down_before_the_next_tick(
     beats.append(ElectedScheduler(app))
     lead(beats[0])
     beats[0].tick()
-    done = beats[0].book.done
+    done = beats[0].schedule_store.done
     failed: list[int] = []
 
-    def silent(token: int, entry: str, number: int, ran: Ran) -> None:
+    def silent(token: int, entry: str, number: int, ran: LastRun) -> None:
         if len(failed) < 1:
             failed.append(number)
             raise ConnectionError("no answer")
         done(token, entry, number, ran)
 
-    beats[0].book.done = silent  # type: ignore[method-assign]
+    beats[0].schedule_store.done = silent  # type: ignore[method-assign]
     tick_until(beats[0], app, 3)
     assert failed
     assert once(app)
 
 
-def test_a_broker_that_goes_away_costs_no_tick_and_no_beat() -> None:
+def test_a_broker_that_goes_away_costs_no_tick_and_no_beat(caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server:
         app = make_app(settings(server.url(1)))
         beat = ElectedScheduler(app)
@@ -168,11 +170,16 @@ def test_a_broker_that_goes_away_costs_no_tick_and_no_beat() -> None:
             tick_until(beat, app, 1)
             server.kill()
             overdue(beat)
-            assert beat.tick() > 0
+            # Each of these attempts fails.
+            assert [beat.tick() > 0 for _ in range(3)] == [True] * 3
             before = beat.schedule["tick"].total_run_count
             server.restart()
             wait_until(lambda: (beat.tick(), beat.schedule["tick"].total_run_count > before)[1], 60)
             assert once(app)
+            begun, over = (each for each in caplog.messages if each.startswith("Beat "))
+            assert "gets no answer from its broker or election" in begun
+            assert "gets answers again" in over
+            assert len([each for each in caplog.messages if each.startswith("The election for")]) <= 1
         finally:
             beat.close()
             app.close()
@@ -201,14 +208,14 @@ def test_a_leader_that_hangs_at_the_broker_lets_another_one_try(
 
     beats[0]._send = hangs
     wait_until(lambda: (beats[0].tick(), len(ticks(app)) > 0)[1])
-    # A tick of the other one may take a moment, and nobody would come after it.
+    # A tick of the other beat may be slow, and no third beat would take over.
     monkeypatch.setattr(scheduler, "STUCK_S", 60.0)
     tick_until(beats[1], app, 3)
     assert once(app)
 
 
 class Row:
-    """What a database would hold."""
+    """A database row."""
 
     def __init__(self) -> None:
         self.last_run_at = datetime.now(timezone.utc)
@@ -216,7 +223,7 @@ class Row:
 
 
 class RowEntry(ScheduleEntry):
-    """Made from a row, as by django-celery-beat: not from an entry's fields."""
+    """An entry that is made from a row, as in django-celery-beat, and not from an entry's fields."""
 
     def __init__(self, row: Row, app: Any) -> None:
         super().__init__(
@@ -264,12 +271,12 @@ def test_on_another_broker_a_tick_has_the_same_id_each_time(
     broker = redis.Redis.from_url(redis_url, decode_responses=True)
 
     def sent() -> list[str]:
-        # The last one comes first there.
+        # The newest message is first in the list.
         return [str(json.loads(row)["headers"]["id"]) for row in reversed(broker.lrange("ticks", 0, -1))]
 
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
-    beats[0]._tell = lambda name: None  # type: ignore[method-assign]
+    beats[0]._record = lambda due: None  # type: ignore[method-assign]
     wait_until(lambda: (beats[0].tick(), len(sent()) == 1)[1])
     beats[0].close()
     lead(beats[1])
@@ -277,4 +284,11 @@ def test_on_another_broker_a_tick_has_the_same_id_each_time(
     assert sent()[0] == sent()[1]
     assert sent()[2] != sent()[1]
     broker.close()
+    app.close()
+
+
+def test_redbeat_is_refused_with_a_remedy(conf: dict[str, Any]) -> None:
+    app = make_app({**conf, "dq_beat_scheduler": "redbeat.RedBeatScheduler"})
+    with pytest.raises(ConfigurationError, match=r"RedBeat elects a leader .*'celery\.beat:Scheduler"):
+        ElectedScheduler(app)
     app.close()

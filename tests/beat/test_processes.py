@@ -1,6 +1,6 @@
 """Real ``celery beat`` processes, and workers with a beat, that die or stop at the moment of a tick.
 
-A few; ``python -m tests.beat`` does it for as long as you like.
+``python -m tests.beat`` runs a longer version.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.beat.conftest import once, ticks
+from tests.log_watch import WATCH
 from tests.workers import ROOT
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -43,7 +44,9 @@ def start(conf: dict[str, Any], tmp_path: Path) -> Iterator[Start]:
     ) -> subprocess.Popen[bytes]:
         flag = str(tmp_path / "happened")
         described = {"conf": {**conf, **more}, "fault": fault, "flag": flag, "sleepy": sleepy}
-        with (tmp_path / f"{len(started)}.log").open("wb") as log:
+        path = tmp_path / f"{len(started)}.log"
+        WATCH.watch(path)
+        with path.open("wb") as log:
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.beat.program", *(arguments or BEAT)],
@@ -71,9 +74,9 @@ def stopped(process: subprocess.Popen[bytes]) -> bool:
 
 
 def tokens(folder: Path) -> list[int]:
-    """The tokens of all leaders, in the order of the files."""
+    """Return the tokens of all leaders, in the order of the log files."""
     logs = sorted(folder.glob("*.log"))
-    return [int(each) for log in logs for each in re.findall(r"beat leads, token (\d+)", log.read_text())]
+    return [int(each) for log in logs for each in re.findall(r"Beat \S+ leads, token (\d+)", log.read_text())]
 
 
 def election_by(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def election_by(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_one_that_dies_or_stops_at_the_moment_of_a_tick(
     fault: str, election: str, app: Any, start: Start, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    # Who is killed or stopped is missed when its session ends.
+    # A killed or stopped leader is replaced when its session expires.
     conf = {**election_by(election, request), "dq_election_session": 2}
     beats = [start(fault=fault, **conf) for _ in range(2)]
     happened = tmp_path / "happened"
@@ -102,7 +105,7 @@ def test_one_that_dies_or_stops_at_the_moment_of_a_tick(
     wait_until(lambda: len(ticks(app)) >= before + 2, 60)
     for beat in beats:
         if beat.poll() is None and stopped(beat):
-            # Somebody else leads by now; what this one was about to send has long been sent.
+            # Another beat leads by now, and has sent the tick that this one was about to send.
             beat.send_signal(signal.SIGCONT)
     after = len(ticks(app))
     wait_until(lambda: len(ticks(app)) >= after + 2, 60)
@@ -132,7 +135,7 @@ def test_a_worker_with_a_beat_hands_over_when_it_stops(app: Any, start: Start, t
         for number in (1, 2)
     ]
     wait_until(lambda: len(ticks(app)) >= 2, 60)
-    # So both are in their loops, where nothing but the signal ends the wait.
+    # Both workers are in their loops, where only the signal ends the wait.
     wait_until(lambda: len(app.control.ping(timeout=2.0, limit=2)) == 2, 60)
     old = leading_pid(app)
     leader = next(each for each in workers if old in descendants(each))
@@ -147,7 +150,7 @@ def test_a_worker_with_a_beat_hands_over_when_it_stops(app: Any, start: Start, t
 
 
 def leading_pid(app: Any) -> int:
-    """The process that leads the beats; 0 for none."""
+    """Return the process id of the leading beat; 0 if there is none."""
     client = redis.Redis.from_url(app.conf.broker_url.removeprefix("dq-"))
     try:
         leader = RedisElection(client, PartitionKeys("online", leadership("beating")), "nobody").leader()

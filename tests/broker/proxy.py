@@ -1,4 +1,4 @@
-"""A TCP proxy that loses what it is told to lose."""
+"""A TCP proxy that drops or delays chosen requests and answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards to a port of 127.0.0.1; one thread per direction.
+    """Forwards to a port of 127.0.0.1, with one thread per direction.
 
-    Arguments:
-        port: of the server behind it.
+    Args:
+        port: Port of the server.
     """
 
     def __init__(self, port: int) -> None:
@@ -20,15 +20,24 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
-        #: Requests that hold this lose their answer: the connection is cut once the server has spoken.
+        #: The answer to a request that contains these bytes is dropped, and its connection cut.
         self.drop_answers_to: bytes = b""
         self.drops_left = 0
         self.dropped = 0
-        #: A connection on which this was said is dead from then on, and nobody is told.
+        #: A request that contains these bytes is not forwarded, and its connection is cut.
+        self.cut_requests: bytes = b""
+        self.cuts_left = 0
+        self.cut = 0
+        #: The answer to a request that contains these bytes is forwarded only after `release_answers` is set.
+        self.hold_answers_to: bytes = b""
+        self.holds_left = 0
+        self.held = 0
+        self.release_answers = threading.Event()
+        #: After a request that contains these bytes, its connection forwards nothing, and stays open.
         self.swallow: bytes = b""
         self.swallows_left = 0
         self.swallowed = 0
-        #: Nothing passes, in either direction, and nobody is told.
+        #: While set, no connection forwards anything, in either direction, and all stay open.
         self.black_hole = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -40,19 +49,30 @@ class Proxy:
             except OSError:
                 return
             self._sockets += [client, server]
-            doomed, dead = threading.Event(), threading.Event()
-            ends = (client, server, doomed, dead)
+            ends = (client, server, threading.Event(), threading.Event(), threading.Event())
             threading.Thread(target=self._requests, args=ends, daemon=True).start()
             threading.Thread(target=self._answers, args=ends, daemon=True).start()
 
     def _requests(
-        self, client: socket.socket, server: socket.socket, doomed: threading.Event, dead: threading.Event
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        doomed: threading.Event,
+        dead: threading.Event,
+        held: threading.Event,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
                 if self.drop_answers_to and self.drop_answers_to in data and self.drops_left > 0:
                     self.drops_left -= 1
                     doomed.set()
+                if self.cut_requests and self.cut_requests in data and self.cuts_left > 0:
+                    self.cuts_left -= 1
+                    self.cut += 1
+                    break
+                if self.hold_answers_to and self.hold_answers_to in data and self.holds_left > 0:
+                    self.holds_left -= 1
+                    held.set()
                 if self.swallow and self.swallow in data and self.swallows_left > 0:
                     self.swallows_left -= 1
                     self.swallowed += 1
@@ -62,13 +82,22 @@ class Proxy:
         self._cut(client, server)
 
     def _answers(
-        self, client: socket.socket, server: socket.socket, doomed: threading.Event, dead: threading.Event
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        doomed: threading.Event,
+        dead: threading.Event,
+        held: threading.Event,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 if doomed.is_set():
                     self.dropped += 1
                     break
+                if held.is_set():
+                    self.held += 1
+                    self.release_answers.wait()
+                    held.clear()
                 if not (self.black_hole.is_set() or dead.is_set()):
                     client.sendall(data)
         self._cut(client, server)
@@ -81,11 +110,11 @@ class Proxy:
             end.close()
 
     def url(self, direct: str) -> str:
-        """The broker URL of what redis-py calls `direct`, through this proxy."""
+        """Return the broker URL, through this proxy, of the redis-py URL `direct`."""
         return f"dq-redis://127.0.0.1:{self.port}/{direct.rsplit('/', 1)[1]}"
 
     def cut_all(self) -> None:
-        """Cut every connection that goes through."""
+        """Cut all connections through the proxy."""
         sockets, self._sockets = self._sockets, []
         self._cut(*sockets)
 
@@ -95,6 +124,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.release_answers.set()
         self._cut(self._listener)
         self._listener.close()
         self.cut_all()

@@ -1,4 +1,4 @@
-"""Who has promised to look when something is due does so, or hands it on. No heartbeat helps here."""
+"""The consumer that was assigned the next look keeps it or hands it over. No heartbeat thread runs here."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from typing import Any
 
 import pytest
 
-from celery_dq.transport.redis.process import Process
-from tests.broker.counter import Counter
-from tests.broker.lookout import Lookout, turn_for, turn_until
-from tests.lua.desk import Desk
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from tests.broker.fetcher_harness import FetcherHarness, turn_for, turn_until
+from tests.broker.kombu_client import KombuClient
+from tests.lua.partition_scripts import PartitionScripts
 
-Crew = Callable[..., Lookout]
+Crew = Callable[..., FetcherHarness]
 
-#: Of these tests alone: the keepers of earlier ones may still be about on the server.
+#: Queues of these tests only, because heartbeat threads of earlier tests may still run.
 QUEUE, OTHER = "bay", "mail"
 
 
 @pytest.fixture
-def desk(counter: Counter) -> Desk:
-    desk = Desk(counter.client, QUEUE)
-    desk.partition.nudge().run(desk.client)  # so that it is there, and a call is one command
+def desk(kombu_client: KombuClient) -> PartitionScripts:
+    desk = PartitionScripts(kombu_client.client, QUEUE)
+    desk.partition.hand_over_wakeup().run(
+        desk.client
+    )  # loads the script, so that later calls are one command
     return desk
 
 
 @pytest.fixture
-def crew(counter: Counter) -> Iterator[Crew]:
-    hired: list[Lookout] = []
+def crew(kombu_client: KombuClient) -> Iterator[Crew]:
+    hired: list[FetcherHarness] = []
 
-    def hire(room: int, *queues: str, process: Process | None = None, holds: bool = True) -> Lookout:
-        hired.append(Lookout(counter.url, room, queues or (QUEUE,), process, holds))
+    def hire(
+        room: int, *queues: str, process: ConsumerIdentity | None = None, holds: bool = True
+    ) -> FetcherHarness:
+        hired.append(FetcherHarness(kombu_client.url, room, queues or (QUEUE,), process, holds))
         return hired[-1]
 
     yield hire
@@ -38,21 +42,21 @@ def crew(counter: Counter) -> Iterator[Crew]:
         each.close()
 
 
-def delay(desk: Desk, **seconds: float) -> None:
+def delay(desk: PartitionScripts, **seconds: float) -> None:
     now = desk.now_us()
     for task_id, after in seconds.items():
         desk.push(task_id, due_us=now + int(after * 1e6))
 
 
-def owner(desk: Desk) -> Any:
-    return (desk.client.hget(desk.keys.state, "appt_owner") or b"").decode()
+def owner(desk: PartitionScripts) -> Any:
+    return (desk.client.hget(desk.keys.state, "next_look_owner") or b"").decode()
 
 
-def keeps(desk: Desk, lookout: Lookout) -> Callable[[], bool]:
-    return lambda: owner(desk) == lookout.process.consumer and lookout.is_quiet
+def keeps(desk: PartitionScripts, harness: FetcherHarness) -> Callable[[], bool]:
+    return lambda: owner(desk) == harness.process.consumer and harness.is_quiet
 
 
-def test_who_is_full_hands_each_appointment_on(desk: Desk, crew: Crew) -> None:
+def test_a_full_consumer_hands_each_next_look_on(desk: PartitionScripts, crew: Crew) -> None:
     full, idle = crew(1), crew(3)
     delay(desk, a=0.3, b=0.5, c=0.7)
     turn_until(keeps(desk, full), full)
@@ -61,13 +65,15 @@ def test_who_is_full_hands_each_appointment_on(desk: Desk, crew: Crew) -> None:
     before = full.scripts.sent, idle.scripts.sent
     turn_until(lambda: idle.got == ["a", "b", "c"], full, idle)
     assert full.got == []
-    # One nudge, and another one if the full one's own wait for a token, from before, has got it.
+    # One handover, and another one if the earlier BLPOP of the full consumer took the wake-up.
     assert full.scripts.sent - before[0] <= 2
-    # For each message a claim: the idle one keeps the later appointments itself. A timer may be early.
+    # One claim per message, because the idle consumer keeps the later looks itself. A timer may be early.
     assert idle.scripts.sent - before[1] <= 6
 
 
-def test_who_is_full_and_alone_says_so_once_and_looks_when_there_is_room(desk: Desk, crew: Crew) -> None:
+def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
+    desk: PartitionScripts, crew: Crew
+) -> None:
     alone = crew(1)
     delay(desk, a=0.1)
     turn_until(keeps(desk, alone), alone)
@@ -75,13 +81,13 @@ def test_who_is_full_and_alone_says_so_once_and_looks_when_there_is_room(desk: D
     before = alone.scripts.sent
     turn_until(desk.token, alone)
     turn_for(0.2, alone)
-    # Its own wait for a token, from before, may get it once.
+    # Its own earlier BLPOP may take the wake-up once.
     assert alone.scripts.sent - before <= 2
     alone.room = 1
     turn_until(lambda: alone.got == ["a"], alone)
 
 
-def test_a_token_among_full_ones_goes_round_once(desk: Desk, crew: Crew) -> None:
+def test_full_consumers_hand_a_wakeup_over_once_each(desk: PartitionScripts, crew: Crew) -> None:
     full = [crew(1) for _ in range(3)]
     turn_until(lambda: all(each.is_quiet for each in full), *full)
     for each in full:
@@ -95,27 +101,31 @@ def test_a_token_among_full_ones_goes_round_once(desk: Desk, crew: Crew) -> None
     turn_until(lambda: full[1].got == ["a"], *full)
 
 
-def test_who_consumes_no_more_hands_its_appointment_on(desk: Desk, crew: Crew) -> None:
+def test_a_cancelled_consumer_hands_its_next_look_over(desk: PartitionScripts, crew: Crew) -> None:
     leaver, idle = crew(1), crew(1)
     delay(desk, a=0.3)
     turn_until(keeps(desk, leaver), leaver)
     turn_until(lambda: idle.is_quiet, idle)
-    leaver.fetcher.cancel(QUEUE)
+    leaver.fetcher.unsubscribe(QUEUE)
     turn_until(keeps(desk, idle), leaver, idle)
     turn_until(lambda: idle.got == ["a"], idle)
 
 
-def test_an_appointment_that_comes_too_late_is_handed_on(desk: Desk, crew: Crew) -> None:
+def test_a_next_look_assigned_to_a_cancelled_consumer_is_handed_over(
+    desk: PartitionScripts, crew: Crew
+) -> None:
     leaver, idle = crew(1), crew(1)
     turn_until(lambda: idle.is_quiet, idle)
     delay(desk, a=0.3)
     leaver.fetcher.tick()
-    # The broker gives it the appointment, and the answer comes when it has gone.
-    leaver.fetcher.cancel(QUEUE)
+    # The broker assigns it the next look, and the answer arrives after the cancel.
+    leaver.fetcher.unsubscribe(QUEUE)
     turn_until(lambda: idle.got == ["a"], leaver, idle)
 
 
-def test_a_new_connection_without_room_hands_on_what_the_lost_one_kept(desk: Desk, crew: Crew) -> None:
+def test_a_new_connection_without_a_free_slot_hands_over_the_next_look_of_the_lost_one(
+    desk: PartitionScripts, crew: Crew
+) -> None:
     first, idle = crew(1), crew(1)
     delay(desk, a=0.3)
     turn_until(keeps(desk, first), first)
@@ -125,32 +135,64 @@ def test_a_new_connection_without_room_hands_on_what_the_lost_one_kept(desk: Des
     turn_until(lambda: idle.got == ["a"], second, idle)
 
 
-def test_a_token_in_hand_is_passed_on_when_another_queue_takes_the_room(counter: Counter, crew: Crew) -> None:
-    mails, pushes = Desk(counter.client, OTHER), Desk(counter.client, QUEUE)
+def test_a_wakeup_is_handed_over_when_another_queue_takes_the_last_slot(
+    kombu_client: KombuClient, crew: Crew
+) -> None:
+    mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
     both, idle = crew(1, OTHER, QUEUE), crew(1)
     turn_until(lambda: both.is_quiet, both)
     turn_until(lambda: idle.is_quiet, idle)
-    pushes.push("a")  # its token is on the way to the one that has waited longer
+    pushes.push("a")  # its wake-up goes to the consumer that has waited longer
     mails.push("m")
-    both.fetcher.wake(OTHER)
+    both.fetcher.look_again(OTHER)
     turn_until(lambda: both.got == ["m"], both)
     turn_until(lambda: idle.got == ["a"], both, idle)
 
 
-def test_who_is_about_to_block_does_not_take_its_own_tokens(counter: Counter, crew: Crew) -> None:
-    mails, pushes = Desk(counter.client, OTHER), Desk(counter.client, QUEUE)
+def test_a_consumer_that_is_about_to_block_takes_no_wakeup(kombu_client: KombuClient, crew: Crew) -> None:
+    mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
     solo, idle = crew(1, OTHER, QUEUE, holds=False), crew(1)
     delay(mails, m=0.2)
     delay(pushes, a=0.6)
     turn_until(lambda: keeps(mails, solo)() and keeps(pushes, solo)(), solo)
     turn_until(lambda: idle.is_quiet, idle)
-    solo.on_message = solo.fetcher.step_back
+    solo.on_message = solo.fetcher.hand_over_before_blocking
     turn_until(lambda: solo.got == ["m"], solo)
-    # Its loop does not turn any more.
+    # The event loop of the first consumer is blocked.
     turn_until(lambda: idle.got == ["a"], idle)
 
 
-def test_who_runs_a_suspect_looks_seldom_for_what_is_not_suspect(desk: Desk, crew: Crew) -> None:
+def test_an_next_look_is_handed_on_before_the_task_of_another_queue(
+    kombu_client: KombuClient, crew: Crew
+) -> None:
+    """No answer is read during the task, not even the one that the script is not known to Redis."""
+    mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
+    solo, idle = crew(1, OTHER, QUEUE, holds=False), crew(1)
+    delay(pushes, a=0.5)
+    turn_until(keeps(pushes, solo), solo)
+    turn_until(lambda: idle.is_quiet, idle)
+    solo.on_message = solo.fetcher.hand_over_before_blocking
+    kombu_client.client.script_flush()
+    mails.push("m")  # its wake-up answers the wait of the solo worker, which need not be cancelled
+    turn_until(lambda: solo.got == ["m"], solo)
+    turn_until(lambda: idle.got == ["a"], idle)
+
+
+def test_a_wake_up_that_was_passed_on_before_a_task_arrives_during_it(
+    desk: PartitionScripts, crew: Crew
+) -> None:
+    desk.push("a")
+    solo = crew(0, holds=False)
+    assert desk.client.lpop(desk.keys.wake)  # as if its lost connection had taken the wake-up
+    desk.client.script_flush()
+    solo.fetcher.tick()  # without room, it passes the wake-up on
+    solo.fetcher.hand_over_before_blocking()
+    assert desk.token()
+
+
+def test_a_consumer_that_runs_a_suspect_backs_off_from_other_suspects(
+    desk: PartitionScripts, crew: Crew
+) -> None:
     desk.push("a", tenant="t")
     desk.push("b", tenant="u")
     assert desk.take(2, "dead") == ["a", "b"]
@@ -161,10 +203,10 @@ def test_who_runs_a_suspect_looks_seldom_for_what_is_not_suspect(desk: Desk, cre
     turn_until(lambda: worker.got == ["a"], worker)
     before = worker.scripts.sent
     turn_for(1.0, worker)
-    # After 20 ms, 40 ms, 80 ms, …
+    # The back-off doubles: 20 ms, 40 ms, 80 ms, …
     assert worker.scripts.sent - before <= 12
     assert worker.got == ["a"]
-    worker.process.ledger.finish(worker.tags[0])
+    worker.process.in_flight.finish(worker.tags[0])
     before = worker.scripts.sent
     turn_until(lambda: worker.got == ["a", "b"], worker)
-    assert worker.scripts.sent - before <= 2  # one may have been on its way
+    assert worker.scripts.sent - before <= 2  # one may have been under way

@@ -1,4 +1,4 @@
-"""No window holds more claims than the quota allows, by the clock of the server; whoever claims."""
+"""No window holds more claims than the quota allows, by the clock of the server, over all consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from benchmarks.postbox import QUEUE, connect, publish_many
 from benchmarks.quotas import app_on, worst_excess
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.broker.kombu_client import KombuClient
 from tests.brokers import DQ
+from tests.lua.partition_scripts import PartitionScripts
 
 #: tenant -> messages/s, burst.
 QUOTAS = {"slow": (3.0, 1.0), "odd": (77.7, 8.0), "fast": (400.0, 40.0)}
@@ -33,12 +35,40 @@ def test_no_window_of_claims_exceeds_the_quota() -> None:
         for tenant, (rate, burst) in QUOTAS.items():
             moments = [(at_us - begin) / 1e6 for at_us in times[tenant]]
             assert worst_excess(moments, rate, burst) <= 0, tenant
-            # The burst was there to be taken, so this was no idle run.
+            # The burst was claimed in full, so the run was not idle.
             assert len(moments) >= burst
         app.close()
 
 
-def test_what_has_no_messages_and_all_its_tokens_takes_no_memory() -> None:
+def test_a_cancelled_consumer_refunds_the_permit_of_its_claim_under_way(kombu_client: KombuClient) -> None:
+    desk = PartitionScripts(kombu_client.client, kombu_client.queue)
+    desk.set_quota("slow", rate=0.001)
+    desk.take(1)  # loads the script, so that the claim below is one command
+    kombu_client.publish(1, 2, tenant="slow")
+    first, second = desk.waiting("slow")
+    with kombu_client.connect() as connection:
+        with kombu_client.consuming(connection, prefetch=1) as got:
+            connection.default_channel.tick()
+            # The claim has taken the only permit of a thousand seconds, and its answer is not read yet.
+            wait_until(lambda: desk.waiting("slow") == [second])
+        assert got == []
+        wait_until(lambda: desk.waiting("slow") == [first, second])
+        assert desk.take(2) == [first]
+
+
+def test_a_message_that_a_consumer_was_given_has_cost_its_permit(kombu_client: KombuClient) -> None:
+    desk = PartitionScripts(kombu_client.client, kombu_client.queue)
+    desk.set_quota("slow", rate=0.001)
+    kombu_client.publish(1, tenant="slow")
+    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=1) as got:
+        kombu_client.drain(connection, got, 1)
+        (waiting,) = (message.message_id for message in got)
+    # The message was not acknowledged, so it returns when its connection closes. It may have begun.
+    wait_until(lambda: desk.waiting("slow") == [waiting])
+    assert desk.place("slow") == "throttled"
+
+
+def test_a_tenant_without_messages_and_with_all_permits_takes_no_memory() -> None:
     with RedisServer() as server, connect("dq", server.port) as connection:
         app: Any = app_on(DQ, server)
         app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)

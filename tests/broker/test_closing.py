@@ -1,4 +1,4 @@
-"""When a worker knows that it is to stop."""
+"""A worker that shuts down: how it notices, and how its running tasks end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from celery.worker import state
 
+from celery_dq.compat.stopping import terminates
 from celery_dq.testing.waiting import wait_until
-from celery_dq.worker.gate import Gate
-from celery_dq.worker.stopping import terminates
-from tests.broker.yard import Yard
+from celery_dq.worker.capacity import PoolCapacity
+from tests.broker.worker_app import WorkerApp
 
 
 @pytest.mark.parametrize(
@@ -19,55 +19,57 @@ from tests.broker.yard import Yard
     [
         ("should_stop", None, False),
         ("should_stop", False, False),
-        # what Celery's handler of SIGTERM leaves: the exit code
+        # Celery's handler of SIGTERM sets the exit code
         ("should_stop", 0, True),
         ("should_stop", True, True),
         ("should_terminate", 0, True),
     ],
 )
-def test_a_worker_closes_with_whatever_celery_leaves(
+def test_a_worker_is_closing_for_every_stop_flag_of_celery(
     monkeypatch: pytest.MonkeyPatch, flag: str, value: Any, closing: bool
 ) -> None:
     monkeypatch.setattr(state, flag, value)
-    # It looks at Celery's flags only, and a worker made here would change this whole process.
-    assert object.__new__(Gate).closing is closing
+    # The property reads Celery's flags only; a whole worker would change the state of this process.
+    assert object.__new__(PoolCapacity).closing is closing
     assert terminates() is (closing and flag == "should_terminate")
 
 
-def test_a_message_that_a_child_has_in_part_is_written_whole_before_the_end(yard: Yard) -> None:
-    # Given a child that does not read, and a message that is more than its pipe holds
-    with yard.worker("prefork", 1, warm=True) as worker:
-        yard.send("note", "first")
-        yard.ran(1)
-        # The child has said so, or its worker would take it for busy.
-        yard.settled()
+def test_a_message_written_in_part_to_a_child_is_completed_in_a_warm_shutdown(worker_app: WorkerApp) -> None:
+    # Given a child that does not read, and a message larger than the buffer of its pipe
+    with worker_app.worker("prefork", 1, warm=True) as worker:
+        worker_app.send("note", "first")
+        worker_app.ran(1)
+        # The child has reported the end of the first task, so the worker takes it for free.
+        worker_app.settled()
         (child,) = worker.children()
         child.suspend()
-        result = yard.send("note", "x" * 300_000)
+        result = worker_app.send("note", "x" * 300_000)
         worker.wait_for_log(result.id)
-        # Who answers has turned its loop since, and has written what the pipe holds.
-        yard.is_heard()
-        # When the worker is told to stop
+        # After its answer, the worker has turned its loop and filled the pipe.
+        worker_app.is_heard()
+        # When the worker is stopped
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
         worker.wait_for_log("Warm shutdown")
         child.resume()
         assert worker.wait(60) == 0
-    # Then it has run, and is over.
-    assert len(yard.ran(2)[1]) == 300_000
-    yard.settled()
+    # Then the task has run, and is over.
+    assert len(worker_app.ran(2)[1]) == 300_000
+    worker_app.settled()
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_what_runs_while_a_worker_stops_may_wait_on_a_connection_of_its_own(yard: Yard, pool: str) -> None:
-    with yard.worker(pool, 1, warm=True) as worker:
-        yard.send("listen", "a", 1.0)
-        yard.ran(1, 30, "began")
+def test_a_task_may_wait_on_its_own_connection_while_its_worker_stops(
+    worker_app: WorkerApp, pool: str
+) -> None:
+    with worker_app.worker(pool, 1, warm=True) as worker:
+        worker_app.send("listen", "a", 1.0)
+        worker_app.ran(1, 30, "began")
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Warm shutdown" in worker.log, 30)
-        yard.witness.release("a")
+        worker_app.witness.release("a")
         worker.wait(30)
-    (listened,) = yard.witness.told("listened")
-    # Who asks others, and waits for what they answer, would take them for silent.
+    (listened,) = worker_app.witness.told("listened")
+    # A shorter wait would lose answers, for example those of remote control.
     assert float(listened) > 0.9

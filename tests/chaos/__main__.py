@@ -8,7 +8,7 @@ Examples::
     python -m tests.chaos --broker stock --modes kill-worker,kill-child
 
 Exit code 1 when a broker with leases lost a message, left one stuck, ran one twice without a reason, or
-took longer than lease + 2 s to recover. On the stock transport all of it is measured and printed, not judged.
+took longer than lease + 2 s to recover. On the stock transport the figures are printed, but not judged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # Those on Redis: the program starts one, and its faults are that server's.
+    # Only brokers on Redis, because the program starts a Redis and commits faults on that server.
     parser.add_argument("--broker", action="append", choices=sorted(ACTIVE), help="repeat to run several")
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--messages", type=int, default=defaults.messages)

@@ -15,7 +15,7 @@ import redis
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
-from tests.chaos.crew import Crew
+from tests.chaos.chaos_workers import ChaosWorkers
 from tests.chaos.faults import FAILOVER, KILL, WEIGHTS, Saboteur, draw_schedule
 from tests.chaos.ledger import Entry, Ledger
 from tests.chaos.load import LoadGenerator, draw_messages
@@ -28,7 +28,7 @@ _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{1
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run depends on, besides the broker."""
+    """The parameters of a run, besides the broker."""
 
     seed: int = 7
     messages: int = 2000
@@ -42,25 +42,25 @@ class Plan:
     tenants: int = 20
     #: Mean length of a task, in milliseconds.
     work_ms: float = 4.0
-    #: Messages that are published and not finished, at most. A message that comes back waits for its tenant's
-    #: turn, so that with many of them a recovery lasts as long as a turn of all tenants.
+    #: Limit of messages that are published and not finished. A redelivered message waits for its tenant's
+    #: turn, so with many messages a recovery lasts as long as a turn of all tenants.
     ahead: int = 2000
     #: Lease in seconds, where the broker has one.
     lease: float = 3.0
-    #: Seconds without progress after which the run ends with whatever is missing.
+    #: Seconds without progress after which the run ends, with messages missing.
     patience: float = 20.0
     modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER)
-    #: A Sentinel pair instead of one server: no proxies and no restart, but failover.
+    #: Whether to use a Sentinel pair instead of one server, with failovers instead of proxies and restarts.
     sentinel: bool = False
-    #: With a Sentinel pair and leases: replicas that must have a message before it counts as published
-    #: (``dq_confirm_replicas``). With 0 a failover may lose what was confirmed just before it.
+    #: With a Sentinel pair and leases: ``dq_confirm_replicas``. With 0 a failover may lose messages that were
+    #: confirmed just before it.
     confirm_replicas: int = 1
     #: Stock only: seconds until an unacknowledged message goes to another worker; kombu's default.
     visibility_timeout: float = 3600.0
 
 
 def run(broker: Broker, plan: Plan, say: Callable[[str], None] = lambda text: None) -> Verdict:
-    """Run `plan` on `broker`; starts its own servers and leaves nothing behind."""
+    """Run `plan` on `broker`, with servers that are started and removed here."""
     broker.prepare()
     with ExitStack() as stack:
         books = stack.enter_context(RedisServer())
@@ -96,7 +96,7 @@ class _Run:
         conf = self._conf(broker, ledger_port)
         self._app = add_tasks(make_app(NAME, broker, conf), ledger_port)
         stack.callback(self._app.close)
-        self._crew = Crew(
+        self._crew = ChaosWorkers(
             broker=broker,
             conf=conf,
             workers=plan.workers,
@@ -122,7 +122,7 @@ class _Run:
         stack.callback(self._load.stop)
 
     def _modes(self) -> tuple[str, ...]:
-        # No proxy stands before a Sentinel pair, and its servers keep nothing on disk.
+        # A Sentinel pair has no proxy, and its servers do not write to disk.
         unfit = ("black-hole", "restart-broker") if self._plan.sentinel else (FAILOVER,)
         return tuple(mode for mode in self._plan.modes if mode not in unfit)
 
@@ -154,7 +154,8 @@ class _Run:
                 last_progress, seen = time.monotonic(), len(self._done)
             stalled = time.monotonic() - last_progress
             self._saboteur.tend()
-            # A stall brings the next fault forward: the schedule is kept even where messages are stuck.
+            # A stall triggers the next fault early, so that the schedule is completed even with stuck
+            # messages.
             due = bool(schedule) and (seen >= schedule[0].at or stalled > plan.lease * 2)
             victim = self._saboteur.victim(schedule[0]) if due else None
             if victim is not None:
@@ -180,7 +181,7 @@ class _Run:
         return judge(self._load.published, self._entries, self._saboteur.faults, left, lease_s)
 
     def _turn(self) -> None:
-        """Wait for the ledger to grow, a little while."""
+        """Wait a short time for new lines in the ledger."""
         size = len(self._entries)
 
         def grown() -> bool:
@@ -193,7 +194,7 @@ class _Run:
             return
 
     def _await_quiet(self) -> None:
-        """Late duplicates show within a lease: wait until the ledger is silent for a little more."""
+        """Wait until the ledger had no new line for more than a lease, in which late duplicates run."""
         silence, size, limit = time.monotonic(), len(self._entries), time.monotonic() + 10 * self._plan.lease
         while time.monotonic() < min(silence + self._plan.lease + 1, limit):
             self._turn()
@@ -212,7 +213,7 @@ class _Run:
         def answers() -> bool:
             try:
                 with redis.Redis(port=self._broker_port(), socket_timeout=1) as client:
-                    # What needs replicas cannot be published before they are back.
+                    # A message that needs replicas cannot be published before they are back.
                     return bool(client.ping()) and client.wait(self._replicas, 100) >= self._replicas
             except (redis.RedisError, OSError, RuntimeError):
                 return False
@@ -220,7 +221,7 @@ class _Run:
         wait_until(answers, 60)
 
     def _left_in_broker(self) -> set[str]:
-        """Every task id that any key of the broker still holds, whatever its layout."""
+        """Return each task id in any key of the broker, independent of its layout."""
         found: set[str] = set()
         with redis.Redis(port=self._broker_port()) as client:
             for key in client.scan_iter(count=1000):
@@ -239,5 +240,5 @@ class _Run:
 
 
 def say_to_stderr(text: str) -> None:
-    """Progress for a person who waits."""
+    """Prints the progress."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The faults: drawn from a seed, committed at a share of the progress, written down for the verdict."""
+"""The faults: drawn from a seed, committed at a share of the progress, recorded for the verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 import redis
 
 from celery_dq.testing.servers import RedisServer, SentinelPair
-from tests.chaos.crew import SOFT_TIMEOUT, Crew, Place
+from tests.chaos.chaos_workers import SOFT_TIMEOUT, ChaosWorkers, WorkerPlace
 
-#: The mode that has an amount of its own.
+#: The mode whose number of faults is a parameter of its own.
 KILL = "kill-worker"
 
-#: The other modes and how often they are drawn, relative to each other.
+#: The other modes with their relative frequencies.
 WEIGHTS = {
     "kill-child": 3,
     "pause": 2,
@@ -32,20 +32,20 @@ WEIGHTS = {
     "restart-broker": 1,
 }
 
-#: With a Sentinel pair only.
+#: Modes with a Sentinel pair only.
 FAILOVER = "failover"
 FAILOVER_WEIGHT = 3
 
-#: Modes that break what every worker holds.
+#: Modes that interrupt the messages of all workers.
 EVERYBODY = ("kill-connections", "restart-broker", FAILOVER)
 
 #: Modes that hit no single worker.
 AT_LARGE = (*EVERYBODY, "script-flush")
 
-#: Modes that need a place with a soft shutdown, or one without: the crew gives it to even places.
+#: Modes that need a worker with a soft shutdown, or one without; even places have one.
 SOFT, COLD = "soft", "cold"
 
-#: Modes after which messages may rightly run again. A warm stop and a flushed script cache give no right.
+#: Modes after which messages may run again. A warm stop and a flushed script cache are no reason for that.
 EXCUSES = frozenset({KILL, FAILOVER, *WEIGHTS}) - {"warm", "script-flush"}
 
 
@@ -53,7 +53,7 @@ EXCUSES = frozenset({KILL, FAILOVER, *WEIGHTS}) - {"warm", "script-flush"}
 class Planned:
     """One fault of the schedule."""
 
-    #: Finished messages at which it is due.
+    #: Number of finished messages at which the fault is due.
     at: int
     mode: str
     place: int
@@ -61,10 +61,10 @@ class Planned:
 
 @dataclass
 class Fault:
-    """One fault as it happened; times on CLOCK_MONOTONIC."""
+    """One committed fault; times on CLOCK_MONOTONIC."""
 
     mode: str
-    #: Node name of the worker that was hit; '' for all of them.
+    #: Node name of the worker that was hit; '' for all workers.
     worker: str
     #: The pool child that was hit; 0 for the whole worker.
     pid: int
@@ -80,10 +80,11 @@ def draw_schedule(
     workers: int,
     modes: Sequence[str] = (KILL, *WEIGHTS),
 ) -> list[Planned]:
-    """`kills` SIGKILLs of workers and `others` of the rest, with jitter over nine tenths of the messages.
+    """Draw `kills` SIGKILLs of workers and `others` other faults, with jitter over nine tenths of the
+    messages.
 
-    Each of the rest of `modes` comes once before any is drawn by weight, so that a short run has seen all
-    that fit. Where `modes` lack a kind, none of it is drawn.
+    Each other mode of `modes` comes once before modes are drawn by weight, so that a short run has seen as
+    many modes as possible. Only modes in `modes` are drawn.
     """
     draw = random.Random(f"faults-{seed}")
     rest = [mode for mode in modes if mode != KILL]
@@ -101,9 +102,11 @@ def draw_schedule(
 
 
 class Saboteur:
-    """Commits faults; the longer ones end by :meth:`tend`, which the driver calls on every turn."""
+    """Commits faults. Longer ones end in :meth:`tend`, which the driver calls in each round."""
 
-    def __init__(self, crew: Crew, server: RedisServer | SentinelPair, *, lease: float, seed: int) -> None:
+    def __init__(
+        self, crew: ChaosWorkers, server: RedisServer | SentinelPair, *, lease: float, seed: int
+    ) -> None:
         self.faults: list[Fault] = []
         self._crew = crew
         self._server = server
@@ -115,20 +118,20 @@ class Saboteur:
     def idle(self) -> bool:
         return not self._under_way
 
-    def victim(self, planned: Planned) -> Place | None:
-        """Whom it hits: who stands at its place, or the next who consumes and that no other fault has."""
+    def victim(self, planned: Planned) -> WorkerPlace | None:
+        """Return the victim: the worker at the fault's place, or the next one without a fault."""
         places = self._crew.places
         if planned.mode in AT_LARGE:
             return places[planned.place]
         turned = places[planned.place :] + places[: planned.place]
         return next((place for place in turned if self._suits(place, planned.mode)), None)
 
-    def _suits(self, place: Place, mode: str) -> bool:
+    def _suits(self, place: WorkerPlace, mode: str) -> bool:
         if len(self._crew.places) > 1 and mode in (SOFT, COLD) and (place.number % 2 == 0) != (mode == SOFT):
             return False
         return not place.busy and place.consumes
 
-    def commit(self, mode: str, place: Place) -> Fault:
+    def commit(self, mode: str, place: WorkerPlace) -> Fault:
         now = time.monotonic()
         fault = Fault(mode, "" if mode in AT_LARGE else place.name, 0, now, now)
         self.faults.append(fault)
@@ -151,18 +154,18 @@ class Saboteur:
         return fault
 
     def tend(self) -> None:
-        """End what is due to end."""
+        """End the faults that are due to end."""
         now = time.monotonic()
         self._under_way = [(due, finish) for due, finish in self._under_way if now < due or not finish()]
 
     # One fault each.
 
-    def _signal(self, place: Place, number: signal.Signals) -> None:
+    def _signal(self, place: WorkerPlace, number: signal.Signals) -> None:
         assert place.worker is not None
         with suppress(ProcessLookupError):
             os.kill(place.worker.pid, number)
 
-    def _kill_child(self, place: Place, fault: Fault) -> None:
+    def _kill_child(self, place: WorkerPlace, fault: Fault) -> None:
         assert place.worker is not None
         children = []
         for child in place.worker.children():
@@ -170,7 +173,7 @@ class Saboteur:
                 if child.status() != psutil.STATUS_ZOMBIE:
                     children.append(child)
         if not children:
-            # A pool without processes: its only process is the worker.
+            # A pool without child processes: its only process is the worker.
             fault.mode = KILL
             self._signal(place, signal.SIGKILL)
             return
@@ -178,7 +181,7 @@ class Saboteur:
         with suppress(ProcessLookupError):
             os.kill(fault.pid, signal.SIGKILL)
 
-    def _pause(self, place: Place, fault: Fault) -> None:
+    def _pause(self, place: WorkerPlace, fault: Fault) -> None:
         worker = place.worker
         assert worker is not None
         place.busy = True
@@ -197,7 +200,7 @@ class Saboteur:
 
         self._under_way.append((time.monotonic() + 1.5 * self._lease, finish))
 
-    def _stop(self, place: Place, fault: Fault, number: signal.Signals) -> None:
+    def _stop(self, place: WorkerPlace, fault: Fault, number: signal.Signals) -> None:
         worker = place.worker
         assert worker is not None
         place.busy = True
@@ -209,7 +212,7 @@ class Saboteur:
             if worker.alive and time.monotonic() < give_up:
                 return False
             if worker.alive:
-                # It hangs in its shutdown: that is a finding, and from here on a kill.
+                # The worker hangs in its shutdown. That is a finding, and the fault becomes a kill.
                 fault.mode += " (hung)"
                 self._signal(place, signal.SIGKILL)
                 now = time.monotonic()
@@ -219,7 +222,7 @@ class Saboteur:
 
         self._under_way.append((0, finish))
 
-    def _black_hole(self, place: Place, fault: Fault) -> None:
+    def _black_hole(self, place: WorkerPlace, fault: Fault) -> None:
         proxy = place.proxy
         if proxy is None:
             fault.mode = "nothing (no proxy)"
@@ -257,5 +260,5 @@ class Saboteur:
         if isinstance(self._server, SentinelPair):
             self._server.fail_over()
             fault.end = time.monotonic()
-            # Without a replica nothing could be confirmed, and nobody could take over the next time.
+            # Without a replica no publish could be confirmed, and the next failover would fail.
             self._server.rejoin()

@@ -1,4 +1,4 @@
-"""The ledger: who started and finished what, when, written to a Redis that no fault touches."""
+"""The ledger: the starts and finishes of all tasks, in a Redis that no fault touches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Entry:
     worker: str
     #: The process that ran the task: the pool's child, or the worker itself.
     pid: int
-    #: Seconds on CLOCK_MONOTONIC, which all processes of a machine share.
+    #: In seconds on CLOCK_MONOTONIC, which all processes of a machine share.
     monotonic: float
     wall: float
-    #: What the broker says of the delivery.
+    #: The redelivery mark that the broker gave the delivery.
     redelivered: bool
 
 
@@ -36,7 +36,7 @@ class Ledger:
     """Append from any process, read from the driver."""
 
     def __init__(self, port: int) -> None:
-        # An answer that is late is waited for: a line that is sent again would be written twice.
+        # No timeout, because a line that is sent again would be written twice.
         self._client = redis.Redis(port=port, socket_timeout=None)
         self._read = 0
 
@@ -47,7 +47,7 @@ class Ledger:
         self._client.rpush(KEY, json.dumps(line))
 
     def read_new(self, limit: int = 20_000) -> list[Entry]:
-        """The lines written since the last call, oldest first; their order is that of arrival."""
+        """Return the lines since the last call, in the order of their arrival."""
         lines = self._client.lrange(KEY, self._read, self._read + limit - 1)
         self._read += len(lines)
         return [Entry(*json.loads(line)) for line in lines]

@@ -27,20 +27,20 @@ class Message:
 
 @dataclass
 class Published:
-    """What the load generator knows of its publishes."""
+    """The outcomes of publishes."""
 
-    #: The broker said yes.
+    #: Ids of the confirmed messages.
     confirmed: dict[str, Message] = field(default_factory=dict)
-    #: The connection broke before it said anything: the message may be there, or not.
+    #: Ids whose connection broke before an answer, so that their outcome is unknown.
     uncertain: dict[str, Message] = field(default_factory=dict)
-    #: When it said yes, by message: seconds on CLOCK_MONOTONIC.
+    #: Time of the confirmation by message, in seconds on CLOCK_MONOTONIC.
     confirmed_at: dict[str, float] = field(default_factory=dict)
-    #: Its yes means that a replica has the message, too.
+    #: Whether a confirmation means that a replica has the message too.
     replicated: bool = False
 
 
 def draw_messages(seed: int, amount: int, tenants: int, work_ms: float) -> list[Message]:
-    """The messages of a seed. One in fifty works twenty times as long, so that kills meet running tasks."""
+    """Return the messages of a seed. One in fifty works twenty times as long, so that kills hit it."""
     draw = random.Random(f"load-{seed}")
     messages = []
     for number in range(amount):
@@ -52,7 +52,7 @@ def draw_messages(seed: int, amount: int, tenants: int, work_ms: float) -> list[
 
 
 class LoadGenerator:
-    """Publishes in a thread, never more than `ahead` messages beyond what is finished."""
+    """Publishes in a thread, with at most `ahead` unfinished messages."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LoadGenerator:
             if self._stop.is_set():
                 return
             try:
-                # Without retries: what was published twice may run twice, and that is not the broker's doing.
+                # No retries, because a message that was published twice may rightly run twice.
                 work.apply_async(
                     (message.number, message.tenant, message.seconds),
                     task_id=message.id,

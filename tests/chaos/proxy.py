@@ -1,4 +1,4 @@
-"""A TCP proxy that can swallow: connections stay open, nothing passes, until it is told to go on."""
+"""A TCP proxy that can hold all traffic back while connections stay open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 
 
 class Proxy:
-    """Forwards a local port to another one; runs in a thread of its own.
+    """Forwards a local port to another one, in a separate thread.
 
-    While black-holed, bytes are kept back as a network would (they arrive late, or never), and
-    new connections are accepted but not served.
+    While black-holed, bytes are held back as in a network (they arrive late, or never), and new connections
+    are accepted but not served.
     """
 
     def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:
@@ -20,25 +20,25 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
         self._pairs: set[asyncio.StreamWriter] = set()
-        #: The loop itself keeps tasks weakly.
+        #: Strong references, because the loop has only weak ones to its tasks.
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-proxy", daemon=True)
         self.port = 0
 
     def start(self) -> Proxy:
-        """Listen; `port` is known when this returns."""
+        """Start to listen. `port` is known when this returns."""
         self._thread.start()
         if not self._started.wait(10):
             raise RuntimeError("the proxy did not start")
         return self
 
     def black_hole(self) -> None:
-        """Let nothing pass in either direction."""
+        """Hold all traffic back, in both directions."""
         self._loop.call_soon_threadsafe(self._open.clear)
 
     def restore(self) -> None:
-        """Let everything pass again, what was kept back first."""
+        """Forward all traffic again, after the bytes that were held back."""
         self._loop.call_soon_threadsafe(self._open.set)
 
     def sever(self) -> None:
@@ -53,7 +53,7 @@ class Proxy:
     # In the proxy's thread.
 
     def overhear(self, data: bytes) -> None:
-        """What passes, in either direction; for those who want to know."""
+        """Receive each chunk that passes, in both directions. Subclasses may override this."""
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -66,26 +66,28 @@ class Proxy:
         self._loop.close()
 
     async def _close(self, server: asyncio.Server) -> None:
-        # Whoever is being accepted is let in first: asyncio forgets him when the server is closed.
+        # Accept pending connections first, because asyncio forgets them when the server is closed.
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._serving:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
         server.close()
-        await asyncio.sleep(0)  # the next turn of the loop closes what was aborted in this one
+        await asyncio.sleep(
+            0
+        )  # the next round of the loop closes the connections that were aborted in this one
 
     def _sever(self) -> None:
         for writer in list(self._pairs):
             writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # asyncio takes it for an error when a task of its own making is cancelled.
+        # asyncio reports an error when a task that it created itself is cancelled.
         task = self._loop.create_task(self._serve(reader, writer))
         self._serving[task] = writer
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        # Here, for one that is cancelled before it has begun.
+        # Here, because the task may be cancelled before its first step.
         self._serving.pop(task).transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +110,7 @@ class Proxy:
                 self.overhear(data)
                 writer.write(data)
                 await writer.drain()
-        # One side is done: tell the other, after what was on its way.
+        # One side has ended. Forward the end after the bytes that were under way.
         await self._open.wait()
         with contextlib.suppress(OSError):
             writer.close()

@@ -1,4 +1,4 @@
-"""What the workers run under chaos."""
+"""The tasks of the workers under chaos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "chaos"
 
 
 class Books:
-    """The ledger of this process, opened after the fork."""
+    """Return the ledger of this process, which is opened after the fork."""
 
     def __init__(self, port: int) -> None:
         self._port = port

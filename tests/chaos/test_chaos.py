@@ -1,4 +1,4 @@
-"""A short seeded run of every broker; ``make chaos`` is the long one."""
+"""A short seeded run of each broker; ``make chaos`` does a long one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.__main__ import RECOVERY_ALLOWANCE
 from tests.chaos.driver import Plan, run
 
-#: Seconds, for a machine that is slow: a run starts ten workers.
+#: Timeout in seconds, long enough for a slow machine, because a run starts ten workers.
 pytestmark = pytest.mark.timeout(300)
 
-#: One fault of every kind whose price is less than a second or two.
+#: One fault of each kind that costs less than two seconds.
 SHORT = Plan(
     seed=7,
     messages=1200,
     kills=2,
     others=5,
-    # The machine may stand still for most of it, without a worker being taken for dead.
+    # Long enough that a worker does not count as dead when the machine stalls for some seconds.
     lease=4.0,
     patience=30.0,
     modes=("kill-worker", "kill-child", "kill-connections", "script-flush", "restart-broker", "pause"),
 )
-#: On stock what a worker held is stuck for an hour: nobody waits for it.
+#: On stock the messages of a killed worker are stuck for an hour, so the run does not wait for them.
 STOCK = replace(SHORT, lease=2.0, patience=5.0)
 
 

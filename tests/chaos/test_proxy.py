@@ -1,4 +1,4 @@
-"""The proxy forwards, swallows, and gives up what it kept back."""
+"""The proxy forwards bytes, holds them back, and forwards them later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 
 
 def connect(proxy: Proxy) -> Any:
-    """A connection through it, which has passed once."""
+    """Provide a connection through the proxy that has been used once."""
     make: Any = redis.Connection
     connection = make(port=proxy.port, socket_timeout=30)
     connection.send_command("PING")
@@ -70,7 +70,7 @@ def test_to_stop_it_is_no_error(server: RedisServer, caplog: pytest.LogCaptureFi
         standing.black_hole()
         with closing(socket.create_connection(("127.0.0.1", standing.port), timeout=30)) as kept_waiting:
             standing.stop()
-            # Whoever is connected hears of it, by an end or a reset.
+            # A connected client gets an end of file or a reset.
             for end in (served, kept_waiting):
                 with suppress(ConnectionError):
                     assert end.recv(100) == b""

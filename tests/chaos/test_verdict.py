@@ -1,4 +1,4 @@
-"""The judge, on made-up evidence."""
+"""The verdict for constructed records."""
 
 from __future__ import annotations
 
@@ -85,23 +85,23 @@ def test_what_the_new_master_still_has_is_stuck() -> None:
     [
         (Fault("kill-worker", "w1", 0, 10.5, 10.5), True),
         (Fault("kill-worker", "w1", 0, 11 + ACK_ALLOWANCE / 2, 11 + ACK_ALLOWANCE / 2), True),
-        # long after the ack was due, before the run, or somebody else
+        # long after the ack was due, before the run, or another worker
         (Fault("kill-worker", "w1", 0, 13, 13), False),
         (Fault("kill-worker", "w1", 0, 9.5 - ORPHAN_ALLOWANCE, 9.5 - ORPHAN_ALLOWANCE), False),
-        # its orphaned children go on with what is in their pipes
+        # its orphaned children continue with the messages in their pipes
         (Fault("kill-worker", "w1", 0, 10 - ORPHAN_ALLOWANCE / 2, 10 - ORPHAN_ALLOWANCE / 2), True),
         (Fault("kill-worker", "w2", 0, 10.5, 10.5), False),
         # another child of the same worker
         (Fault("kill-child", "w1", 1, 10.5, 10.5), True),
         (Fault("kill-child", "w1", 2, 10.5, 10.5), False),
-        # a pause that spans the run; a stop that loses nothing by right
+        # a pause that spans the run; a stop after which no message may be lost
         (Fault("pause", "w1", 0, 8, 12), True),
         (Fault("warm", "w1", 0, 10.5, 10.5), False),
         (Fault("script-flush", "", 0, 10.5, 10.5), False),
-        # who ran it again had it first, and slept; or woke long before
+        # the second runner had it first, and slept; or woke long before
         (Fault("pause", "w2", 0, 9, 14 - ORPHAN_ALLOWANCE / 2), True),
         (Fault("pause", "w2", 0, 9, 14 - 2 * ORPHAN_ALLOWANCE), False),
-        # everybody's connections, until they are back
+        # the connections of all workers, until they are back
         (Fault("kill-connections", "", 0, 10.5, 10.5), True),
         (Fault("restart-broker", "", 0, 9 - RECONNECT_ALLOWANCE, 9.5 - RECONNECT_ALLOWANCE), False),
     ],
@@ -135,10 +135,10 @@ def test_recovery_is_counted_from_the_fault() -> None:
 @pytest.mark.parametrize(
     ("other", "slowest"),
     [
-        # somebody else may have had it by then, and was hit as well
+        # another worker may have had it by then, and was hit as well
         (Fault("kill-worker", "w3", 0, 12.0, 12.0), 2.0),
         (Fault("restart-broker", "", 0, 13.0, 13.5), 1.0),
-        # nobody loses anything by these, or it was too early, too late, or the same one's
+        # a fault that loses no message, or one that was too early, too late, or of the same worker
         (Fault("warm", "w3", 0, 12.0, 12.0), 3.5),
         (Fault("kill-worker", "w3", 0, 10.2, 10.2), 3.5),
         (Fault("kill-worker", "w3", 0, 14.5, 14.5), 3.5),
@@ -173,5 +173,5 @@ def test_a_seed_draws_the_same_schedule_and_load() -> None:
     assert {planned.mode for planned in draw_schedule(7, 1000, 20, 5, 3, ["cold"])} == {"cold"}
     one, other = draw_messages(7, 50, 5, 1), draw_messages(7, 50, 5, 1)
     assert [(m.tenant, m.seconds) for m in one] == [(m.tenant, m.seconds) for m in other]
-    # The ids differ: two runs on one broker must not meet.
+    # The ids differ, so that two runs on one broker do not interfere.
     assert one[0].id != other[0].id

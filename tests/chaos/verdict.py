@@ -1,4 +1,4 @@
-"""The verdict: what the ledger, the publishes and the faults say about the broker. Pure."""
+"""The verdict on a broker, computed from the ledger, the publishes and the faults. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tests.chaos.faults import EVERYBODY, EXCUSES, KILL, Fault
 from tests.chaos.ledger import Entry
 from tests.chaos.load import Published
 
-#: Seconds after a task's end within which its acknowledgement must have reached the broker. A fault that hits
-#: the holder within them may rightly bring the message back.
+#: Seconds after a task's end in which its ack must reach the broker. A fault that hits the worker in this
+#: time may rightly cause a redelivery.
 ACK_ALLOWANCE = 1.0
 
-#: Seconds for which a fault of the connection goes on in the worker: noticing it, reconnecting.
+#: Seconds that a worker needs to notice a broken connection and to reconnect.
 RECONNECT_ALLOWANCE = 4.0
 
-#: Seconds before a failover within which a yes of the lost master alone does not say that its replica knew.
-#: On one machine replication takes milliseconds.
+#: Seconds before a failover in which a confirmation of the lost master does not mean that its replica had the
+#: message. On one machine replication takes milliseconds.
 REPLICATION_ALLOWANCE = 1.0
 
-#: Seconds for which the children of a killed worker may go on with what is in their pipes.
+#: Seconds for which the children of a killed worker may run the messages in their pipes.
 ORPHAN_ALLOWANCE = 1.0
 
-#: Share of a lease that is left at least when a holder is killed: it renews before that.
+#: Smallest share of a lease that is left when a worker is killed, because it renews before that.
 LEASE_LEFT = 0.7
 
-#: Modes whose victims say nothing more: what they had comes back when their lease ends, not before.
+#: Modes whose victims send nothing more, so that their messages return only when their lease ends.
 SILENT = (KILL, "pause", "black-hole")
 
-#: How many of the slowest recoveries a report tells.
+#: Number of the slowest recoveries in a report.
 SLOW_TOLD = 3
 
 
@@ -51,37 +51,37 @@ class Run:
 
 @dataclass
 class Verdict:
-    """What happened. `lost` and `unattributable` are what a broker that keeps its word leaves empty."""
+    """The findings about a run. `lost` and `unattributable` are empty if the broker keeps its promises."""
 
     confirmed: int = 0
     uncertain: int = 0
     finished: int = 0
-    #: Confirmed, never finished, and not in the broker either.
+    #: Messages that were confirmed, never finished, and are not in the broker.
     lost: list[str] = field(default_factory=list)
-    #: The same, but confirmed only by a master that was lost at once: no broker on Redis can help that.
+    #: The same, but confirmed only by a master that was lost at once, which no broker on Redis can prevent.
     lost_with_master: list[str] = field(default_factory=list)
-    #: Of each that was lost, what is known of it.
+    #: The known facts about each lost message.
     tales: dict[str, str] = field(default_factory=dict)
-    #: Confirmed, not finished when the run ended, but still in the broker.
+    #: Messages that were confirmed and not finished at the end of the run, but are in the broker.
     stuck: list[str] = field(default_factory=list)
     #: Messages that ran more than once.
     duplicated: int = 0
-    #: Second runs whose first holder was killed, paused or cut off while it ran or before its ack was due.
+    #: Second runs whose first worker was killed, paused or cut off during the run or before its ack was due.
     attributable: int = 0
-    #: All other second runs, told in words.
+    #: All other second runs, as text.
     unattributable: list[str] = field(default_factory=list)
-    #: Second runs that began while the first was still going on.
+    #: Second runs that began before the end of the first one.
     overlapping: int = 0
-    #: For each first start: how many younger messages of the same tenant had started before it.
+    #: Number of younger messages of the same tenant that had started before, for each first start.
     overtaken_p99: float = 0
     overtaken_max: int = 0
-    #: Seconds from a fault to the new run of what it had interrupted, by mode: (count, min, median, max).
+    #: Seconds from a fault to the second run of an interrupted message, by mode: (count, min, median, max).
     recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    #: The slowest of them, counted from the last fault that may have hit whoever had the message in between.
+    #: The slowest of them, from the last fault that may have hit a worker with the message in between.
     slowest_recovery: float = 0
-    #: Seconds of those that nothing else may have hit meanwhile: (count, min, median, max).
+    #: Seconds of recoveries that no other fault may have delayed: (count, min, median, max).
     undisturbed: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
-    #: Those that took longest, told in words.
+    #: The slowest recoveries, as text.
     slow: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     seconds: float = 0
@@ -91,7 +91,7 @@ class Verdict:
         return not self.lost and not self.stuck and not self.unattributable
 
     def report(self) -> str:
-        """The verdict for a reader."""
+        """Return the verdict as text."""
         faults = ", ".join(f"{count} {mode}" for mode, count in sorted(self.faults.items()))
         lines = [
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",
@@ -129,14 +129,14 @@ class Verdict:
         if not self.lost_with_master:
             return []
         count, seconds = len(self.lost_with_master), REPLICATION_ALLOWANCE
-        told = (
+        reported = (
             f"lost with a master: {count} that only it had confirmed, less than {seconds:g} s before its end"
         )
-        return [f"{told} (dq_confirm_replicas = 1 prevents that)"]
+        return [f"{reported} (dq_confirm_replicas = 1 prevents that)"]
 
 
 def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
-    """The runs of each message, in the order in which they started."""
+    """Return the runs of each message in the order of their starts."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for entry in entries:
         if entry.event == "start":
@@ -154,9 +154,10 @@ def runs_of(entries: Sequence[Entry]) -> dict[str, list[Run]]:
 
 
 def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
-    """The fault that gives `second` the right to have run, if there is one; of several the likeliest.
+    """Return the fault that justifies the run `second`; the likeliest of several, None without one.
 
-    That is one that hit the run itself, rather than the reconnecting before it; and the latest of these.
+    A fault that hit the first run itself is likelier than one that hit the reconnect before it. Of these the
+    latest is returned.
     """
     found: list[tuple[bool, float, Fault]] = []
     until = second.start if first.finish is None else min(second.start, first.finish + ACK_ALLOWANCE)
@@ -178,14 +179,14 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
 
 
 def _woke_to(run: Run, pause: Fault) -> bool:
-    """Whether a child slept through the lease with the message in its pipe, and ran it when it woke."""
+    """Return whether a paused child had the message in its pipe during the lease, and ran it afterwards."""
     return pause.begin < run.start and pause.end >= run.start - ORPHAN_ALLOWANCE
 
 
 def hit_again(
     first: Run, fault: Fault, begin: float, second: Run, faults: Sequence[Fault], lease_s: float
 ) -> list[Fault]:
-    """The faults that may have hit one who had the message after `first` and before `second` could start."""
+    """Return the faults that may have hit a worker that had the message between `first` and `second`."""
     since = begin + LEASE_LEFT * lease_s if fault.mode in SILENT else begin
     return [
         other
@@ -197,7 +198,7 @@ def hit_again(
 
 
 def went_with_master(message: str, published: Published, faults: Sequence[Fault]) -> bool:
-    """Whether the master may have been the only one who knew of a message when it was lost."""
+    """Return whether only the master may have had a message when the master was lost."""
     at = published.confirmed_at.get(message)
     if published.replicated or at is None:
         return False
@@ -213,7 +214,7 @@ def judge(
     left_in_broker: Collection[str],
     lease_s: float = 0.0,
 ) -> Verdict:
-    """Weigh it all. Without a lease, a message may be with another holder at any time."""
+    """Compute the verdict. Without a lease, a message may be with another worker at any time."""
     runs = runs_of(entries)
     verdict = Verdict(confirmed=len(published.confirmed), uncertain=len(published.uncertain))
     verdict.faults = dict(Counter(fault.mode for fault in faults))
@@ -272,13 +273,13 @@ def _summary(times: Sequence[float]) -> tuple[int, float, float, float]:
 
 
 def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
-    """For each message, how many younger ones of its tenant had their first start before its own."""
+    """Return, for each message, how many younger messages of its tenant had started before it."""
     by_tenant: dict[str, list[Run]] = defaultdict(list)
     for of_one in runs.values():
         by_tenant[of_one[0].tenant].append(of_one[0])
     counts = []
     for firsts in by_tenant.values():
-        # Counted from the last start back: a binary indexed tree over the numbers seen so far.
+        # Count from the last start backwards, in a binary indexed tree of the numbers seen so far.
         ranks = {number: rank for rank, number in enumerate(sorted(run.number for run in firsts), 1)}
         tree = [0] * (len(firsts) + 1)
         for seen, run in enumerate(sorted(firsts, key=lambda run: run.start)):
@@ -297,18 +298,22 @@ def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
 
 def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:
     confirmed = published.confirmed_at.get(message)
-    told = [f"confirmed at {confirmed:.3f}"] if confirmed is not None else []
-    told += [f"started on {run.worker} at {run.start:.3f} and never ended" for run in runs]
+    reported = [f"confirmed at {confirmed:.3f}"] if confirmed is not None else []
+    reported += [f"started on {run.worker} at {run.start:.3f} and never ended" for run in runs]
     last = max((run.start for run in runs), default=confirmed or 0)
     near = [fault for fault in faults if abs(fault.begin - last) < 5]
-    told += [f"{fault.mode} {fault.worker or '(all)'} {fault.begin:.3f} to {fault.end:.3f}" for fault in near]
-    return "; ".join(told if runs else [*told, "never started"])
+    reported += [
+        f"{fault.mode} {fault.worker or '(all)'} {fault.begin:.3f} to {fault.end:.3f}" for fault in near
+    ]
+    return "; ".join(reported if runs else [*reported, "never started"])
 
 
 def _tell_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], message: str) -> str:
-    told = [f"{message} ran again {second.start - begin:.2f} s after {fault.mode} {fault.worker or '(all)'}"]
-    told += [f"{other.mode} {other.worker or '(all)'} at {other.begin - begin:.2f} s" for other in again]
-    return "; ".join(told)
+    reported = [
+        f"{message} ran again {second.start - begin:.2f} s after {fault.mode} {fault.worker or '(all)'}"
+    ]
+    reported += [f"{other.mode} {other.worker or '(all)'} at {other.begin - begin:.2f} s" for other in again]
+    return "; ".join(reported)
 
 
 def _tell(message: str, first: Run, second: Run) -> str:

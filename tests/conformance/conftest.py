@@ -11,8 +11,8 @@ from kombu import Connection
 
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import BROKERS, CONFORMING, Broker
-from tests.conformance.mailroom import KOMBU_DB, Mailroom
-from tests.conformance.workplace import Workplace
+from tests.conformance.celery_app import CeleryApp
+from tests.conformance.kombu_queue import KOMBU_DB, KombuQueue
 
 #: The shared workers send events, because a test listens to them.
 SHARED_ARGUMENTS = ("--without-mingle", "--without-gossip", "--without-heartbeat", "-E")
@@ -24,7 +24,8 @@ _serial = count()
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-        # A result that nobody has waited for tells its backend so when it is collected: while there is one.
+        # A result that was never read notifies its backend at collection, so collect it while there is a
+        # backend.
         gc.collect()
 
 
@@ -55,26 +56,26 @@ def connection(broker_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def other_connection(broker_url: str) -> Iterator[Connection]:
-    """A second connection, standing for another process."""
+    """A second connection, in the role of another process."""
     with Connection(broker_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def queue_name() -> str:
-    """A queue name that no other test uses."""
+    """A unique queue name."""
     return f"conformance-{next(_serial)}"
 
 
 @pytest.fixture
-def mailroom(connection: Connection, queue_name: str) -> Mailroom:
-    return Mailroom(connection, queue_name)
+def kombu_queue(connection: Connection, queue_name: str) -> KombuQueue:
+    return KombuQueue(connection, queue_name)
 
 
 @pytest.fixture
-def workplace(broker: Broker, redis_server: RedisServer, broker_port: int) -> Iterator[Workplace]:
-    """An app on a fresh queue; the test starts the workers that it needs."""
-    opened = Workplace(broker, redis_server, broker_port=broker_port)
+def celery_app(broker: Broker, redis_server: RedisServer, broker_port: int) -> Iterator[CeleryApp]:
+    """An app on a new queue; the test starts the workers that it needs."""
+    opened = CeleryApp(broker, redis_server, broker_port=broker_port)
     yield opened
     opened.close()
 
@@ -85,10 +86,12 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def staffed(broker: Broker, redis_server: RedisServer, broker_port: int, pool: str) -> Iterator[Workplace]:
+def staffed_app(
+    broker: Broker, redis_server: RedisServer, broker_port: int, pool: str
+) -> Iterator[CeleryApp]:
     """An app with one running worker of the pool under test, shared by a module's tests."""
-    opened = Workplace(broker, redis_server, broker_port=broker_port)
-    # A pool of two, so that one held task leaves room for another; solo is always one.
+    opened = CeleryApp(broker, redis_server, broker_port=broker_port)
+    # Two slots, so that another task can run beside a held one; solo always has one.
     with opened.worker(pool, name=f"{pool}-shared", arguments=SHARED_ARGUMENTS) as worker:
         opened.shared_worker = worker
         yield opened
@@ -101,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         broker = BROKERS.get(params.get("broker", ""))
-        shared = "staffed" in getattr(item, "fixturenames", ())
+        shared = "staffed_app" in getattr(item, "fixturenames", ())
         if shared and broker is not None and params.get("pool") in broker.left_out:
             left.append(item)
     if left:
@@ -113,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """When a test on the shared worker fails, the end of the worker's log is part of the report."""
     report = yield
-    staffed = getattr(item, "funcargs", {}).get("staffed")
-    if report.when == "call" and report.failed and staffed is not None:
-        report.sections.append(("log of the shared worker", staffed.shared_worker.log[-6000:]))
+    staffed_app = getattr(item, "funcargs", {}).get("staffed_app")
+    if report.when == "call" and report.failed and staffed_app is not None:
+        report.sections.append(("log of the shared worker", staffed_app.shared_worker.log[-6000:]))
     return report

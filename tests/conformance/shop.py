@@ -1,6 +1,6 @@
 """The Celery app of the worker-level tests.
 
-Its tasks tell a Redis of the test's own what they do: a test waits for what happened and never sleeps.
+Its tasks report to a Redis of the test. A test waits for these reports, and never sleeps.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BROKER_DB, RESULT_DB, WITNESS_DB = 1, 2, 3
 
 
 class Witness:
-    """What the tasks tell the test, and how the test lets a held task go."""
+    """The reports of the tasks to the test, and the release of held tasks by the test."""
 
     def __init__(self, port: int) -> None:
-        # Tests cut connections and restart servers; the witness looks again.
+        # Tests cut connections and restart servers, so the witness retries.
         self._client = redis.Redis(
             port=port,
             db=WITNESS_DB,
             decode_responses=True,
-            # The wait has a limit of its own. The client's would end it, and look again for as long.
+            # The wait has its own limit. A timeout of the client would end it, and repeat it for as long.
             socket_timeout=None,
             retry=Retry(ConstantBackoff(0.1), 100),
             retry_on_error=[redis.ConnectionError],
@@ -50,14 +50,14 @@ class Witness:
         return [str(each) for each in self._client.lrange(f"told:{subject}", 0, -1)]
 
     def wait(self, subject: str, deadline: float = 30.0) -> str:
-        """The next telling on `subject`, waited for and taken away."""
-        heard = self._client.blpop([f"told:{subject}"], timeout=deadline)
-        if heard is None:
+        """Wait for the next report on `subject`, and remove it."""
+        received = self._client.blpop([f"told:{subject}"], timeout=deadline)
+        if received is None:
             raise TimeoutError(f"nobody told {subject!r} within {deadline} s")
-        return str(heard[1])
+        return str(received[1])
 
     def release(self, key: str, amount: int = 1) -> None:
-        """Let `amount` held tasks go."""
+        """Release `amount` held tasks."""
         self._client.rpush(f"release:{key}", *["go"] * amount)
 
     def hold(self, key: str, limit: float = 60.0) -> None:
@@ -95,6 +95,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
         witness().tell(subject)
         return "not kept"
 
+    @task(name="own_eta", bind=True)
+    def own_eta(self: Task[Any, Any]) -> Any:
+        return self.request.eta
+
     @task(name="fail")
     def fail(text: str = "on purpose") -> None:
         raise ValueError(text)
@@ -124,7 +128,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
     @task(name="seem_dead")
     def seem_dead() -> int:
-        # By the end of this pipe the parent knows that its child lives: whoever closes it seems to be dead.
+        # The parent takes the child for dead when this pipe is closed.
         child: Any = current_process()
         kept = {1, 2, child.outq._writer.fileno()}
         watched = set(_pipes(os.getppid()).values())
@@ -136,7 +140,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
     def die_once(self: Task[Any, Any], key: str) -> str:
         own = witness()
-        own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))
+        own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))  # the stock transport has none
         own.tell(f"attempt:{key}")
         if len(own.told(f"attempt:{key}")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -175,9 +179,21 @@ def add_tasks(app: Celery, port: int) -> Celery:
             return "soft limit"
         return "released"
 
-    @task(name="stubborn", time_limit=1)
+    class Noting(Task):  # type: ignore[type-arg]
+        def on_failure(self, exc: Exception, task_id: str, *args: Any) -> None:
+            witness().tell(f"failed:{task_id}", type(exc).__name__)
+
+    @task(name="stubborn", time_limit=1, base=Noting)
     def stubborn(key: str) -> None:
         witness().hold(key)
+
+    @task(name="stubborn_late", time_limit=1, base=Noting, acks_late=True)
+    def stubborn_late(key: str) -> None:
+        witness().hold(key)
+
+    @task(name="note_failure")
+    def note_failure(task_id: str) -> None:
+        witness().tell(f"errback:{task_id}")
 
     @task(name="swap", bind=True)
     def swap(self: Task[Any, Any], x: int) -> int:
@@ -198,7 +214,7 @@ def _pipes(pid: int) -> dict[int, str]:
     """The pipes that a process has open, by file descriptor."""
     found = {}
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        # The listing's own is closed by now.
+        # The descriptor of the listing itself is closed by now.
         with contextlib.suppress(FileNotFoundError):
             if (pipe := str(fd.readlink())).startswith("pipe:"):
                 found[int(fd.name)] = pipe

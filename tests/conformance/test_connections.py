@@ -1,4 +1,4 @@
-"""Connecting, failing over, being cut off, and forking."""
+"""Connections: opening, failover, loss, and fork."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ from kombu.pools import producers
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import Broker
-from tests.conformance.mailroom import KOMBU_DB, Mailroom, drain_idle, drain_until, kill_connections, on_redis
+from tests.conformance.kombu_queue import (
+    KOMBU_DB,
+    KombuQueue,
+    drain_idle,
+    drain_until,
+    kill_connections,
+    on_redis,
+)
 
 
 @pytest.fixture
 def dead_url(broker: Broker) -> Iterator[str]:
-    """The URL of a port that nobody listens on."""
+    """The URL of a port on which no server listens."""
     with dead_port() as port:
         yield broker.url(port)
 
 
-def acknowledge_and_drain(mailroom: Mailroom) -> None:
-    """Acknowledge one message and go on consuming: on a dead connection one of the two must raise."""
-    mailroom.received[0].ack()
-    drain_until(mailroom.connection, lambda: False, deadline=15)
+def acknowledge_and_drain(kombu_queue: KombuQueue) -> None:
+    """Acknowledge one message and continue to consume: on a dead connection one of the two must raise."""
+    kombu_queue.received[0].ack()
+    drain_until(kombu_queue.connection, lambda: False, deadline=15)
 
 
 def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
@@ -43,7 +50,7 @@ def test_the_second_of_a_failover_list_is_used(
     urls: Any = f"{dead_url};{broker_url}" if form == "semicolon" else [dead_url, broker_url]
     with Connection(urls) as connection:
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
-        room = Mailroom(connection, queue_name)
+        room = KombuQueue(connection, queue_name)
         room.publish("hello")
         room.consume(ack=True)
         assert room.drain(1) == ["hello"]
@@ -56,11 +63,11 @@ def test_a_password_is_not_shown(broker: Broker) -> None:
 
 
 def test_a_closed_connection_opens_again(connection: Connection, queue_name: str) -> None:
-    Mailroom(connection, queue_name).publish(1)
+    KombuQueue(connection, queue_name).publish(1)
     connection.close()
     assert not connection.connected
     connection.connect()
-    room = Mailroom(connection, queue_name)
+    room = KombuQueue(connection, queue_name)
     room.consume(ack=True)
     assert room.drain(1) == [1]
 
@@ -76,59 +83,59 @@ def test_the_transport_offers_what_celery_asks_for(connection: Connection, broke
 
 @on_redis
 def test_a_killed_connection_is_a_connection_error_and_mends(
-    mailroom: Mailroom, redis_server: RedisServer, other_connection: Connection
+    kombu_queue: KombuQueue, redis_server: RedisServer, other_connection: Connection
 ) -> None:
-    # Given a consumer with messages in hand
-    mailroom.publish(*range(6))
-    mailroom.consume(prefetch_count=2)
-    mailroom.drain(2)
+    # Given a consumer with unacknowledged messages
+    kombu_queue.publish(*range(6))
+    kombu_queue.consume(prefetch_count=2)
+    kombu_queue.drain(2)
     # When the server cuts every connection
     assert kill_connections(redis_server.port) >= 1
-    connection = mailroom.connection
+    connection = kombu_queue.connection
     with pytest.raises(connection.connection_errors + connection.channel_errors):
-        acknowledge_and_drain(mailroom)
+        acknowledge_and_drain(kombu_queue)
     # Then after reconnecting every message is delivered, at most the acknowledged one excepted.
     connection.close()
-    successor = Mailroom(other_connection, mailroom.queue)
+    successor = KombuQueue(other_connection, kombu_queue.queue)
     successor.consume(ack=True)
     drain_until(other_connection, lambda: set(successor.bodies) >= {1, 2, 3, 4, 5})
 
 
 @on_redis
 def test_publishing_with_retry_survives_a_killed_connection(
-    mailroom: Mailroom, redis_server: RedisServer
+    kombu_queue: KombuQueue, redis_server: RedisServer
 ) -> None:
-    mailroom.publish("before")
+    kombu_queue.publish("before")
     kill_connections(redis_server.port)
     policy = {"max_retries": 5, "interval_start": 0, "interval_step": 0.05}
-    mailroom.publish("after", retry=True, retry_policy=policy)
-    room = Mailroom(mailroom.connection.clone(), mailroom.queue)
+    kombu_queue.publish("after", retry=True, retry_policy=policy)
+    room = KombuQueue(kombu_queue.connection.clone(), kombu_queue.queue)
     with room.connection:
         room.consume(ack=True)
         got = room.drain(2)
-    # At least once: a reply that was cut off may have been stored.
+    # At least once: a publish without an answer may have been stored.
     assert set(got) == {"before", "after"}
 
 
 def test_an_acknowledgement_by_the_old_holder_does_not_touch_the_new(
-    mailroom: Mailroom, other_connection: Connection, broker_url: str, broker: Broker
+    kombu_queue: KombuQueue, other_connection: Connection, broker_url: str, broker: Broker
 ) -> None:
-    # Given a message that returned when its holder's connection closed, and that another one fetched
-    mailroom.publish("x")
-    mailroom.consume()
-    mailroom.drain(1)
-    stale = mailroom.received[0]
-    mailroom.connection.close()
-    holder = Mailroom(other_connection, mailroom.queue)
+    # Given a message that returned when its consumer's connection closed, and that another consumer fetched
+    kombu_queue.publish("x")
+    kombu_queue.consume()
+    kombu_queue.drain(1)
+    stale = kombu_queue.received[0]
+    kombu_queue.connection.close()
+    holder = KombuQueue(other_connection, kombu_queue.queue)
     holder.consume()
     holder.drain(1)
-    # When the old holder acknowledges late (and is ignored or refused), and the new one goes away
-    with contextlib.suppress(Exception):  # any refusal will do; that it has no effect is what matters
+    # When the old consumer acknowledges late (and is ignored or refused), and the new one closes
+    with contextlib.suppress(Exception):  # any refusal is right; the ack must only have no effect
         stale.ack()
     other_connection.close()
     # Then the message is still there.
     with Connection(broker_url) as third:
-        room = Mailroom(third, mailroom.queue)
+        room = KombuQueue(third, kombu_queue.queue)
         room.consume(ack=True)
         expected = broker.expected("a stale acknowledgement", ["x"])
         room.drain(len(expected))
@@ -138,40 +145,47 @@ def test_an_acknowledgement_by_the_old_holder_does_not_touch_the_new(
 
 def _publish_in_child(url: str, queue: str, inherited: Connection) -> None:
     with Connection(url) as own:
-        Mailroom(own, queue).publish("own connection")
+        KombuQueue(own, queue).publish("own connection")
     with producers[inherited].acquire(block=True) as producer:
         producer.publish("inherited pool", routing_key=queue, serializer="json")
 
 
-def test_a_forked_child_publishes_and_the_parent_goes_on(mailroom: Mailroom, broker_url: str) -> None:
-    with producers[mailroom.connection].acquire(block=True) as producer:
-        producer.publish("parent before", routing_key=mailroom.queue.name, serializer="json")
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    child = Process(target=_publish_in_child, args=(broker_url, mailroom.queue.name, mailroom.connection))
+def test_a_forked_child_publishes_and_the_parent_goes_on(kombu_queue: KombuQueue, broker_url: str) -> None:
+    with producers[kombu_queue.connection].acquire(block=True) as producer:
+        producer.publish("parent before", routing_key=kombu_queue.queue.name, serializer="json")
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    child = Process(
+        target=_publish_in_child, args=(broker_url, kombu_queue.queue.name, kombu_queue.connection)
+    )
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    mailroom.publish("parent after")
-    assert sorted(mailroom.drain(4)) == ["inherited pool", "own connection", "parent after", "parent before"]
+    kombu_queue.publish("parent after")
+    assert sorted(kombu_queue.drain(4)) == [
+        "inherited pool",
+        "own connection",
+        "parent after",
+        "parent before",
+    ]
 
 
 def test_a_forked_child_that_exits_gives_nothing_back(
-    mailroom: Mailroom, other_connection: Connection
+    kombu_queue: KombuQueue, other_connection: Connection
 ) -> None:
     # Given a parent that holds a message
-    mailroom.publish("held")
-    mailroom.consume()
-    mailroom.drain(1)
+    kombu_queue.publish("held")
+    kombu_queue.consume()
+    kombu_queue.drain(1)
     # When a child that inherited the connection ends
     child = Process(target=int)
     child.start()
     child.join(60)
     # Then the parent still holds it alone.
-    assert Mailroom(other_connection, mailroom.queue).count() == 0
-    mailroom.received[0].ack()
-    mailroom.connection.close()
-    assert Mailroom(other_connection, mailroom.queue).count() == 0
+    assert KombuQueue(other_connection, kombu_queue.queue).count() == 0
+    kombu_queue.received[0].ack()
+    kombu_queue.connection.close()
+    assert KombuQueue(other_connection, kombu_queue.queue).count() == 0
 
 
 @on_redis
@@ -179,7 +193,7 @@ def test_a_broker_restart_with_persistence_loses_nothing(broker: Broker, queue_n
     with RedisServer(appendonly=True) as server:
         url = broker.url(server.port, KOMBU_DB)
         with Connection(url) as connection:
-            room = Mailroom(connection, queue_name)
+            room = KombuQueue(connection, queue_name)
             room.publish(*range(10))
             room.consume(prefetch_count=3)
             room.drain(3)
@@ -189,7 +203,7 @@ def test_a_broker_restart_with_persistence_loses_nothing(broker: Broker, queue_n
                 acknowledge_and_drain(room)
             connection.close()
         with Connection(url) as connection:
-            room = Mailroom(connection, queue_name)
+            room = KombuQueue(connection, queue_name)
             room.consume(ack=True)
             drain_until(connection, lambda: set(room.bodies) >= set(range(1, 10)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Message
 
-from tests.conformance.mailroom import Mailroom, drain_until
+from tests.conformance.kombu_queue import KombuQueue, drain_until
 
 TEXT = "Grüße, мир, 世界, 🎉 \u0000\u2028"
 BINARY = bytes(range(256)) * 4
@@ -24,43 +24,45 @@ BINARY = bytes(range(256)) * 4
         ("pickle", {"bytes": BINARY, "set": {1, 2}, "when": datetime.datetime(2024, 2, 29, 12, 30)}),
     ],
 )
-def test_serialised_bodies(mailroom: Mailroom, serializer: str, body: Any, compression: str | None) -> None:
-    mailroom.publish(body, serializer=serializer, compression=compression)
-    mailroom.consume(ack=True, accept=["json", "pickle"])
-    assert mailroom.drain(1) == [body]
+def test_serialised_bodies(
+    kombu_queue: KombuQueue, serializer: str, body: Any, compression: str | None
+) -> None:
+    kombu_queue.publish(body, serializer=serializer, compression=compression)
+    kombu_queue.consume(ack=True, accept=["json", "pickle"])
+    assert kombu_queue.drain(1) == [body]
 
 
-def test_a_raw_binary_body(mailroom: Mailroom) -> None:
-    mailroom.publish(BINARY, serializer=None, content_type="application/data", content_encoding="binary")
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    message = mailroom.received[0]
+def test_a_raw_binary_body(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(BINARY, serializer=None, content_type="application/data", content_encoding="binary")
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    message = kombu_queue.received[0]
     body: Any = message.body
     assert body == BINARY
     assert (message.content_type, message.content_encoding) == ("application/data", "binary")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
-def test_a_text_body_in_its_encoding(mailroom: Mailroom, encoding: str) -> None:
-    mailroom.publish(
+def test_a_text_body_in_its_encoding(kombu_queue: KombuQueue, encoding: str) -> None:
+    kombu_queue.publish(
         "Größe".encode(encoding), serializer=None, content_type="text/plain", content_encoding=encoding
     )
-    mailroom.consume(ack=True, accept=["text/plain"])
-    mailroom.drain(1)
-    assert mailroom.received[0].decode() == "Größe"
-    assert mailroom.received[0].content_encoding == encoding
+    kombu_queue.consume(ack=True, accept=["text/plain"])
+    kombu_queue.drain(1)
+    assert kombu_queue.received[0].decode() == "Größe"
+    assert kombu_queue.received[0].content_encoding == encoding
 
 
 @pytest.mark.parametrize("body", ["", "plain", TEXT])
-def test_a_raw_text_body(mailroom: Mailroom, body: str) -> None:
-    mailroom.publish(body, serializer="raw")
-    mailroom.consume(ack=True, accept=None)
-    mailroom.drain(1)
-    got = mailroom.received[0].body
+def test_a_raw_text_body(kombu_queue: KombuQueue, body: str) -> None:
+    kombu_queue.publish(body, serializer="raw")
+    kombu_queue.consume(ack=True, accept=None)
+    kombu_queue.drain(1)
+    got = kombu_queue.received[0].body
     assert (got.decode() if isinstance(got, bytes) else got) == body
 
 
-def test_headers_and_properties(mailroom: Mailroom) -> None:
+def test_headers_and_properties(kombu_queue: KombuQueue) -> None:
     headers = {"text": TEXT, "nested": {"list": [1, None, {"a": "b"}]}, "": "empty", "number": 3.5}
     properties = {
         "correlation_id": "corr-é",
@@ -72,41 +74,43 @@ def test_headers_and_properties(mailroom: Mailroom) -> None:
         "cluster_id": "c",
         "timestamp": 1700000000,
     }
-    mailroom.publish("x", headers=headers, **properties)
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    message = mailroom.received[0]
+    kombu_queue.publish("x", headers=headers, **properties)
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    message = kombu_queue.received[0]
     assert {key: message.headers[key] for key in headers} == headers
     assert {key: message.properties[key] for key in properties} == properties
     assert message.content_type == "application/json"
 
 
-def test_unknown_properties_pass_through(mailroom: Mailroom) -> None:
-    mailroom.publish("x", shop_colour="blue")
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    assert mailroom.received[0].properties["shop_colour"] == "blue"
+def test_unknown_properties_pass_through(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish("x", shop_colour="blue")
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    assert kombu_queue.received[0].properties["shop_colour"] == "blue"
 
 
-def test_delivery_info_names_the_way(mailroom: Mailroom) -> None:
-    mailroom.publish("x")
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    info = mailroom.received[0].delivery_info
-    assert (info["exchange"], info["routing_key"]) == ("", mailroom.queue.name)
-    assert mailroom.received[0].delivery_tag
+def test_delivery_info_names_the_way(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish("x")
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    info = kombu_queue.received[0].delivery_info
+    assert (info["exchange"], info["routing_key"]) == ("", kombu_queue.queue.name)
+    assert kombu_queue.received[0].delivery_tag
 
 
-def test_delivery_tags_are_distinct(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(10))
-    mailroom.consume(ack=True)
-    mailroom.drain(10)
-    assert len({message.delivery_tag for message in mailroom.received}) == 10
+def test_delivery_tags_are_distinct(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(*range(10))
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(10)
+    assert len({message.delivery_tag for message in kombu_queue.received}) == 10
 
 
-def test_a_content_type_that_is_not_accepted_is_refused(connection: Connection, mailroom: Mailroom) -> None:
-    mailroom.publish({1, 2}, serializer="pickle")
-    mailroom.publish("fine")
+def test_a_content_type_that_is_not_accepted_is_refused(
+    connection: Connection, kombu_queue: KombuQueue
+) -> None:
+    kombu_queue.publish({1, 2}, serializer="pickle")
+    kombu_queue.publish("fine")
     errors: list[tuple[Any, BaseException]] = []
     fine: list[Any] = []
 
@@ -119,8 +123,8 @@ def test_a_content_type_that_is_not_accepted_is_refused(connection: Connection, 
         message.ack()
 
     consumer = Consumer(
-        mailroom.channel,
-        queues=[mailroom.queue],
+        kombu_queue.channel,
+        queues=[kombu_queue.queue],
         callbacks=[on_task],
         on_decode_error=on_decode_error,
         accept=["json"],

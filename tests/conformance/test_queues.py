@@ -11,11 +11,11 @@ import pytest
 from kombu import Connection
 
 from tests.brokers import Broker
-from tests.conformance.mailroom import Mailroom, drain_idle
+from tests.conformance.kombu_queue import KombuQueue, drain_idle
 
 
-def passive_declare(room: Mailroom) -> int:
-    """The count that a passive declare returns, or 404."""
+def passive_declare(room: KombuQueue) -> int:
+    """Return the count of a passive declare, or 404."""
     channel: Any = room.connection.channel()
     try:
         declared: Any = room.queue(channel).queue_declare(passive=True)
@@ -34,104 +34,104 @@ def test_passive_declare_of_a_queue_that_never_was(connection: Connection, queue
     assert "NOT_FOUND" in str(caught.value)
 
 
-def test_passive_declare_counts_what_waits(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(7))
-    assert passive_declare(mailroom) == 7
+def test_passive_declare_counts_what_waits(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(*range(7))
+    assert passive_declare(kombu_queue) == 7
 
 
-def test_passive_declare_does_not_count_what_is_held(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(7))
-    mailroom.consume(prefetch_count=2)
-    mailroom.drain(2)
-    assert passive_declare(mailroom) == 5
+def test_passive_declare_does_not_count_what_is_held(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(*range(7))
+    kombu_queue.consume(prefetch_count=2)
+    kombu_queue.drain(2)
+    assert passive_declare(kombu_queue) == 5
 
 
-def test_passive_declare_of_an_emptied_queue(mailroom: Mailroom, broker: Broker) -> None:
-    mailroom.publish(1)
-    mailroom.consume(ack=True)
-    mailroom.drain(1)
-    drain_idle(mailroom.connection)
-    assert passive_declare(mailroom) == broker.expected("passive declare of an emptied queue", 0)
+def test_passive_declare_of_an_emptied_queue(kombu_queue: KombuQueue, broker: Broker) -> None:
+    kombu_queue.publish(1)
+    kombu_queue.consume(ack=True)
+    kombu_queue.drain(1)
+    drain_idle(kombu_queue.connection)
+    assert passive_declare(kombu_queue) == broker.expected("passive declare of an emptied queue", 0)
 
 
-def test_declare_returns_the_count(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(3))
-    declared = mailroom.bound.queue_declare()
-    assert mailroom.queue.name in str(declared)
-    assert mailroom.channel.queue_declare(mailroom.queue.name).message_count == 3
+def test_declare_returns_the_count(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(*range(3))
+    declared = kombu_queue.bound.queue_declare()
+    assert kombu_queue.queue.name in str(declared)
+    assert kombu_queue.channel.queue_declare(kombu_queue.queue.name).message_count == 3
 
 
-def test_purge_returns_how_many_went(mailroom: Mailroom) -> None:
-    mailroom.publish(*range(9))
-    assert mailroom.bound.purge() == 9
-    assert mailroom.bound.purge() == 0
-    assert mailroom.count() == 0
+def test_purge_returns_how_many_went(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(*range(9))
+    assert kombu_queue.bound.purge() == 9
+    assert kombu_queue.bound.purge() == 0
+    assert kombu_queue.count() == 0
 
 
-def test_purge_spares_what_is_in_hand(mailroom: Mailroom, other_connection: Connection) -> None:
-    mailroom.publish(*range(4))
-    mailroom.consume(prefetch_count=1)
-    mailroom.drain(1)
-    assert mailroom.bound.purge() == 3
-    mailroom.connection.close()
-    successor = Mailroom(other_connection, mailroom.queue)
+def test_purge_spares_what_is_in_hand(kombu_queue: KombuQueue, other_connection: Connection) -> None:
+    kombu_queue.publish(*range(4))
+    kombu_queue.consume(prefetch_count=1)
+    kombu_queue.drain(1)
+    assert kombu_queue.bound.purge() == 3
+    kombu_queue.connection.close()
+    successor = KombuQueue(other_connection, kombu_queue.queue)
     successor.consume(ack=True)
     assert successor.drain(1) == [0]
 
 
-def test_purge_of_more_than_one_chunk(mailroom: Mailroom, broker: Broker) -> None:
+def test_purge_of_more_than_one_chunk(kombu_queue: KombuQueue, broker: Broker) -> None:
     # A publish to ZooKeeper waits for a disk, and a chunk is half as large there.
     amount = 600 if broker.server == "zookeeper" else 2500
-    mailroom.publish(*range(amount))
-    assert mailroom.bound.purge() == amount
-    assert mailroom.count() == 0
+    kombu_queue.publish(*range(amount))
+    assert kombu_queue.bound.purge() == amount
+    assert kombu_queue.count() == 0
 
 
-def test_delete_removes_the_messages(mailroom: Mailroom, broker: Broker) -> None:
-    mailroom.publish(*range(3))
-    mailroom.bound.delete()
-    assert passive_declare(mailroom) == broker.expected("passive declare of a deleted queue", 404)
+def test_delete_removes_the_messages(kombu_queue: KombuQueue, broker: Broker) -> None:
+    kombu_queue.publish(*range(3))
+    kombu_queue.bound.delete()
+    assert passive_declare(kombu_queue) == broker.expected("passive declare of a deleted queue", 404)
 
 
-def test_delete_if_empty_spares_a_full_queue(mailroom: Mailroom) -> None:
-    mailroom.publish(1)
-    mailroom.bound.delete(if_empty=True)
-    assert passive_declare(mailroom) == 1
+def test_delete_if_empty_spares_a_full_queue(kombu_queue: KombuQueue) -> None:
+    kombu_queue.publish(1)
+    kombu_queue.bound.delete(if_empty=True)
+    assert passive_declare(kombu_queue) == 1
 
 
-def test_a_deleted_queue_can_be_used_again(mailroom: Mailroom, broker: Broker) -> None:
-    mailroom.publish("old")
-    mailroom.bound.delete()
-    mailroom.bound.declare()
-    mailroom.publish("new")
-    mailroom.consume(ack=True)
+def test_a_deleted_queue_can_be_used_again(kombu_queue: KombuQueue, broker: Broker) -> None:
+    kombu_queue.publish("old")
+    kombu_queue.bound.delete()
+    kombu_queue.bound.declare()
+    kombu_queue.publish("new")
+    kombu_queue.consume(ack=True)
     expected = broker.expected("bodies after deleting and declaring", ["new"])
-    mailroom.drain(len(expected))
-    drain_idle(mailroom.connection)
-    assert mailroom.bodies == expected
+    kombu_queue.drain(len(expected))
+    drain_idle(kombu_queue.connection)
+    assert kombu_queue.bodies == expected
 
 
-def test_drain_events_keeps_its_timeout(mailroom: Mailroom) -> None:
-    mailroom.consume()
+def test_drain_events_keeps_its_timeout(kombu_queue: KombuQueue) -> None:
+    kombu_queue.consume()
     started = time.monotonic()
     with pytest.raises(socket.timeout):
-        mailroom.connection.drain_events(timeout=0.5)
-    # A lower bound is the promise; the upper one only tells a hang from a wait.
+        kombu_queue.connection.drain_events(timeout=0.5)
+    # The lower bound is the promise; the upper one only detects a hang.
     assert 0.45 <= time.monotonic() - started < 5
 
 
-def test_drain_events_wakes_for_a_message(mailroom: Mailroom, other_connection: Connection) -> None:
+def test_drain_events_wakes_for_a_message(kombu_queue: KombuQueue, other_connection: Connection) -> None:
     import threading
 
-    mailroom.consume(ack=True)
-    sender = Mailroom(other_connection, mailroom.queue)
+    kombu_queue.consume(ack=True)
+    sender = KombuQueue(other_connection, kombu_queue.queue)
     with pytest.raises(socket.timeout):
-        mailroom.connection.drain_events(timeout=0.2)
+        kombu_queue.connection.drain_events(timeout=0.2)
     thread = threading.Timer(0.3, sender.publish, args=("late",))
     thread.start()
-    mailroom.connection.drain_events(timeout=30)
+    kombu_queue.connection.drain_events(timeout=30)
     thread.join()
-    assert mailroom.drain(1) == ["late"]
+    assert kombu_queue.drain(1) == ["late"]
 
 
 def test_simple_queue(connection: Connection, queue_name: str) -> None:
@@ -173,29 +173,29 @@ def test_simple_buffer(connection: Connection, queue_name: str) -> None:
             buffer.get(timeout=0.2)
 
 
-def test_priority_per_queue(mailroom: Mailroom, broker: Broker) -> None:
+def test_priority_per_queue(kombu_queue: KombuQueue, broker: Broker) -> None:
     low, high = broker.least_urgent, broker.most_urgent
-    mailroom.publish("low 1", "low 2", priority=low)
-    mailroom.publish("high 1", "high 2", priority=high)
-    mailroom.consume(ack=True)
-    assert mailroom.drain(4) == ["high 1", "high 2", "low 1", "low 2"]
+    kombu_queue.publish("low 1", "low 2", priority=low)
+    kombu_queue.publish("high 1", "high 2", priority=high)
+    kombu_queue.consume(ack=True)
+    assert kombu_queue.drain(4) == ["high 1", "high 2", "low 1", "low 2"]
 
 
-def test_priority_overtakes_what_is_not_yet_fetched(mailroom: Mailroom, broker: Broker) -> None:
-    mailroom.publish(*range(5), priority=broker.least_urgent)
-    mailroom.consume(prefetch_count=1)
-    mailroom.drain(1)
-    mailroom.publish("urgent", priority=broker.most_urgent)
-    mailroom.received[0].ack()
-    assert mailroom.drain(2)[1] == "urgent"
+def test_priority_overtakes_what_is_not_yet_fetched(kombu_queue: KombuQueue, broker: Broker) -> None:
+    kombu_queue.publish(*range(5), priority=broker.least_urgent)
+    kombu_queue.consume(prefetch_count=1)
+    kombu_queue.drain(1)
+    kombu_queue.publish("urgent", priority=broker.most_urgent)
+    kombu_queue.received[0].ack()
+    assert kombu_queue.drain(2)[1] == "urgent"
 
 
 @pytest.mark.parametrize("priority", [-5, 42])
-def test_a_priority_beyond_the_scale(mailroom: Mailroom, priority: int, broker: Broker) -> None:
+def test_a_priority_beyond_the_scale(kombu_queue: KombuQueue, priority: int, broker: Broker) -> None:
     if broker.expected("a priority beyond the scale", "clamped") == "refused":
         with pytest.raises(ValueError, match=str(priority)):
-            mailroom.publish("x", priority=priority)
+            kombu_queue.publish("x", priority=priority)
         return
-    mailroom.publish("x", priority=priority)
-    mailroom.consume(ack=True)
-    assert mailroom.drain(1) == ["x"]
+    kombu_queue.publish("x", priority=priority)
+    kombu_queue.consume(ack=True)
+    assert kombu_queue.drain(1) == ["x"]

@@ -7,7 +7,7 @@ import re
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.exchange import TopicExchange
 
-from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 
 #: In kombu 5.5 the word of a ``*`` at the end may have dots in it.
 LOOSE_TOPICS = re.match(TopicExchange(None).key_to_pattern("a.*"), "a.b.c") is not None
@@ -16,7 +16,7 @@ LOOSE_TOPICS = re.match(TopicExchange(None).key_to_pattern("a.*"), "a.b.c") is n
 def test_direct_exchange_delivers_by_routing_key(connection: Connection, queue_name: str) -> None:
     exchange = Exchange(f"{queue_name}-direct", type="direct")
     rooms = [
-        Mailroom(connection, Queue(f"{queue_name}-{key}", exchange, routing_key=key))
+        KombuQueue(connection, Queue(f"{queue_name}-{key}", exchange, routing_key=key))
         for key in ("red", "blue")
     ]
     producer = Producer(connection.channel(), exchange=exchange)
@@ -31,7 +31,9 @@ def test_direct_exchange_delivers_by_routing_key(connection: Connection, queue_n
 
 def test_a_direct_exchange_with_two_queues_on_one_key_copies(connection: Connection, queue_name: str) -> None:
     exchange = Exchange(f"{queue_name}-direct", type="direct")
-    rooms = [Mailroom(connection, Queue(f"{queue_name}-{n}", exchange, routing_key="same")) for n in range(2)]
+    rooms = [
+        KombuQueue(connection, Queue(f"{queue_name}-{n}", exchange, routing_key="same")) for n in range(2)
+    ]
     Producer(connection.channel(), exchange=exchange).publish("both", routing_key="same")
     for room in rooms:
         room.consume(ack=True)
@@ -46,7 +48,7 @@ def test_one_queue_with_two_bindings(connection: Connection, queue_name: str) ->
     queue = Queue(
         queue_name, bindings=[binding(exchange, routing_key="a"), binding(exchange, routing_key="b")]
     )
-    room = Mailroom(connection, queue)
+    room = KombuQueue(connection, queue)
     producer = Producer(connection.channel(), exchange=exchange)
     for key in "abc":
         producer.publish(key, routing_key=key)
@@ -60,7 +62,7 @@ def test_topic_exchange_matches_words(connection: Connection, queue_name: str) -
     exchange = Exchange(f"{queue_name}-topic", type="topic")
     patterns = {"stock.*": "one", "stock.#": "any", "#.error": "error"}
     rooms = {
-        pattern: Mailroom(connection, Queue(f"{queue_name}-{name}", exchange, routing_key=pattern))
+        pattern: KombuQueue(connection, Queue(f"{queue_name}-{name}", exchange, routing_key=pattern))
         for pattern, name in patterns.items()
     }
     producer = Producer(connection.channel(), exchange=exchange)
@@ -83,8 +85,8 @@ def test_fanout_reaches_every_consumer(
 ) -> None:
     exchange = Exchange(f"{queue_name}-fanout", type="fanout")
     rooms = [
-        Mailroom(connection, Queue(f"{queue_name}-1", exchange)),
-        Mailroom(other_connection, Queue(f"{queue_name}-2", exchange)),
+        KombuQueue(connection, Queue(f"{queue_name}-1", exchange)),
+        KombuQueue(other_connection, Queue(f"{queue_name}-2", exchange)),
     ]
     for room in rooms:
         room.consume(ack=True)
@@ -101,23 +103,23 @@ def test_fanout_beside_a_plain_queue_on_one_connection(
     connection: Connection, other_connection: Connection, queue_name: str
 ) -> None:
     exchange = Exchange(f"{queue_name}-fanout", type="fanout")
-    heard = Mailroom(connection, Queue(f"{queue_name}-heard", exchange))
-    plain = Mailroom(connection, queue_name)
-    heard.consume(no_ack=True)
+    received = KombuQueue(connection, Queue(f"{queue_name}-heard", exchange))
+    plain = KombuQueue(connection, queue_name)
+    received.consume(no_ack=True)
     plain.consume(ack=True)
     drain_idle(connection)
     Producer(other_connection.channel(), exchange=exchange).publish("to all")
-    Mailroom(other_connection, queue_name).publish("to one")
-    drain_until(connection, lambda: bool(heard.received and plain.received))
-    assert (heard.bodies, plain.bodies) == (["to all"], ["to one"])
+    KombuQueue(other_connection, queue_name).publish("to one")
+    drain_until(connection, lambda: bool(received.received and plain.received))
+    assert (received.bodies, plain.bodies) == (["to all"], ["to one"])
 
 
 def test_bindings_of_another_process_are_seen(
     connection: Connection, other_connection: Connection, queue_name: str
 ) -> None:
-    # pidbox replies live on this: the worker publishes to a queue that only the caller has declared.
+    # pidbox replies need this: the worker publishes to a queue that only the caller has declared.
     exchange = Exchange(f"{queue_name}-reply", type="direct", durable=False)
-    room = Mailroom(
+    room = KombuQueue(
         connection, Queue(f"{queue_name}-me", exchange, routing_key="me", durable=False, auto_delete=True)
     )
     Producer(other_connection.channel(), exchange=exchange).publish("answer", routing_key="me")

@@ -4,6 +4,7 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import org.apache.curator.framework.CuratorFramework;
@@ -22,9 +23,9 @@ import org.apache.curator.framework.state.ConnectionState;
 import org.apache.curator.retry.RetryOneTime;
 
 /**
- * A Java program that shares queues: one command a line, one line in answer.
+ * A Java program with Curator queues. It reads one command per line and answers with one line.
  *
- * <p>put KIND PATH ARGUMENT ITEM... — take KIND PATH LOCKPATH|- COUNT — remove PATH ID
+ * <p>put KIND PATH ARGUMENT ITEM... — take KIND PATH LOCKPATH|- COUNT — fail KIND PATH LOCKPATH — remove PATH ID
  */
 public class CuratorPeer {
     static CuratorFramework client;
@@ -53,6 +54,24 @@ public class CuratorPeer {
         public void stateChanged(CuratorFramework client, ConnectionState state) {}
     }
 
+    /** A consumer that fails; its second call shows that the item was requeued. */
+    static class Failing implements QueueConsumer<String> {
+        final CountDownLatch failed = new CountDownLatch(2);
+        final CountDownLatch closed = new CountDownLatch(1);
+
+        @Override
+        public void consumeMessage(String message) throws Exception {
+            failed.countDown();
+            if (failed.getCount() == 0) {
+                closed.await();
+            }
+            throw new IllegalStateException(message);
+        }
+
+        @Override
+        public void stateChanged(CuratorFramework client, ConnectionState state) {}
+    }
+
     public static void main(String[] arguments) throws Exception {
         client = CuratorFrameworkFactory.newClient(arguments[0], 10000, 10000, new RetryOneTime(100));
         client.start();
@@ -67,6 +86,9 @@ public class CuratorPeer {
                     out.println("ok");
                 } else if (words[0].equals("take")) {
                     out.println(take(words[1], words[2], words[3], Integer.parseInt(words[4])));
+                } else if (words[0].equals("fail")) {
+                    fail(words[1], words[2], words[3]);
+                    out.println("ok");
                 } else {
                     DistributedIdQueue<String> queue =
                             QueueBuilder.builder(client, null, new Text(), words[1]).buildIdQueue();
@@ -142,6 +164,17 @@ public class CuratorPeer {
             }
         }
         return taken.toString();
+    }
+
+    static void fail(String kind, String path, String lockPath) throws Exception {
+        Failing failing = new Failing();
+        QueueBuilder<String> builder = QueueBuilder.builder(client, failing, new Text(), path).lockPath(lockPath);
+        try (QueueBase<String> queue = build(builder, kind)) {
+            queue.start();
+            failing.failed.await();
+        } finally {
+            failing.closed.countDown();
+        }
     }
 
     static QueueBase<String> build(QueueBuilder<String> builder, String kind) {

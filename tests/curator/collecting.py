@@ -1,4 +1,4 @@
-"""A consumer that remembers, and can be told to wait or to fail."""
+"""A consumer that records its items, and can wait or fail."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from celery_dq.testing.waiting import wait_until
 
 
 class Collector:
-    """Called with items; keeps them in :attr:`items`.
+    """A consumer that keeps its items in :attr:`items`.
 
-    :param fail: called with each item; the consumer raises where it returns true.
+    Args:
+        fail: Called with each item; the consumer raises if it returns true.
     """
 
     def __init__(self, fail: Callable[[Any], bool] = lambda _item: False) -> None:

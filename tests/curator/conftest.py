@@ -10,7 +10,7 @@ from celery_dq.zookeeper.session import Session
 
 @pytest.fixture
 def session(hosts: str) -> Iterator[Session]:
-    """A session to look and meddle with; the queues under test have their own."""
+    """A session for looking at nodes and changing them; the queues under test have their own sessions."""
     session = Session(hosts, timeout_s=30)
     session.open()
     yield session
@@ -19,9 +19,10 @@ def session(hosts: str) -> Iterator[Session]:
 
 @pytest.fixture
 def make(hosts: str) -> Iterator[Callable[..., Any]]:
-    """Makes queues, each with a session of its own; closes them at the end.
+    """Return a function that makes queues, each with its own session; all are closed after the test.
 
-    The sessions are long: on a slow machine, none expires but those that a test ends."""
+    The sessions are long, so that on a slow machine only those expire that a test ends.
+    """
     made: list[tuple[Any, Session]] = []
 
     def build(kind: Callable[..., Any], path: str = "/queue", **options: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Ending a session behind its owner's back."""
+"""Ending a session, or only its connection, without the knowledge of its owner."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 
 from kazoo.exceptions import KazooException
@@ -12,14 +13,14 @@ from celery_dq.zookeeper.session import Session
 
 
 def expire(session: Session, timeout_s: float = 60.0) -> None:
-    """End a session: whoever knows its id and password may. Returns when its owner has another one."""
+    """End a session with its id and password, and return when its owner has a new session."""
     client = session.open()
     before = session.id
     deadline = time.monotonic() + timeout_s
     while session.id == before:
         assert time.monotonic() < deadline, "the session does not end"
         thief = type(client)(hosts=session.hosts, client_id=client.client_id)
-        # The owner takes the session back as soon as it is taken away, and may be quicker.
+        # The owner reconnects as soon as the session is taken over, and may be faster.
         with contextlib.suppress(KazooException, thief.handler.timeout_exception):
             thief.start()
             thief.stop()
@@ -27,3 +28,10 @@ def expire(session: Session, timeout_s: float = 60.0) -> None:
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: session.id != before, 2.0)
     session.open(timeout_s)
+
+
+def break_connection(session: Session) -> None:
+    """Break the connection of a session; the session lives on."""
+    client = session.open()
+    with contextlib.suppress(OSError):
+        client._connection._socket.shutdown(socket.SHUT_RDWR)

@@ -11,16 +11,19 @@ from types import TracebackType
 from celery_dq.testing.zookeeper import find_zookeeper
 
 DEBIAN = Path("/usr/share/java")
-#: Debian's own package has no version in these names.
+#: Names of the jars in Debian's packages, which have no version in their names.
 CURATOR = ("curator-recipes.jar", "curator-framework.jar", "curator-client.jar", "guava.jar")
-#: A compiler that needs no more than the runtime.
+#: A compiler that needs only a Java runtime.
 COMPILER = DEBIAN / "eclipse-jdt-core.jar"
 COMPILER_CLASS = "org.eclipse.jdt.internal.compiler.batch.Main"
 SOURCE = Path(__file__).with_name("CuratorPeer.java")
 
 
 def class_path() -> str:
-    """Where Curator is: ``$CURATOR_HOME`` (a folder of its jars and guava's), or Debian's packages."""
+    """Return the class path of Curator.
+
+    The jars are in ``$CURATOR_HOME`` (Curator and guava), or in Debian's packages.
+    """
     _java, zookeeper = find_zookeeper()
     home = os.environ.get("CURATOR_HOME")
     jars = [str(Path(home) / "*")] if home else [str(DEBIAN / name) for name in CURATOR]
@@ -33,7 +36,7 @@ def class_path() -> str:
 
 
 def compile_peer(folder: Path) -> None:
-    """Compile the peer into `folder`, by a JDK's javac or by Eclipse's compiler on a mere runtime."""
+    """Compile the Java program into `folder`, with a JDK's javac or with Eclipse's compiler on a runtime."""
     java, _jars = find_zookeeper()
     javac = shutil.which("javac")
     if javac is not None:
@@ -60,7 +63,7 @@ def compile_peer(folder: Path) -> None:
 
 
 class CuratorPeer:
-    """A running peer. A context manager."""
+    """A running Java program with Curator queues. A context manager."""
 
     def __init__(self, classes: Path, hosts: str) -> None:
         java, _jars = find_zookeeper()
@@ -79,11 +82,15 @@ class CuratorPeer:
         assert self._ask("put", kind, path, str(argument), *items) == "ok"
 
     def take(self, kind: str, path: str, lock_path: str | None, count: int) -> list[str]:
-        """Consume so many items."""
+        """Consume this number of items."""
         return self._ask("take", kind, path, lock_path or "-", str(count)).split("\t")
 
+    def fail(self, kind: str, path: str, lock_path: str) -> None:
+        """Take one item and raise: Curator requeues it."""
+        assert self._ask("fail", kind, path, lock_path) == "ok"
+
     def remove(self, path: str, item_id: str) -> int:
-        """Remove by id."""
+        """Remove items by id."""
         return int(self._ask("remove", path, item_id))
 
     def _ask(self, *words: str) -> str:
@@ -105,5 +112,5 @@ class CuratorPeer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The end of its input ends it.
+        # The program ends at the end of its input.
         self._process.communicate(timeout=60)

@@ -1,14 +1,14 @@
-"""Consumers that are killed, over and over, while a producer puts; nothing may be lost.
+"""Consumers that are killed repeatedly while a producer puts items; no item may be lost.
 
 ``python -m tests.curator.kills --kills 200 --items 20000 --consumers 4 --seed 7``
 
-A consumer notes each item in a ledger of its own, by one write, as the last thing that it does with it. At
-random moments one gets SIGKILL and another is started in its place. At the end the queue must be empty, and
-every item noted:
+A consumer records each item in its ledger file, with one write, as its last action for the item. At random
+moments, a consumer gets SIGKILL and another one is started in its place. At the end, the queue must be empty,
+and every item must be recorded:
 
-* lost: put, and in no ledger;
-* twice: in the ledgers more than once. That is what a kill between the note and the finishing may cause, for
-  as many items as the victim held: 100 at most.
+* lost: an item was put and is in no ledger.
+* twice: an item is in the ledgers more than once. A kill between the record and the finish of an item may
+  cause this, for at most as many items as the killed consumer held (100).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from celery_dq.zookeeper.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE, LOCKS = "/mail", "/mail-locks"
-#: Nodes that a consumer holds at most.
+#: Maximum number of nodes that a consumer holds.
 HELD = 100
 SESSION_S = 1.5
 
 
 class Verdict(NamedTuple):
-    """What became of the items."""
+    """The outcome of the items."""
 
     put: int
     lost: list[int]
@@ -64,7 +64,7 @@ def consume(hosts: str, ledger: Path) -> None:
 
     session = Session(hosts, timeout_s=SESSION_S)
     DistributedQueue(session, QUEUE, lock_path=LOCKS, consumer=note, prefetch=HELD).start()
-    # Whoever started this one ends it; if he is gone, nobody writes here any more.
+    # The parent's end closes this input; nothing is ever written to it.
     sys.stdin.read()
 
 
@@ -77,7 +77,7 @@ def start(hosts: str, ledger: Path) -> subprocess.Popen[bytes]:
 
 
 def run(hosts: str, *, items: int, kills: int, consumers: int, seed: int) -> Verdict:
-    """Put, kill, count."""
+    """Put items, kill consumers, and count."""
     chance = random.Random(seed)
     began = time.monotonic()
     session = Session(hosts, timeout_s=10)
@@ -103,10 +103,10 @@ def run(hosts: str, *, items: int, kills: int, consumers: int, seed: int) -> Ver
                 if killed == kills:
                     break
                 victim = running.pop(chance.randrange(consumers))
-                # It must have begun, at least.
+                # The consumer must have started to work.
                 before = sum(noted().values())
                 wait_until(partial(has_begun, before), 60)
-                time.sleep(chance.uniform(0, 0.05))  # anywhere in its work
+                time.sleep(chance.uniform(0, 0.05))  # at any moment of its work
                 victim.kill()
                 victim.communicate()
                 running.append(start(hosts, next(ledgers)))

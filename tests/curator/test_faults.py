@@ -1,4 +1,4 @@
-"""Sessions that expire, connections that break, answers that are lost, peers that play by other rules."""
+"""Expired sessions, broken connections, lost answers, and peers with other rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
 from tests.curator.collecting import Collector
-from tests.curator.expiry import expire
+from tests.curator.expiry import break_connection, expire
+from tests.zookeeper.removal import delete_chroot
 
 Make = Callable[..., Any]
 LOCKS = "/locks"
@@ -33,7 +34,7 @@ def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through_proxy(proxy: Proxy, hosts: str) -> str:
-    """The host list by way of the proxy."""
+    """Return the host list with the proxy's address."""
     return f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}"
 
 
@@ -44,7 +45,7 @@ def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make:
     seen = Collector()
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     expire(victim.session)
-    # Nobody puts anything, nobody touches the queue: the lock alone is gone.
+    # No item is put and the queue does not change: only the lock is gone.
     assert seen.wait(1) == ["x"]
     assert not received.finish() or received.finish()
     wait_until(lambda: victim.size() == 0)
@@ -63,7 +64,7 @@ def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: M
     assert not second.finish()
     assert not second.requeue()
     second.release()
-    # The lock of the new holder is untouched.
+    # The lock of the new holder is unchanged.
     assert stolen.finish()
     assert queue.size() == 0
 
@@ -92,15 +93,30 @@ def test_consuming_goes_on_over_drops_and_expiries(make: Make, lock_path: str | 
     for number in range(60):
         producer.put(number)
         if number % 20 == 5:
-            queue.session.drop()
+            break_connection(queue.session)
         if number % 20 == 10:
             expire(queue.session)
         if number % 20 == 15:
-            producer.session.drop()
+            break_connection(producer.session)
     wait_until(lambda: set(seen.items) == set(range(60)), 60, what=lambda: repr(seen.items))
     wait_until(lambda: producer.size() == 0)
     if lock_path is None:
         assert sorted(seen.items) == list(range(60))
+
+
+@both
+def test_consuming_goes_on_after_the_chroot_was_deleted(
+    make: Make, lock_path: str | None, zookeeper: ZooKeeperServer, hosts: str
+) -> None:
+    seen = Collector()
+    producer = make(DistributedQueue)
+    make(DistributedQueue, lock_path=lock_path, consumer=seen).start()
+    producer.put("before")
+    seen.wait(1)
+    delete_chroot(zookeeper, hosts)
+    producer.put("after")
+    assert seen.wait(2) == ["before", "after"]
+    wait_until(lambda: producer.size() == 0)
 
 
 def test_a_lost_answer_to_a_put_puts_once(proxy: Proxy, through_proxy: str, make: Make) -> None:
@@ -125,15 +141,31 @@ def test_a_lost_answer_to_taking_an_element_does_not_lose_it(
     queue = make(SimpleDistributedQueue, hosts=through_proxy)
     taken = [queue.take()]
     for _each in elements[1:]:
-        # The delete is the one request that names the journal.
+        # The deletion is the only request that names the writer's node.
         proxy.drop_answers_to, proxy.drops_left = b"journals", 1
         taken.append(queue.take())
     assert taken == elements
     assert proxy.dropped >= 5
 
 
+def test_a_lost_answer_to_a_removal_leaves_no_lock(
+    proxy: Proxy, through_proxy: str, make: Make, session: Session
+) -> None:
+    queue = make(DistributedIdQueue, hosts=through_proxy, lock_path=LOCKS)
+    queue.put("x", "an id")
+    # The folder of the locks and the presence of this consumer exist.
+    assert queue.remove("an id") == 1
+    queue.put("y", "an id")
+    proxy.drop_answers_to, proxy.drops_left = f"{LOCKS}/".encode(), 1
+    with pytest.raises(ZooKeeperUnreachable):
+        queue.remove("an id")
+    assert session.open().get_children(LOCKS) == []
+    assert make(DistributedIdQueue, lock_path=LOCKS).remove("an id") == 1
+
+
+@pytest.mark.parametrize("drops", [1, 2])
 def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
-    proxy: Proxy, through_proxy: str, make: Make
+    proxy: Proxy, through_proxy: str, make: Make, drops: int
 ) -> None:
     seen = Collector()
     producer = make(DistributedQueue)
@@ -141,7 +173,7 @@ def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
     make(DistributedQueue, hosts=through_proxy, lock_path=LOCKS, consumer=seen).start()
     seen.wait(1)
     for number in range(6):
-        proxy.drop_answers_to, proxy.drops_left = b"presences", 1
+        proxy.drop_answers_to, proxy.drops_left = b"presences", drops
         producer.put(number)
         seen.wait(number + 2)
     wait_until(lambda: producer.size() == 0)
@@ -149,7 +181,7 @@ def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
 
 
 def test_a_background_producer_waits_for_zookeeper_to_come_back(own_zookeeper: ZooKeeperServer) -> None:
-    # It outlives the server, and holds all the items at the end.
+    # This consumer outlives the server, and has all items at the end.
     session = Session(own_zookeeper.hosts, timeout_s=15)
     queue = DistributedQueue(session, "/queue", put_in_background=True, final_flush_s=0.2)
     queue.put(0)
@@ -171,7 +203,7 @@ def test_a_background_producer_waits_for_zookeeper_to_come_back(own_zookeeper: Z
     session.close()
 
 
-def test_a_server_that_is_away_is_told_and_survived(own_zookeeper: ZooKeeperServer) -> None:
+def test_a_server_that_is_away_is_reported_and_survived(own_zookeeper: ZooKeeperServer) -> None:
     session = Session(own_zookeeper.hosts, timeout_s=2)
     seen = Collector()
     producer = DistributedQueue(session, "/queue", timeout_s=0.5)
@@ -206,6 +238,41 @@ def test_missing_rights_are_named(make: Make, session: Session) -> None:
     allowed.close()
 
 
+@both
+def test_an_item_whose_acl_keeps_us_out_is_passed_over_and_logged_once(
+    make: Make, session: Session, lock_path: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer, seen = make(DistributedQueue), Collector()
+    producer.put_each(["first", "theirs", "last"])
+    client = session.open()
+    theirs = sorted(client.get_children("/queue"))[1]
+    client.set_acls(f"/queue/{theirs}", [make_digest_acl("boss", "secret", all=True)])
+    make(DistributedQueue, lock_path=lock_path, consumer=seen).start()
+    assert seen.wait(2) == ["first", "last"]
+    producer.put("later")
+    assert seen.wait(3) == ["first", "last", "later"]
+    wait_until(lambda: client.get_children("/queue") == [theirs])
+    reported = [record.getMessage() for record in caplog.records if theirs in record.getMessage()]
+    assert len(reported) == 1, reported
+    assert "its ACL denies this session" in reported[0]
+    assert make(DistributedQueue, lock_path=lock_path).peek() is None
+
+
+def test_a_lock_that_cannot_be_read_is_watched(make: Make, session: Session) -> None:
+    """Curator's locks carry the ACLs of its own client."""
+    producer, seen = make(DistributedQueue), Collector()
+    producer.put("x")
+    client = session.open()
+    (name,) = client.get_children("/queue")
+    client.ensure_path(LOCKS)
+    client.create(f"{LOCKS}/{name}", acl=[make_digest_acl("boss", "secret", all=True)])
+    make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
+    producer.put("y")
+    assert seen.wait(1) == ["y"]
+    client.delete(f"{LOCKS}/{name}")
+    assert seen.wait(2) == ["y", "x"]
+
+
 def test_a_fork_has_a_session_of_its_own(make: Make) -> None:
     seen = Collector()
     queue = make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
@@ -234,7 +301,7 @@ def test_nothing_stays_behind(make: Make, session: Session) -> None:
     client = session.open()
     assert len(client.get_children("/dq/journals")) == len(client.get_children("/dq/presences")) == 1
     queue.close()
-    # It does not wait for long to hear that they are gone.
+    # Closing does not wait long for the deletion of these nodes.
     wait_until(lambda: client.get_children("/dq/journals") == client.get_children("/dq/presences") == [])
     names = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in names if name.startswith(("dq-take", "dq-finish", "dq-put"))] == []

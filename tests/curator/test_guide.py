@@ -1,4 +1,4 @@
-"""The guide's programs run as they stand there."""
+"""The programs in the guide run unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Queues that are shared with Java programs: a round trip with the real Curator, both ways."""
+"""Queues that are shared with Java programs: round trips with the real Curator in both directions."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def shared_hosts(zookeeper: ZooKeeperServer) -> str:
 
 @pytest.fixture(scope="module")
 def peer(classes: Path, shared_hosts: str) -> Iterator[CuratorPeer]:
-    # The chroot must be there before Java comes.
+    # The chroot must exist before the Java program connects.
     session = Session(shared_hosts)
     session.open()
     session.close()
@@ -51,7 +52,7 @@ def peer(classes: Path, shared_hosts: str) -> Iterator[CuratorPeer]:
 
 @pytest.fixture
 def hosts(shared_hosts: str) -> str:
-    """All tests share a chroot with the peer, each has a path of its own."""
+    """All tests share a chroot with the Java program, and each test has its own path."""
     return shared_hosts
 
 
@@ -102,7 +103,7 @@ def test_java_puts_and_python_consumes(
     peer.put("multi", path, "-", "c", "d")
     make(DistributedQueue, path, consumer=seen, lock_path=lock_path, **TEXT).start()
     assert seen.wait(4) == [*"abcd"]
-    # Curator has made the folder a container, which its server removes when it is empty.
+    # Curator has created the folder as a container, which the server deletes when it is empty.
     peer.put("plain", path, "-", "e")
     assert seen.wait(5)[-1] == "e"
 
@@ -149,6 +150,22 @@ def test_other_kinds_put_by_java(make: Make, peer: CuratorPeer, path: str) -> No
     assert [simple.take(), simple.take()] == [b"x", b"y"]
 
 
+@pytest.mark.parametrize("kind", ["priority", "delay"])
+@both
+def test_what_a_failing_java_consumer_puts_back_is_served(
+    make: Make, peer: CuratorPeer, session: Session, path: str, kind: str, lock_path: str | None
+) -> None:
+    """The item has lost its priority or due time with its name, and comes first, as in Java."""
+    build = DistributedPriorityQueue if kind == "priority" else DistributedDelayQueue
+    peer.put(kind, path, 1, "failed")
+    peer.fail(kind, path, LOCKS)
+    (name,) = session.open().get_children(path)
+    assert re.fullmatch(r"queue-\d{10}", name)
+    peer.put(kind, path, 1 if kind == "delay" else -7, "other")
+    queue = make(build, path, lock_path=lock_path, **TEXT)
+    assert [queue.get(10).item for _ in range(2)] == ["failed", "other"]
+
+
 def test_either_removes_what_the_other_has_put(make: Make, peer: CuratorPeer, path: str) -> None:
     queue = make(DistributedIdQueue, path, **TEXT)
     peer.put("id", path, "50% off", "java")
@@ -156,7 +173,7 @@ def test_either_removes_what_the_other_has_put(make: Make, peer: CuratorPeer, pa
     queue.put("python", "a/b")
     assert queue.remove("50% off") == 1
     assert peer.remove(path, "an id") == 1
-    # The percent-encoded form is what a Java program sees.
+    # A Java program sees the percent-encoded id.
     assert peer.remove(path, "a%2Fb") == 1
     assert queue.size() == 0
 
@@ -165,7 +182,7 @@ def test_java_and_python_share_a_queue_under_locks(make: Make, peer: CuratorPeer
     queue = make(DistributedQueue, path, lock_path=LOCKS, **TEXT)
     queue.put_each(["held", "free"])
     held = queue.get(30)
-    # What Python has locked, Java leaves alone.
+    # Java does not take an item that Python has locked.
     assert peer.take("plain", path, LOCKS, 1) == ["free"]
     held.requeue()
     assert peer.take("plain", path, LOCKS, 1) == ["held"]

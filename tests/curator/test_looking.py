@@ -10,16 +10,18 @@ import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from kazoo.security import make_digest_acl
 
 import celery_dq
 from celery_dq.cli import dq
+from celery_dq.curator.browse import look
+from celery_dq.curator.framing import frame
 from celery_dq.curator.kinds import (
     DistributedDelayQueue,
     DistributedIdQueue,
     DistributedPriorityQueue,
     DistributedQueue,
 )
-from celery_dq.curator.looking import look
 from celery_dq.curator.simple import SimpleDistributedQueue
 from celery_dq.errors import ConfigurationError
 from celery_dq.zookeeper.session import Session
@@ -49,7 +51,9 @@ def test_marks_of_all_kinds_in_the_order_of_serving(make: Make, session: Session
     delays.put("x", 1e15)
     make(SimpleDistributedQueue, "/simple").offer(b"bytes")
     assert [view.mark for view in look(session, "/id", "id")] == ["a/b", "c"]
-    assert [view.mark for view in look(session, "/priority", "priority")] == [-(2**31), -1, 3]
+    # A failing Curator consumer requeues an item of any priority under such a name.
+    session.open().create("/priority/queue-", frame([b"1"]), sequence=True)
+    assert [view.mark for view in look(session, "/priority", "priority")] == [None, -(2**31), -1, 3]
     years = [view.mark.year for view in look(session, "/delay", "delay")]  # type: ignore[union-attr]
     assert years == [2001, 2033, 9999]
     assert [view.items for view in look(session, "/simple", "simple")] == [1]
@@ -63,9 +67,14 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
     queue.put_multi([1, 2])
     queue.put(3)
     session.open().create("/mail/queue-", b"junk", sequence=True)
+    session.open().create(
+        "/mail/queue-", b"theirs", sequence=True, acl=[make_digest_acl("boss", "secret", all=True)]
+    )
     with queue.get(30):
         rows = json.loads(run(hosts, "/mail", "--locks", "/mail-locks", "--json"))
-        assert [(row["items"], row["locked"]) for row in rows] == [(2, True), (1, False), (None, False)]
+        assert [(row["items"], row["locked"]) for row in rows][:3] == [(2, True), (1, False), (None, False)]
+        assert [row["problem"] for row in rows] == ["", "", "not in Curator's framing", "denied by its ACL"]
+        assert (rows[3]["items"], rows[3]["size"]) == (None, 6)
         assert "queue-0000000001" in run(hosts, "/mail", "--limit", "2")
-    assert "Nothing is in '/none'" in run(hosts, "/none")
-    assert "PATH = 'mail' is unusable" in run(hosts, "mail", status=1)
+    assert "No node is in '/none'" in run(hosts, "/none")
+    assert "PATH = 'mail' is invalid" in run(hosts, "mail", status=1)

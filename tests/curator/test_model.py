@@ -1,4 +1,4 @@
-"""Any sequence of puts, takes, settlements and removals, against a list."""
+"""Random sequences of puts, takes, finishes and removals, compared with a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from celery_dq.curator.kinds import DistributedIdQueue, DistributedPriorityQueue
-from celery_dq.curator.received import Received
+from celery_dq.curator.leased_item import LeasedItem
 from celery_dq.zookeeper.session import Session
 
 Made = Callable[[type[Any], bool], Any]
@@ -39,13 +39,13 @@ def sessions(hosts: str) -> Iterator[tuple[Session, Session]]:
 
 
 class Model:
-    """What must be in the queue: (rank, birth, number, mark) of waiting and of held items."""
+    """The expected state of the queue: (rank, birth, number, mark) of waiting and of held items."""
 
     def __init__(self, *, ranked: bool) -> None:
         self._ranked = ranked
         self._births = 0
         self.waiting: list[tuple[int, int, int, int]] = []
-        self.held: list[tuple[tuple[int, int, int, int], Received]] = []
+        self.held: list[tuple[tuple[int, int, int, int], LeasedItem]] = []
 
     def add(self, mark: int, number: int) -> None:
         self._births += 1

@@ -1,4 +1,4 @@
-"""How nodes are named and framed: what Curator 5.4 and 5.9 wrote, and what must be true of all of it."""
+"""The names and the format of nodes: samples of Curator 5.4 and 5.9, and properties of all names."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_ids_of_any_characters_come_back(item_id: str) -> None:
 def test_ids_without_special_characters_are_written_as_they_are() -> None:
     assert id_prefix("50% ü.-_x") == "queue-|50% ü.-_x|"
     assert id_prefix("%2F") != id_prefix("/")
-    # What Curator wrote itself is read as it is.
+    # A name that Curator itself wrote is not decoded.
     assert id_of("queue-|50% off|0000000007") == "50% off"
     assert id_of("queue-0000000007") is None
 
@@ -91,7 +91,7 @@ def test_unusable_ids_are_refused(item_id: object) -> None:
 @pytest.mark.parametrize(
     "name", ["queue-", "queue-1", "queue-|x", "lock-0000000001", "queue-0000000001x", ""]
 )
-def test_strangers_are_told_apart(name: str) -> None:
+def test_strangers_are_reported_apart(name: str) -> None:
     assert [grammar.place(name) for grammar in (PLAIN, ID, DELAY, PRIORITY, SIMPLE)] == [None] * 5
     with pytest.raises(InvalidMessage):
         PLAIN.prefix(name)
@@ -115,14 +115,14 @@ def test_items_are_framed_and_read_back(items: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(), min_size=1), st.data())
-def test_a_truncated_node_is_told(items: list[bytes], data: st.DataObject) -> None:
+def test_a_truncated_node_is_reported(items: list[bytes], data: st.DataObject) -> None:
     whole = frame(items)
     with pytest.raises(CorruptRecord):
         unframe(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(st.binary())
-def test_any_other_bytes_are_told_or_read(junk: bytes) -> None:
+def test_any_other_bytes_are_reported_or_read(junk: bytes) -> None:
     try:
         items = unframe(junk)
     except CorruptRecord:

@@ -1,4 +1,4 @@
-"""Queues that have an order of their own: priorities, delays; and the simple one."""
+"""Queues with their own order (priority, delay), and the simple queue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_later_more_urgent_item_overtakes(make: Make, min_items: int) -> None:
     seen = Collector()
     seen.gate.clear()
     make(DistributedPriorityQueue, lock_path=LOCKS, consumer=seen, min_items_before_refresh=min_items).start()
-    # One is in its hands.
+    # The consumer has one item.
     assert seen.waiting.wait(20)
     producer.put("urgent", -1)
     seen.gate.set()
@@ -84,7 +84,7 @@ def test_items_are_served_when_they_are_due(make: Make, lock_path: str | None) -
         consumer=lambda item: served.append((item, time.time())),
     ).start()
     wait_until(lambda: len(served) == 1)
-    # Put later than the one that everybody waits for, due earlier.
+    # This item is put after the one for which the consumer waits, and is due earlier.
     due = time.time() + 0.4
     queue.put("soon", datetime.fromtimestamp(due, tz=timezone.utc))
     wait_until(lambda: len(served) == 2)
@@ -185,7 +185,7 @@ def test_a_folder_that_was_removed_while_it_was_empty_is_made_again(
     taking.join(30)
     assert taken != [None]
     session.open().delete("/queue")
-    # It has had as many children as the one before.
+    # The new folder has had as many children as the old one.
     put(item)
     assert queue.size() == 1
     assert queue.poll(0) is not None

@@ -1,4 +1,4 @@
-"""What each kind of queue does, with and without locks, on a real ZooKeeper."""
+"""The behaviour of each kind of queue, with and without locks, on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def test_items_put_together_are_consumed_together(make: Make, lock_path: str | N
     assert seen.wait(4) == [*"abcd"]
 
 
+@pytest.mark.logged_error("The item is requeued at the end of the queue")
 @both
-def test_a_failed_item_is_put_back_last_in_line(make: Make, lock_path: str | None) -> None:
+def test_a_failed_item_is_requeued_last_in_line(make: Make, lock_path: str | None) -> None:
     seen = Collector(fail=lambda item: item == "bad" and "bad" not in seen.failed)
     queue = make(DistributedQueue, lock_path=lock_path)
     queue.put_each(["bad", "good"])
@@ -74,13 +75,15 @@ def test_a_failed_item_is_put_back_last_in_line(make: Make, lock_path: str | Non
     wait_until(lambda: queue.size() == 0)
 
 
-def test_of_items_put_together_only_the_rest_is_put_back(make: Make) -> None:
+@pytest.mark.logged_error("The item is requeued at the end of the queue")
+def test_of_items_put_together_only_the_rest_is_requeued(make: Make) -> None:
     seen = Collector(fail=lambda item: item == "b" and "b" not in seen.failed)
     make(DistributedQueue).put_multi([*"abc"])
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     assert seen.wait(3) == [*"abc"]
 
 
+@pytest.mark.logged_error("The item is deleted")
 @both
 def test_a_failed_item_is_deleted_if_wanted(make: Make, lock_path: str | None) -> None:
     seen = Collector(fail=lambda item: item == "bad")
@@ -118,6 +121,7 @@ def test_an_executor_consumes_several_at_once(make: Make, lock_path: str | None)
     assert queue.size() == 0
 
 
+@pytest.mark.logged_error("The item is deleted")
 def test_an_executor_that_was_shut_down_and_a_consumer_that_exits(make: Make) -> None:
     def leave(item: int) -> None:
         raise SystemExit(item)
@@ -128,7 +132,7 @@ def test_an_executor_that_was_shut_down_and_a_consumer_that_exits(make: Make) ->
     executor.shutdown()
     broken = make(DistributedQueue, lock_path=LOCKS, consumer=print, executor=executor).start()
     leaving = make(DistributedQueue, lock_path=LOCKS, consumer=leave, on_failure="delete")
-    # Neither keeps the item: one gives it back, the other has failed.
+    # Neither consumer keeps the item: one releases it, and the other one has failed.
     leaving.start()
     wait_until(lambda: queue.size() == 0, 20)
     queue.put(2)
@@ -136,24 +140,24 @@ def test_an_executor_that_was_shut_down_and_a_consumer_that_exits(make: Make) ->
     broken.close()
 
 
-def test_listeners_hear_of_each_put_once(make: Make) -> None:
-    heard: list[list[Any]] = []
+def test_listeners_learn_of_each_put_once(make: Make) -> None:
+    received: list[list[Any]] = []
     queue = make(DistributedQueue)
-    queue.on_put(heard.append)
+    queue.on_put(received.append)
     queue.put(1)
     queue.put_multi([2, 3])
-    assert heard == [[1], [2, 3]]
+    assert received == [[1], [2, 3]]
 
 
 def test_what_is_put_in_the_background_is_flushed_and_ordered(make: Make) -> None:
-    heard: list[list[Any]] = []
+    received: list[list[Any]] = []
     queue = make(DistributedQueue, put_in_background=True)
-    queue.on_put(heard.append)
+    queue.on_put(received.append)
     for number in range(1000):
         queue.put(number)
     assert queue.flush(20)
     assert queue.unsent() == []
-    assert heard == [[number] for number in range(1000)]
+    assert received == [[number] for number in range(1000)]
     seen = Collector()
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     assert seen.wait(1000) == list(range(1000))
@@ -229,7 +233,7 @@ def test_a_slow_item_does_not_keep_what_is_behind_it(make: Make) -> None:
     make(DistributedQueue).put_each(list(range(100)))
     busy = make(DistributedQueue, lock_path=LOCKS, consumer=slow).start()
     slow.wait(100)
-    # By now it takes many at once.
+    # By now, the consumer takes many items at once.
     slow.gate.clear()
     make(DistributedQueue).put_each(list(range(100, 150)))
     assert slow.waiting.wait(20)
@@ -255,7 +259,7 @@ def test_a_serializer_of_ones_own_and_what_it_cannot_read(make: Make, session: S
         texts.put(7)
     with pytest.raises(InvalidMessage, match="is no bytes"):
         make(DistributedQueue, serializer="bytes").put("x")
-    with pytest.raises(InvalidMessage, match="cannot be put as JSON"):
+    with pytest.raises(InvalidMessage, match="cannot be written as JSON"):
         make(DistributedQueue).put(object())
 
 
@@ -292,7 +296,7 @@ def test_items_are_removed_by_id(make: Make, lock_path: str | None) -> None:
     assert queue.remove("a/b") == 2
     assert queue.remove("none") == 0
     assert sorted(queue.ids()) == ["a_b", "a|b"]
-    # The ids do not disturb the order.
+    # The ids do not change the order.
     assert [queue.get(30).item for _each in range(2)] == ["item a|b", "item a_b"]
 
 

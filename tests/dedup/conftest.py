@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.dedup.coordinator import Coordinator
 from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.redis import RedisCoordinator, load_scripts
-from celery_dq.keys import ClaimKeys
+from celery_dq.dedup.other_brokers.coordinator import Coordinator
+from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
+from celery_dq.keys import DedupKeys
 
 SCRIPTS = load_scripts()
 
 
 def redis_coordinator(client: Any, owner: str = "w1", lease: float = 30.0) -> RedisCoordinator:
-    return RedisCoordinator(client, ClaimKeys("online"), SCRIPTS, owner=owner, lease=lease)
+    return RedisCoordinator(client, DedupKeys("online"), SCRIPTS, owner=owner, lease=lease)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 @pytest.fixture(params=["local", "redis"])
 def make(request: pytest.FixtureRequest) -> Callable[[], Coordinator]:
-    """Makes coordinators of one kind, each empty."""
+    """A function that makes empty coordinators of one kind."""
     if request.param == "local":
         return LocalCoordinator
     client = request.getfixturevalue("client")

@@ -1,14 +1,14 @@
-"""``python -m tests.dedup.hammer``: processes and threads that hammer few keys, and an independent judge.
+"""``python -m tests.dedup.hammer``: a load test of few keys with many processes and threads, and a judge.
 
-The hammer pushes and works against the scripts of the tenant broker themselves, without Celery: pushers call,
-workers claim, settle half of the messages early, hold them a moment, and finish, give back or die. Each
-worker process is killed by SIGKILL now and then, or stands still for longer than its lease, so that others
-reap it. Every event gets a number and a time in another database of the same Redis, so that the judge can
-order them all.
+The hammer runs the scripts of the tenant broker without Celery. Pushers publish calls. Workers claim them,
+settle half of the messages early, wait a moment, and finish, release or die. Some worker processes are
+killed by SIGKILL, or stop for longer than their lease, so that others reap them. Every event gets a number
+and a time in another database of the same Redis, so that the judge can order all events.
 
-The judge (:mod:`tests.dedup.hammer_judge`) says: never two running, unless an eviction or a lost lease forced
-it, which is counted; never two blocked; no key left behind; and no lost update: whoever covered a declined
-call started after that call was made, or was cancelled with it.
+The judge (:mod:`tests.dedup.hammer_judge`) checks four rules. No two calls of a key run at the same time,
+except for counted overlaps by an eviction or a lost lease. No two are blocked. No key is left behind. No
+update is lost: the covering call of a declined one started after the declined one was made, or was
+cancelled with it.
 
 A million calls, as 8 processes with 64 threads::
 
@@ -35,20 +35,20 @@ from typing import Any
 
 import redis
 
-from celery_dq.inspector.claims import verdicts
+from celery_dq.inspector.dedup_locks import verdicts
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.partition import Partition, load_scripts
-from celery_dq.transport.redis.record import DedupSection, Record
-from celery_dq.transport.redis.replies import Outgoing
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
+from celery_dq.transport.redis.store.replies import OutgoingRecord
 from tests.dedup.hammer_judge import Event, Verdict, judge
 
 EVENTS, CLOCK = "events", "clock"
-#: Seconds that the calls may take in all, and the work that is left after them.
+#: Time limits in seconds: of all calls, and of the work that is left after them.
 PUSHING_S, DRAINING_S = 7_200.0, 60.0
 
-# Numbers the event in the same step in which it is written down.
+# Numbers and stores an event in one atomic step.
 TELL = """
 local n, t = redis.call('INCR', KEYS[2]), redis.call('TIME')
 redis.call('RPUSH', KEYS[1], n .. ' ' .. t[1] .. string.format('%06d', t[2]) .. ' ' .. ARGV[1])
@@ -61,20 +61,20 @@ class Plan:
     seed: int = 1
     calls: int = 20_000
     keys: int = 100
-    #: Processes: those that call, and those that work.
+    #: Number of processes that publish.
     pushers: int = 4
     workers: int = 4
-    #: In each process.
+    #: Number of threads in each process.
     threads: int = 8
     kills: int = 3
-    #: How often a worker stands still for longer than its lease.
+    #: How often a worker is stopped for longer than its lease.
     stalls: int = 0
     timeout_us: int = 0
     lease_ms: int = 2_000
 
 
 class Hand:
-    """One thread's connections."""
+    """The connections of one thread."""
 
     def __init__(self, port: int) -> None:
         self.client: Any = redis.Redis(port=port, db=1, socket_timeout=60)
@@ -86,12 +86,12 @@ class Hand:
         self._tell([EVENTS, CLOCK], [json.dumps([what, key, call, more])])
 
     def now(self) -> int:
-        """A number that all later events exceed."""
+        """A number that is smaller than those of all later events."""
         return int(self.journal.incr(CLOCK))
 
 
 def push(port: int, plan: Plan, pusher: int) -> None:
-    """One process that calls."""
+    """Run one process that publishes."""
     amount = plan.calls // (plan.pushers * plan.threads)
     _in_threads(plan.threads, lambda thread: _push(Hand(port), plan, f"{pusher}.{thread}", amount))
 
@@ -102,14 +102,14 @@ def _push(hand: Hand, plan: Plan, name: str, amount: int) -> None:
         key = f"k{min(int(abs(chance.gauss(0, plan.keys / 3))), plan.keys - 1)}"
         call = f"{name}.{number}"
         section = DedupSection(key, timeout_us=plan.timeout_us, replace=chance.random() < 0.05)
-        record = Record("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
+        record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
         made = hand.now()
-        (pushed,) = hand.partition.push([Outgoing(0, call, record)]).run(hand.client)
+        (pushed,) = hand.partition.push([OutgoingRecord(0, call, record)]).run(hand.client)
         hand.tell(pushed.status, key, call, covering=pushed.covering, replaced=pushed.replaced, made=made)
 
 
 def work(port: int, plan: Plan, name: str, ready: Any) -> None:
-    """One process that works: all its threads hold under one lease, as a Celery worker does."""
+    """Run one process that works: all its threads share one lease, as in a Celery worker."""
     threading.Thread(target=_renew, args=(Hand(port), plan, name), daemon=True).start()
     ready.set()
     _in_threads(plan.threads, lambda thread: _work(Hand(port), plan, name, thread))
@@ -126,13 +126,13 @@ def _in_threads(amount: int, target: Any) -> None:
 def _renew(hand: Hand, plan: Plan, name: str) -> None:
     while True:
         sent = _microseconds()
-        hand.partition.renew(name, lease_ms=plan.lease_ms, max_deliveries=0).run(hand.client)
+        hand.partition.heartbeat(name, lease_ms=plan.lease_ms, max_deliveries=0).run(hand.client)
         hand.tell("renewed", "", name, sent=sent)
         time.sleep(plan.lease_ms / 4000)  # the pace of the heartbeat
 
 
 def _microseconds() -> int:
-    # The server's clock is the same: it runs on this machine.
+    # The server runs on this machine, and so has the same clock.
     return time.time_ns() // 1000
 
 
@@ -149,35 +149,35 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
             time.sleep(0.002)  # the pace of an idle worker
             continue
         (entry,) = claimed.entries
-        key = DedupSection.unpack(Record.unpack(entry.record).dedup).key
+        key = DedupSection.unpack(RedisRecord.unpack(entry.record).dedup).key
         if entry.reason:
             hand.partition.finish(name, [entry.tag]).run(hand.client)
             continue
-        told: dict[str, Any] = {"claim": int(entry.claim), "worker": name}
-        hand.tell("start", key, entry.id, asked=asked, asked_at=asked_at, **told)
+        reported: dict[str, Any] = {"claim": int(entry.claim), "worker": name}
+        hand.tell("start", key, entry.id, asked=asked, asked_at=asked_at, **reported)
         if chance.random() < 0.5:
             hand.partition.settle(name, [entry.tag]).run(hand.client)
         time.sleep(chance.random() * 0.002)  # the work
         requeue = chance.random() < 0.02
-        hand.tell("end", key, entry.id, **told)
+        hand.tell("end", key, entry.id, **reported)
         if requeue:
             stale = hand.partition.release(name, [entry.tag], mode="requeue").run(hand.client)
         else:
             stale = hand.partition.finish(name, [entry.tag]).run(hand.client)
         if stale:
-            # The process stood still for longer than its lease: it was taken for dead.
-            hand.tell("stale", key, entry.id, **told)
+            # The process was stopped for longer than its lease, and taken for dead.
+            hand.tell("stale", key, entry.id, **reported)
 
 
 class Journal:
-    """The events, in a file: they do not fit into memory."""
+    """The events, in a file because they do not fit into memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._over = threading.Event()
 
     def write(self, hand: Hand) -> None:
-        """Fetch what is told, until it is over and there is nothing left."""
+        """Fetch the recorded events until the run is over and none is left."""
         with self.path.open("ab") as file:
             while True:
                 over = self._over.is_set()
@@ -190,7 +190,7 @@ class Journal:
                     time.sleep(0.05)  # the pace of the journal
 
     def close(self) -> None:
-        """All is told."""
+        """Stop fetching when all events are fetched."""
         self._over.set()
 
     def __iter__(self) -> Iterator[Event]:
@@ -201,7 +201,7 @@ class Journal:
 
 
 class Works:
-    """The worker processes, one of which is killed now and then."""
+    """The worker processes, some of which are killed."""
 
     def __init__(self, port: int, plan: Plan, hand: Hand) -> None:
         self._port, self._plan, self._hand = port, plan, hand
@@ -231,7 +231,7 @@ class Works:
     def stall(self, chance: random.Random) -> None:
         victim = self._workers[chance.choice(sorted(self._workers))]
         os.kill(victim.pid, signal.SIGSTOP)
-        time.sleep(self._plan.lease_ms / 1000 * 1.5)  # how long it stands still
+        time.sleep(self._plan.lease_ms / 1000 * 1.5)  # the duration of the stop
         os.kill(victim.pid, signal.SIGCONT)
 
     def join(self) -> None:
@@ -240,11 +240,11 @@ class Works:
 
 
 def hammer(plan: Plan) -> Verdict:
-    """Run the plan on a server of its own, and judge it."""
+    """Run the plan on a new server, and judge it."""
     chance = random.Random(plan.seed)
     with RedisServer() as server, tempfile.TemporaryDirectory(prefix="dedup-hammer-") as folder:
-        hand, journal = Hand(server.port), Journal(Path(folder) / "events")
-        writer = threading.Thread(target=journal.write, args=(Hand(server.port),))
+        hand, log = Hand(server.port), Journal(Path(folder) / "events")
+        writer = threading.Thread(target=log.write, args=(Hand(server.port),))
         writer.start()
         works = Works(server.port, plan, hand)
         for _ in range(plan.workers):
@@ -253,11 +253,11 @@ def hammer(plan: Plan) -> Verdict:
         faults = ["kill"] * plan.kills + ["stall"] * plan.stalls
         chance.shuffle(faults)
         for number, fault in enumerate(faults):
-            # They are spread over the run.
-            told = plan.calls * (number + chance.random()) / len(faults)
+            # Distribute the faults over the run.
+            reported = plan.calls * (number + chance.random()) / len(faults)
             wait_until(
-                lambda told=told: (  # type: ignore[misc]  # of a default
-                    _called(hand) >= told or not any(pusher.is_alive() for pusher in pushers)
+                lambda reported=reported: (  # type: ignore[misc]  # of a default
+                    _called(hand) >= reported or not any(pusher.is_alive() for pusher in pushers)
                 ),
                 PUSHING_S,
             )
@@ -269,14 +269,16 @@ def hammer(plan: Plan) -> Verdict:
         for pusher in pushers:
             pusher.join()
         keys = hand.partition.keys
-        with contextlib.suppress(TimeoutError):  # what is left is judged below
-            wait_until(lambda: not hand.client.exists(keys.messages, keys.claims), DRAINING_S)
+        with contextlib.suppress(TimeoutError):  # messages that are left are judged below
+            wait_until(lambda: not hand.client.exists(keys.messages, keys.dedup_locks), DRAINING_S)
         hand.journal.set("over", "1")
         works.join()
-        journal.close()
+        log.close()
         writer.join()
-        verdict = judge(journal, lease_us=plan.lease_ms * 1000, timeout_us=plan.timeout_us)
-        left = hand.client.exists(keys.claims, keys.claimants, keys.blocked, keys.following, keys.messages)
+        verdict = judge(log, lease_us=plan.lease_ms * 1000, timeout_us=plan.timeout_us)
+        left = hand.client.exists(
+            keys.dedup_locks, keys.dedup_members, keys.blocked, keys.following, keys.messages
+        )
         if left:
             verdict.wrong.append(f"{left} keys of dedup are left behind")
         for name, count in verdicts(hand.partition, hand.client).items():
@@ -287,7 +289,7 @@ def hammer(plan: Plan) -> Verdict:
 
 
 def _called(hand: Hand) -> int:
-    """How many calls were made, by the broker's own count."""
+    """How many calls were made, by the broker's counters."""
     counts = verdicts(hand.partition, hand.client)
     return sum(counts.get(each, 0) for each in ("accept", "block", "decline"))
 

@@ -1,14 +1,14 @@
-"""Reads the journal of the hammer, and says what is wrong with it. Knows nothing of the scripts.
+"""Find violations of the dedup rules in the journal of the hammer, independently of the scripts.
 
-The journal is in the order of one counter, and has the times of one clock. What is told is told a little
-after it happened: a run begins between *asked* and its ``start``, and may end after its ``end`` by what the
-reply takes.
+The journal has the order of one counter and the times of one clock. An event is written a little after it
+happened. A run begins between *asked* and its ``start``, and may end after its ``end`` by the duration of
+the reply.
 
-A worker that does not renew its lease in time is taken for dead, though it may only have stood still: by
-rights another run begins then, beside its own. Such an overlap is *forced*, and counted; so is one that an
-eviction brought about. It is believed only where the journal shows it: the worker was told so (``stale``),
-or longer than a lease lies between two of its renewals, or between the last one and its kill; the evicted
-run lasted longer than its timeout.
+A worker that does not renew its lease in time is taken for dead, though the process may only be stopped.
+Another run may then begin beside its own. Such an overlap, or one by an eviction, is *forced*, and counted.
+The journal must prove it. Either the worker got the answer ``stale``, or more than a lease is between two
+of its renewals, or between the last one and its kill. An evicted run must have lasted longer than its
+timeout.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Event", "Verdict", "judge"]
 class Event(NamedTuple):
     """One line of the journal.
 
-    ``what`` is the broker's answer to a push (accepted, blocked, declined, told with ``made``, ``covering``
-    and ``replaced``), of a worker's thread start, end or stale (with ``claim``, ``worker``, ``asked`` and
-    ``asked_at``), of its process renewed (with ``sent``), or of whoever kills it dying and dead; ``at`` is in
-    microseconds.
+    ``what`` is one of these. The broker's answer to a push: accepted, blocked, declined (with ``made``,
+    ``covering`` and ``replaced``). A worker's thread: start, end or stale (with ``claim``, ``worker``,
+    ``asked`` and ``asked_at``). A worker's process: renewed (with ``sent``). The process that kills a
+    worker: dying and dead. ``at`` is in microseconds.
     """
 
     number: int
@@ -41,11 +41,11 @@ class Event(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What the judge found."""
+    """The result of the judge."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    #: Why an overlap was forced -> how many.
+    #: The reason of forced overlaps -> their number.
     forced: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Silences:
-    """When which worker did not renew its lease for longer than it holds."""
+    """The times in which a worker did not renew its lease for longer than the lease."""
 
     def __init__(self, lease_us: int) -> None:
         self._lease_us = lease_us
@@ -69,7 +69,7 @@ class Silences:
         self._last[worker] = sent
 
     def during(self, since: int, until: int, worker: str | None = None) -> bool:
-        """Whether this worker, or any, was silent at a time between these two."""
+        """Whether this worker, or any worker, was silent at a time between these two."""
         for gaps in [self._gaps[worker]] if worker is not None else self._gaps.values():
             at = bisect.bisect_left(gaps, since, key=lambda gap: gap[1])
             if at < len(gaps) and gaps[at][0] <= until:
@@ -81,7 +81,7 @@ class Silences:
 
 
 class Facts:
-    """What a first reading finds, to be used in the second."""
+    """The results of the first reading of the journal, for the second one."""
 
     def __init__(self, events: Iterable[Event], lease_us: int) -> None:
         self.silences = Silences(lease_us)
@@ -111,12 +111,12 @@ class Facts:
 
 
 def judge(events: Iterable[Event], *, lease_us: int = 1_000_000, timeout_us: int = 0) -> Verdict:
-    """Judge a journal; it is read twice.
+    """Judge a journal, in two readings.
 
-    Arguments:
+    Args:
         events: in the order of their numbers; iterable more than once.
         lease_us: how long a worker may be silent.
-        timeout_us: how long a run may take before the next one evicts it; 0 is for ever.
+        timeout_us: how long a run may take before the next one evicts it; 0 is without a limit.
     """
     facts = Facts(events, lease_us)
     court = _Court(facts, timeout_us)
@@ -147,7 +147,7 @@ class _Court:
         elif what == "end":
             self._running[key].pop(call, None)
         elif what == "dying":
-            # From here on it may be gone at any moment, and its lease with it.
+            # From now on the worker, and with it its lease, may end at any moment.
             self._doomed.add(call)
         elif what == "blocked":
             self._begin[call] = (key, number, at)
@@ -164,7 +164,7 @@ class _Court:
         running, facts, mine = self._running[key], self._facts, (call, more["claim"])
         late = mine in facts.stale or facts.silences.during(more["asked_at"], at, more["worker"])
         if late and (running or more["claim"] <= self._token.get(key, 0)):
-            # It had lost its lease before it could tell of its start: it counts for nothing.
+            # The worker lost its lease before it reported the start: the run does not count.
             self.verdict.forced["a lost lease"] += 1
             return
         for other, begun in list(running.items()):
@@ -177,7 +177,7 @@ class _Court:
             else:
                 self.verdict.forced[why] += 1
             if why == "an eviction" and more["claim"] < begun.more["claim"]:
-                return  # this one was evicted, before it could tell of its start
+                return  # this run was evicted before it reported its start
             del running[other]
         if more["claim"] <= self._token.get(key, 0) and not self._timeout_us:
             self.verdict.wrong.append(
@@ -187,7 +187,7 @@ class _Court:
         running[call] = event
 
     def _excuse(self, begun: Event, event: Event) -> str | None:
-        """Why a run may begin though another one is not known to have ended."""
+        """The reason for which a run may begin before the reported end of another one; None without one."""
         worker = begun.more["worker"]
         if worker in self._doomed:
             return "a kill"
@@ -211,7 +211,8 @@ class _Court:
             return
         evicted = self._timeout_us and began is None and (facts.deaths or facts.silences.count())
         if evicted and facts.last.get(event.key, 0) > made:
-            # A worker claimed it and died before it told so; evicted, it is covered by who waited.
+            # A worker claimed the covering call and died without a report. The waiting call covers it after
+            # the eviction.
             self.verdict.counts["covered anew"] += 1
             return
         self.verdict.wrong.append(
@@ -221,17 +222,18 @@ class _Court:
     # -- never two waiting
 
     def two_waiting(self) -> list[str]:
-        """A tail waits at least from when its pusher was told until a worker asks for it, or its replacement
-        is made.
+        """Find two calls that wait for one key at the same time.
 
-        What a worker had claimed and not told, when it was killed or taken for dead, cannot be judged.
+        A tail waits from the answer to its push until a worker requests it, or its replacement is made. A
+        call that a worker had claimed without a report, when it was killed or taken for dead, cannot be
+        judged.
         """
         wrong = []
         last: dict[str, tuple[int, int, str]] = {}
         for call, (key, number, _) in sorted(self._begin.items(), key=lambda each: each[1][1]):
             end, end_at = self._end.get(call, (0, 0))
             if end <= number:
-                continue  # it was told so late that it waited no more
+                continue  # the answer was written so late that the call waited no longer
             until, until_at, other = last.get(key, (0, 0, ""))
             if until > number:
                 since, since_at = self._begin[other][1:]

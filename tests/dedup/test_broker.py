@@ -13,7 +13,7 @@ from celery import chain, chord, group
 from celery.beat import Scheduler
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import claim_lost, verdict_given
+from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing import waiting
@@ -37,12 +37,19 @@ def running(shop: Shop, count: int) -> None:
 
 @pytest.fixture
 def no_claim_left(shop: Shop, redis_url: str) -> Iterator[None]:
-    """After the test nothing of dedup is in Redis but the counters."""
+    """Check that after the test only the counters of dedup are in Redis."""
     yield
     with redis.Redis.from_url(redis_url) as client:
 
         def empty() -> bool:
-            keys = (KEYS.claims, KEYS.claimants, KEYS.blocked, KEYS.following, KEYS.evictions, KEYS.messages)
+            keys = (
+                KEYS.dedup_locks,
+                KEYS.dedup_members,
+                KEYS.blocked,
+                KEYS.following,
+                KEYS.evictions,
+                KEYS.messages,
+            )
             return client.exists(*keys) == 0 and not client.keys(KEYS.followers("*"))
 
         wait_until(empty, what=lambda: str(client.keys("*")))
@@ -57,13 +64,13 @@ class TestVerdicts:
         refresh = shop.task("refresh")
         first = refresh.delay(1, version=1)
         assert first.verdict is Verdict.ACCEPT
-        # It waits, so it covers a second call, however that is spelled.
+        # The first call waits, so it covers a second call with equal arguments in another form.
         second = refresh.apply_async(kwargs={"sku": 1, "version": 2})
         assert (second.verdict, second.id, second.covering) == (Verdict.DECLINE, first.id, first.id)
         assert refresh.delay("1").verdict is Verdict.ACCEPT
         with shop.working():
             running(shop, 2)
-            # It runs, so what it has read may be old: one may wait, and covers the next.
+            # The first call runs, and may have read old data: one call may wait, and covers the next.
             third = refresh.delay(1, version=3)
             assert (third.verdict, third.covering) == (Verdict.BLOCK, first.id)
             fourth = refresh.delay(1, version=4)
@@ -98,7 +105,7 @@ class TestVerdicts:
             assert third.verdict is fourth.verdict is Verdict.BLOCK
             shop.open(1, 2)
             assert fourth.get(timeout=40) == [1, 4]
-            # Those that gave up their place get the result of who took it.
+            # The replaced calls get the result of the call that took their place.
             assert first.get(timeout=40) == second.get(timeout=40) == [1, 2]
             assert third.get(timeout=40) == [1, 4]
             assert shop.ran() == [2, 4]
@@ -112,7 +119,7 @@ class TestVerdicts:
             with pytest.raises(DuplicateCall, match=match) as caught:
                 strict.apply_async((1,), **options)
             assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-        # Nobody waits for the result of a call that was turned away.
+        # No consumer waits for the result of a declined call.
         assert shop.app.backend.result_consumer.subscribed_to == awaited
         with shop.working():
             shop.open(1)
@@ -166,10 +173,10 @@ class TestVerdicts:
             shop.task("refresh").delay(object())
 
     def test_signal_and_counters(self, shop: Shop) -> None:
-        heard: list[tuple[str, Verdict]] = []
+        received: list[tuple[str, Verdict]] = []
 
         def hear(sender: str, verdict: Verdict, key: str, **_: Any) -> None:
-            heard.append((key, verdict))
+            received.append((key, verdict))
 
         verdict_given.connect(hear)
         try:
@@ -177,7 +184,7 @@ class TestVerdicts:
             shop.task("refresh").delay(1)
         finally:
             verdict_given.disconnect(hear)
-        assert heard == [("refresh(sku=1)", Verdict.ACCEPT), ("refresh(sku=1)", Verdict.DECLINE)]
+        assert received == [("refresh(sku=1)", Verdict.ACCEPT), ("refresh(sku=1)", Verdict.DECLINE)]
         assert shop.app.dq.dedup["cache"].verdicts() == {"accept": 1, "decline": 1}
         with shop.working():
             shop.open(1)
@@ -192,7 +199,6 @@ class TestVerdicts:
         assert shop.app.dq.queues["cache"].purge() == 7
 
     def test_send_task_from_a_process_that_does_not_know_the_task(self, shop: Shop, redis_url: str) -> None:
-        # The same app under another name has no such task.
         first = shop.app.send_task("refresh", (1,))
         assert first.verdict is Verdict.ACCEPT
         assert shop.app.send_task("refresh", kwargs={"sku": 1}).id == first.id
@@ -211,9 +217,11 @@ class TestVerdicts:
 
     def test_eager_calls_just_run(self, shop: Shop) -> None:
         shop.app.conf.task_always_eager = True
-        shop.open(1, 2)
-        assert shop.task("refresh").delay(1).get() == [1, 0]
-        assert shop.task("refresh").delay(1).get() == [1, 0]
+        shop.open(1, 3)
+        refresh = shop.task("refresh")
+        for result in (refresh.delay(1), refresh.delay(1), refresh.apply((1,))):
+            assert result.get() == [1, 0]
+            assert (result.verdict, result.covering) == (Verdict.ACCEPT, result.id)
 
 
 class TestCanvas:
@@ -227,7 +235,9 @@ class TestCanvas:
             wait_until(lambda: ("note", [1, 1]) in shop.runs)
             assert shop.ran().count([1, 1]) == 1
 
-    def test_chains_of_duplicates_both_go_on(self, shop: Shop) -> None:
+    @pytest.mark.parametrize("serializer", ["json", "pickle"])
+    def test_chains_of_duplicates_both_go_on(self, shop: Shop, serializer: str) -> None:
+        shop.app.conf.update(task_serializer=serializer, accept_content=["json", serializer])
         refresh, note = shop.task("refresh"), shop.task("note")
         both = [chain(refresh.s(1, version), note.s(version)) for version in (1, 2)]
         chains: list[Any] = [each.apply_async() for each in both]
@@ -272,7 +282,7 @@ class TestRepeating:
             assert tail.verdict is Verdict.BLOCK
             shop.open(1, 6)
             assert first.get(timeout=40) == tail.get(timeout=40) == "done"
-            # All of the first one's attempts come before the tail's.
+            # All attempts of the first call come before those of the tail.
             assert [each for each, _ in shop.runs] == [first.id] * 3 + ["tail"] * 3
 
     def test_autoretry(self, shop: Shop) -> None:
@@ -336,17 +346,17 @@ class TestEnds:
         def hear(key: str, task_id: str, token: int, **_: Any) -> None:
             lost.append((key, task_id, token))
 
-        claim_lost.connect(hear)
+        dedup_lock_lost.connect(hear)
         with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
             wait_until(lambda: client.pubsub_channels("*evicted*"))
             head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 2})
             running(shop, 1)
-            # Called before the head has had its time.
+            # The tail is called before the head's timeout.
             tail = refresh.delay(1, version=2)
             assert tail.verdict is Verdict.BLOCK
             running(shop, 2)
             assert shop.tokens[1] > shop.tokens[0]
-            # A pool of threads cannot end a task: the overlap is counted.
+            # A pool of threads cannot end a task, so the two overlap.
             assert shop.overlaps == [1]
             assert shop.app.dq.dedup["cache"].verdicts()["evict"] == 1
             wait_until(lambda: lost == [("refresh(sku=1)", head.id, shop.tokens[0])])
@@ -363,7 +373,9 @@ class TestEnds:
             follower = refresh.apply_async((1,), {"version": 3}, task_id="follower")
             assert follower.verdict is Verdict.DECLINE
             why = shop.app.dq.explain(task_id=tail.id)
-            assert f"waits for the end of {first.id}, which has its dedup key refresh(sku=1)" in why.sentence
+            assert (
+                f"waits for the end of {first.id}, which holds its dedup lock refresh(sku=1)" in why.sentence
+            )
             assert f"gets the result of {tail.id}" in shop.app.dq.explain(task_id="follower").sentence
             shop.open(1, 2)
             assert follower.get(timeout=40) == [1, 2]

@@ -1,4 +1,4 @@
-"""One suite for every coordinator: what the machine says is what they do."""
+"""One suite for every coordinator: each behaves as the machine does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from celery_dq.dedup.coordinator import Coordinator, Holding
-from celery_dq.dedup.machine import Machine, Verdict
+from celery_dq.dedup.machine import DedupMachine, Verdict
+from celery_dq.dedup.other_brokers.coordinator import Coordinator, DedupResult, HeldDedupLock
 from celery_dq.testing.waiting import wait_until
 
 KEY = 'shop.refresh(sku="ä*{}")'
@@ -62,10 +62,10 @@ def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
 def test_a_redelivery_of_what_waits_takes_its_place(coordinator: Coordinator) -> None:
     head = coordinator.enqueue(KEY, "t/1", task="t")
     coordinator.enqueue(KEY, "u/1", task="u")
-    # Its first worker may be dead: were it declined, nobody would run it.
-    assert coordinator.enqueue(KEY, "u/2", task="u") == (Verdict.BLOCK, "t/1", 0, "u/1")
+    # Its first worker may be dead. A declined delivery would then never run.
+    assert coordinator.enqueue(KEY, "u/2", task="u") == DedupResult(Verdict.BLOCK, "t/1", 0, "u/1")
     assert coordinator.enqueue(KEY, "t/2", task="t")[:2] == (Verdict.ACCEPT, "t/2")
-    assert coordinator.enqueue(KEY, "t/3", task="t") == (Verdict.ACCEPT, "t/3", 0, "t/2")
+    assert coordinator.enqueue(KEY, "t/3", task="t") == DedupResult(Verdict.ACCEPT, "t/3", 0, "t/2")
     assert coordinator.start(KEY, "u/1") is None
     assert coordinator.finish(KEY, "t/1", head.token)
     assert coordinator.start(KEY, "t/2") is None
@@ -78,9 +78,9 @@ def test_a_redelivery_of_what_waits_takes_its_place(coordinator: Coordinator) ->
 def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
     coordinator.enqueue(KEY, "a")
     coordinator.enqueue(KEY, "b", policy="replace")
-    assert coordinator.enqueue(KEY, "c", policy="replace") == (Verdict.BLOCK, "a", 0, "b")
+    assert coordinator.enqueue(KEY, "c", policy="replace") == DedupResult(Verdict.BLOCK, "a", 0, "b")
     assert coordinator.start(KEY, "b") is None
-    assert coordinator.renew([Holding(KEY, "b", 0), Holding(KEY, "c", 0)]) == [False, True]
+    assert coordinator.renew([HeldDedupLock(KEY, "b", 0), HeldDedupLock(KEY, "c", 0)]) == [False, True]
 
 
 def test_nobody_waits_when_nobody_is_to_wait(coordinator: Coordinator) -> None:
@@ -95,8 +95,23 @@ def test_an_evicted_run_is_fenced(coordinator: Coordinator) -> None:
     assert token > head.token
     assert not coordinator.finish(KEY, "a", head.token)
     assert not coordinator.release(KEY, "a", head.token)
-    assert coordinator.renew([Holding(KEY, "a", head.token), Holding(KEY, "b", token)]) == [False, True]
+    assert coordinator.renew([HeldDedupLock(KEY, "a", head.token), HeldDedupLock(KEY, "b", token)]) == [
+        False,
+        True,
+    ]
     assert coordinator.finish(KEY, "b", token)
+
+
+def test_a_void_token_of_a_call_that_runs_again_ends_nothing(coordinator: Coordinator) -> None:
+    void = coordinator.enqueue(KEY, "a").token
+    assert coordinator.release(KEY, "a", void)
+    token = coordinator.start(KEY, "a") or 0
+    assert token > void
+    assert not coordinator.finish(KEY, "a", void)
+    assert not coordinator.release(KEY, "a", void)
+    assert not coordinator.withdraw(KEY, "a")
+    assert coordinator.renew([HeldDedupLock(KEY, "a", void), HeldDedupLock(KEY, "a", token)]) == [False, True]
+    assert coordinator.finish(KEY, "a", token)
 
 
 def test_tokens_rise_over_an_idle_key(coordinator: Coordinator) -> None:
@@ -153,10 +168,12 @@ moves = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(moves=moves)
-def test_it_does_what_the_machine_says(make: Callable[[], Coordinator], moves: list[tuple[str, int]]) -> None:
-    coordinator, machine = make(), Machine()
+def test_it_does_what_the_machine_reports(
+    make: Callable[[], Coordinator], moves: list[tuple[str, int]]
+) -> None:
+    coordinator, machine = make(), DedupMachine()
     calls = 0
-    runs: list[tuple[str, int]] = []  # all that ever ran
+    runs: list[tuple[str, int]] = []  # all runs
 
     def started(call: str, token: int) -> None:
         assert machine.start(call, token, 0.0)
@@ -175,10 +192,16 @@ def test_it_does_what_the_machine_says(make: Callable[[], Coordinator], moves: l
             before = head is None
             late = [each.id for each in (machine.heir, machine.tail) if each]
             again = next((each for each in late if each.partition("/")[0] == task), None)
-            told = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues, again=again)
+            reported = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues, again=again)
             got = coordinator.enqueue(KEY, call, task=task, policy=policy, waiting=waiting)
-            assert (got.verdict, got.covering, got.replaced) == (told.verdict, told.covering, told.replaced)
-            is_head = told.verdict is Verdict.ACCEPT and machine.head is not None and machine.head.id == call
+            assert (got.verdict, got.covering, got.replaced) == (
+                reported.verdict,
+                reported.covering,
+                reported.replaced,
+            )
+            is_head = (
+                reported.verdict is Verdict.ACCEPT and machine.head is not None and machine.head.id == call
+            )
             assert bool(got.token) == is_head
             assert is_head or not before
             if got.token:
@@ -232,10 +255,10 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
             together.wait()
             with order:
                 at = next(tick)
-            grant = coordinator.enqueue(key, call)
-            token: int | None = grant.token
-            if grant.verdict is Verdict.DECLINE:
-                asked.append((grant.covering, at))
+            result = coordinator.enqueue(key, call)
+            token: int | None = result.token
+            if result.verdict is Verdict.DECLINE:
+                asked.append((result.covering, at))
                 continue
             while not token:
                 token = coordinator.start(key, call)
@@ -249,7 +272,7 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
             runs[key].append(call)
             if len(runs[key]) != 1:
                 wrong.append(f"{key}: {runs[key]} run together")
-            time.sleep(0.0005)  # it takes a while, so that others come meanwhile
+            time.sleep(0.0005)  # the work, during which other calls arrive
             runs[key].remove(call)
             if not coordinator.finish(key, call, token):
                 wrong.append(f"{call} could not finish")
@@ -267,7 +290,7 @@ def test_threads_on_few_keys(coordinator: Coordinator) -> None:
 
 def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
     head = coordinator.enqueue("cache|k", "a")
-    # Asked again, it is the same call.
+    # A repeated request under the same name is the same call.
     coordinator.enqueue("cache|k", "a")
     coordinator.enqueue("cache|k", "b", policy="replace")
     coordinator.enqueue("cache|k", "c", policy="replace")
@@ -278,7 +301,7 @@ def test_verdicts_are_counted_by_queue(coordinator: Coordinator) -> None:
     assert token > head.token
     assert coordinator.finish("cache|k", "c", token)
     late = coordinator.enqueue("cache|l", "a", timeout=0.02)
-    wait_until(lambda: not coordinator.renew([Holding("cache|l", "a", late.token)])[0])
+    wait_until(lambda: not coordinator.renew([HeldDedupLock("cache|l", "a", late.token)])[0])
     assert coordinator.verdicts("cache") == {"accept": 2, "block": 2, "decline": 1, "replace": 1, "evict": 1}
     assert coordinator.verdicts("other") == {"accept": 1}
     assert coordinator.verdicts("cac") == {}

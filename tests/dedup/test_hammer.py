@@ -1,4 +1,4 @@
-"""A short hammering; ``python -m tests.dedup.hammer --calls 1000000 --kills 200`` is the long one."""
+"""A short load test; ``python -m tests.dedup.hammer --calls 1000000 --kills 200`` is the long one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_hammering_with_killed_workers(timeout_us: int) -> None:
 
 
 class Story:
-    """A journal in the making: an event per second."""
+    """Builds a journal with one event per second."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -68,7 +68,7 @@ def test_an_eviction_forces_an_overlap_after_its_timeout_only() -> None:
     story = Story().start("a", 1).start("b", 2, "w2")
     assert story.judged(timeout_us=SECOND).forced == {"an eviction": 1}
     assert story.judged(timeout_us=3 * SECOND).wrong != []
-    # The evicted one may be told of last.
+    # The start of the evicted run may be written last.
     story = Story().start("b", 2, "w2").start("a", 1, asked=0).end("a", 1).start("c", 3)
     assert story.judged(timeout_us=SECOND).forced == {"an eviction": 2}
 
@@ -79,17 +79,17 @@ def test_a_kill_forces_an_overlap() -> None:
 
 
 def test_a_lost_lease_forces_an_overlap_only_where_it_shows() -> None:
-    # It was told so, or was silent for longer than its lease.
-    told = Story().start("a", 1).start("b", 2, "w2").tell("stale", "a", claim=1, worker="w1")
-    assert (told.judged().wrong, told.judged().forced) == ([], {"a lost lease": 1})
+    # The worker got the answer "stale", or was silent for longer than its lease.
+    reported = Story().start("a", 1).start("b", 2, "w2").tell("stale", "a", claim=1, worker="w1")
+    assert (reported.judged().wrong, reported.judged().forced) == ([], {"a lost lease": 1})
     silent = Story().renewed().start("a", 1).tell("x", "x").start("b", 2, "w2").renewed()
     assert (silent.judged().wrong, silent.judged().forced) == ([], {"a lost lease": 1})
     there = Story().renewed().start("a", 1).renewed().start("b", 2, "w2").renewed()
     assert "b starts on k while a runs" in there.judged().wrong[0]
 
 
-def test_a_run_that_tells_of_its_start_after_its_lease_was_lost_counts_for_nothing() -> None:
-    # Its worker stood still between the claim and the start: others had the message meanwhile.
+def test_a_run_that_reports_of_its_start_after_its_lease_was_lost_counts_for_nothing() -> None:
+    # Its worker was stopped between the claim and the start, while others had the message.
     story = Story().renewed().tell("x", "x").start("a", 2, "w2").start("a", 1, asked=0).renewed()
     assert (story.judged().wrong, story.judged().forced) == ([], {"a lost lease": 1})
 
@@ -105,7 +105,7 @@ def test_the_judge_sees_two_waiting() -> None:
     story = Story().tell("x", "x").verdict("blocked", "a", "h", 0).verdict("blocked", "b", "h", 0)
     story.start("a", 1).end("a", 1).start("b", 2)
     assert "b waits on k while a does" in story.judged().wrong[0]
-    # Another worker had claimed it, lost its lease and told nothing: it did not wait all the time.
+    # Another worker had claimed it, and lost its lease without a report: it did not wait all the time.
     story = Story().renewed("w3").verdict("blocked", "a", "h", 0).verdict("blocked", "b", "h", 0)
     story.start("a", 1).end("a", 1).start("b", 2).renewed("w3")
     assert story.judged().wrong == []

@@ -1,4 +1,4 @@
-"""No task says anything of dedup, and only calls do."""
+"""Dedup keys of single calls, where no task has a dedup rule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import redis
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import rule_of
-from celery_dq.dedup.signals import claim_lost
+from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.worker import Shop
 
 
 @contextmanager
 def plain_shop(broker_url: str, backend_url: str) -> Iterator[Shop]:
-    """Its one task that waits for its door says nothing of dedup."""
+    """An app whose task, which waits at its barrier, has no dedup rule."""
     shop = Shop(broker_url, backend_url, dq_lease=10)
     for name in [name for name, task in shop.app.tasks.items() if rule_of(task) is not None]:
         shop.app.tasks.pop(name)
@@ -39,7 +39,7 @@ def test_they_exclude_each_other(redis_url: str, scheme: str) -> None:
         results = [plain.apply_async((1,), {"version": 1}, dedup={"key": "{sku}"})]
         wait_until(lambda: len(shop.runs) == 1, 30)
         results += [plain.apply_async((1,), {"version": n}, dedup={"key": "{sku}"}) for n in (2, 3)]
-        other = plain.apply_async((2,))  # was received behind them
+        other = plain.apply_async((2,))  # is received behind them
         wait_until(lambda: len(shop.runs) == 2, 30)
         shop.open(2)
         assert other.get(timeout=30) == [2, 0]
@@ -48,13 +48,13 @@ def test_they_exclude_each_other(redis_url: str, scheme: str) -> None:
         assert shop.overlaps == []
 
 
-def test_a_receiver_hears_of_an_eviction(redis_url: str) -> None:
+def test_a_receiver_learns_of_an_eviction(redis_url: str) -> None:
     lost: list[tuple[str, str]] = []
 
     def hear(key: str, task_id: str, **_: Any) -> None:
         lost.append((key, task_id))
 
-    claim_lost.connect(hear)
+    dedup_lock_lost.connect(hear)
     with (
         plain_shop(redis_url.replace("redis://", "dq-redis://"), redis_url) as shop,
         shop.working(),

@@ -41,8 +41,8 @@ def test_duplicates_in_the_buffer_end_with_the_result_that_covers_them(
     with shop.working():
         wait_until(lambda: shop.runs, 40)
         if not shop.app.conf.broker_url.startswith("dq"):
-            # The worker gives the verdicts, when it receives them.
-            wait_until(lambda: caplog.text.count("is declined") == 2, 40, what=lambda: caplog.text)
+            # The worker gives the verdicts when it receives the calls.
+            wait_until(lambda: caplog.text.count("was declined") == 2, 40, what=lambda: caplog.text)
         shop.open(1, 4)
         values = [result.get(timeout=40) for result in results]
     assert values[0] == [1, 0]
@@ -67,8 +67,8 @@ def test_a_retry_does_not_wait_in_the_buffer(shop: Shop) -> None:
     assert [run for run, _ in shop.runs] == [task_id] * 3
 
 
-def test_nobody_can_be_told_later_by_an_exception() -> None:
-    with pytest.raises(ConfigurationError, match="has returned when its verdict"):
+def test_nobody_can_be_reported_later_by_an_exception() -> None:
+    with pytest.raises(ConfigurationError, match="has returned before its verdict"):
         Dedup(on_duplicate="raise", verdict="later")
     with pytest.raises(ConfigurationError, match="neither 'now' nor 'later'"):
         Dedup(verdict="soon")  # type: ignore[arg-type]

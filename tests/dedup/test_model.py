@@ -1,4 +1,4 @@
-"""The model against all that keeps dedup keys; ``python -m tests.dedup.model`` is the long version."""
+"""The model against all implementations of dedup; ``python -m tests.dedup.model`` is the long version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dedup on brokers that give no verdicts: the worker asks a coordinator."""
+"""Dedup on brokers that give no verdicts: the worker requests them from a coordinator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, chain, group
+from celery.exceptions import TaskRevokedError
+from celery.worker import state
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import claim_lost, verdict_given
+from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
-from celery_dq.keys import ClaimKeys
+from celery_dq.keys import DedupKeys
 from celery_dq.testing import waiting
-from celery_dq.worker.claims_step import ClaimsStep
+from celery_dq.worker.dedup_locks_step import DedupLocksStep
 from tests.dedup.conftest import redis_coordinator
 from tests.dedup.worker import Shop
 
@@ -38,19 +40,19 @@ def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
     shop.app.pool.force_close_all()
     shop.app.close()
     with redis.Redis.from_url(redis_url) as client:
-        wait_until(lambda: client.keys("*claim:*") == [], what=lambda: str(client.keys("*claim*")))
+        wait_until(lambda: client.keys("*lock:*") == [], what=lambda: str(client.keys("*lock*")))
     assert shop.overlaps == []
 
 
 @pytest.fixture
 def verdicts() -> Iterator[list[Verdict]]:
-    heard: list[Verdict] = []
+    received: list[Verdict] = []
 
     def hear(verdict: Verdict, **_: Any) -> None:
-        heard.append(verdict)
+        received.append(verdict)
 
     verdict_given.connect(hear)
-    yield heard
+    yield received
     verdict_given.disconnect(hear)
 
 
@@ -72,7 +74,7 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         third = refresh.delay(1, version=3)
         wait_until(lambda: len(verdicts) == 3)
         assert verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.DECLINE]
-        # Nobody who waits has a slot of the pool: another key runs at once.
+        # Waiting calls hold no slot of the pool: another key runs at once.
         other = refresh.delay(2, version=9)
         running(shop, 2)
         shop.open(2)
@@ -82,6 +84,33 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         assert second.get(timeout=40) == third.get(timeout=40) == [1, 2]
         assert shop.ran() == [1, 9, 2]
         assert shop.tokens[2] > shop.tokens[0] > 0
+
+
+def test_the_prefetch_count_is_what_it_was_after_waiting_calls(shop: Shop, verdicts: list[Verdict]) -> None:
+    refresh = shop.task("refresh")
+    with shop.working() as worker:
+        qos = worker.consumer.qos
+        before = qos.value
+        first = refresh.delay(1, version=1)
+        running(shop, 1)
+        waiting = []
+        # One call waits, and the last one replaces it. The others are covered, and one of them is revoked.
+        for version, rule in enumerate(({}, {}, {}, {"on_duplicate": "replace"}), 2):
+            waiting.append(refresh.apply_async((1,), {"version": version}, dedup=rule))
+            wait_until(partial(has, verdicts, version))
+        wait_until(lambda: qos.value == before + 4, what=lambda: f"{before} + 4; it is {qos.value}")
+        state.revoked.add(waiting[2].id)
+        shop.open(1, 2)
+        assert first.get(timeout=40) == [1, 1]
+        for each in (waiting[0], waiting[1], waiting[3]):
+            assert each.get(timeout=40) == [1, 5]
+        with pytest.raises(TaskRevokedError):
+            waiting[2].get(timeout=40)
+        wait_until(lambda: qos.value == before, what=lambda: f"{before}; it is {qos.value}")
+        # Celery sends the ack to the broker in the next turn of its loop.
+        assert shop.task("note").delay(1).get(timeout=40) == 1
+        assert qos.prev == before
+    state.revoked.discard(waiting[2].id)
 
 
 def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdict]) -> None:
@@ -161,6 +190,34 @@ def test_retries_keep_the_key(shop: Shop, verdicts: list[Verdict], countdown: fl
         assert [each for each, _ in shop.runs] == [first.id] * 3 + [tail.id] * 3
 
 
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_the_key_of_a_retry_is_renewed_until_it_is_due(shop: Shop, redis_url: str) -> None:
+    coordinator, key = redis_coordinator(redis.Redis.from_url(redis_url)), f"{shop.queue}|failing(sku=1)"
+    leases: list[float] = []
+
+    def waits() -> bool:
+        now = coordinator.inspect(key)
+        return now is not None and now.head is not None and not now.head.token
+
+    def renewed() -> bool:
+        now = coordinator.inspect(key)
+        assert now is not None
+        assert now.head is not None
+        assert not now.head.token
+        leases.append(now.head.lease)
+        return leases[-1] > min(leases)
+
+    with shop.working():
+        shop.open(1, 3)
+        result = shop.task("failing").delay(1, countdown=7)
+        wait_until(waits)
+        wait_until(renewed)
+        # The test need not wait for the retries that are left.
+        shop.app.control.revoke(result.id)
+        wait_until(lambda: result.state == "REVOKED")
+    assert shop.ran() == [0]
+
+
 def test_a_revoked_task_that_waits_leaves_its_place(
     shop: Shop, verdicts: list[Verdict], redis_url: str
 ) -> None:
@@ -177,8 +234,9 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         tail = refresh.delay(1, version=2)
         wait_until(lambda: len(verdicts) == 2)
         shop.app.control.revoke(tail.id)
-        wait_until(nobody_waits)
         wait_until(lambda: tail.state == "REVOKED")
+        # The worker has released the lock, long before its lease would have ended.
+        wait_until(nobody_waits, timeout_s=5)
         third = refresh.delay(1, version=3)
         wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
         covered = refresh.delay(1, version=4)
@@ -196,7 +254,7 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     def hear(key: str, task_id: str, token: int, **_: Any) -> None:
         lost.append((key, task_id, token))
 
-    claim_lost.connect(hear)
+    dedup_lock_lost.connect(hear)
     with shop.working():
         head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
         running(shop, 1)
@@ -207,9 +265,9 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         shop.overlaps.clear()
         shop.open(1, 2)
         assert tail.get(timeout=40)[0] == 1
-    # It is told once, though it shows at a renewal and at the end.
+    # The loss is reported once, though a renewal and the end of the run both notice it.
     assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
-    claim_lost.disconnect(hear)
+    dedup_lock_lost.disconnect(hear)
 
 
 def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdict]) -> None:
@@ -231,7 +289,7 @@ def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdi
         assert found.worker
         assert claims.verdicts() == {"accept": 1, "block": 1, "decline": 1}
         assert claims.release(key) == head.id
-        # Who waited goes on, and the old one with it.
+        # The waiting call runs, beside the old run.
         running(shop, 2)
         assert shop.tokens[1] > shop.tokens[0]
         assert shop.overlaps == [1]
@@ -258,22 +316,28 @@ def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdic
         running(shop, 2)
 
 
+def refusals(client: Any) -> int:
+    return int(client.info("errorstats")["errorstat_WRONGTYPE"]["count"])
+
+
 def test_a_coordinator_that_does_not_answer_is_asked_again(
     shop: Shop, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis.from_url(redis_url) as client, shop.working():
-        claim = ClaimKeys("online").claim(f"{shop.queue}|refresh(sku=1)")
+        claim = DedupKeys("online").dedup_lock(f"{shop.queue}|refresh(sku=1)")
         client.set(claim, "not a claim")
         first = shop.task("refresh").delay(1, version=1)
-        wait_until(lambda: "cannot be asked for" in caplog.text)
+        wait_until(lambda: "cannot be requested (ResponseError: WRONGTYPE" in caplog.text)
         assert shop.runs == []
+        before = refusals(client)
+        wait_until(lambda: refusals(client) > before)
         client.delete(claim)
         shop.open(1)
         assert first.get(timeout=40) == [1, 1]
 
 
 def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
-    # A caller that does not know the task sends no key.
+    # An app without the task sends no key.
     with shop.working(), Celery("other", broker=shop.app.conf.broker_url, set_as_current=False) as other:
         other.send_task("refresh", (), task_id="wrong", queue=shop.queue)
         with pytest.raises(InvalidKey, match="missing a required argument"):
@@ -302,7 +366,7 @@ def test_a_broker_without_a_place_for_claims_is_an_error() -> None:
     consumer: Any = type("Consumer", (), {})()
     consumer.app, consumer.hostname, consumer.conninfo = shop.app, "h", shop.app.connection_for_read()
     with pytest.raises(ConfigurationError, match="set dq_dedup_url"):
-        ClaimsStep(consumer)
+        DedupLocksStep(consumer)
 
 
 def test_who_loses_only_its_place_while_the_one_before_it_runs_waits_again(
@@ -315,8 +379,8 @@ def test_who_loses_only_its_place_while_the_one_before_it_runs_waits_again(
         tail = refresh.delay(1, version=2)
         wait_until(lambda: len(verdicts) == 2)
         with redis.Redis.from_url(redis_url) as client:
-            # As if its lease had run out. What runs began before it was called, so it does not cover it.
-            key = ClaimKeys("online").claim(f"{shop.queue}|refresh(sku=1)")
+            # Simulate the end of its lease. The present run began before this call, so it does not cover it.
+            key = DedupKeys("online").dedup_lock(f"{shop.queue}|refresh(sku=1)")
             assert client.hdel(key, "tail") == 1
             wait_until(lambda: len(verdicts) == 3)
         assert verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK]

@@ -9,35 +9,39 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.keys import ClaimKeys
+from celery_dq.keys import DedupKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.conformance.mailroom import kill_connections
-from tests.dedup.captain import Crew, kill
+from tests.conformance.kombu_queue import kill_connections
+from tests.dedup.dedup_workers import DedupWorkers, kill
 from tests.workers import WorkerProcess
 
 
 class Company:
-    """Workers on one queue, and the claim of the key on which they work."""
+    """Workers on one queue, and the dedup lock of the key on which they work."""
 
-    def __init__(self, crew: Crew, backend_url: str) -> None:
+    def __init__(self, crew: DedupWorkers, backend_url: str) -> None:
         self.crew = crew
         self.client: Any = redis.Redis.from_url(backend_url)
-        self.claim = ClaimKeys("online").claim(f"{crew.app.conf.task_default_queue}|sku(sku=1)")
+        self.claim = DedupKeys("online").dedup_lock(f"{crew.app.conf.task_default_queue}|sku(sku=1)")
         self.workers = crew.workers
 
     def worker(self, pool: str = "prefork") -> WorkerProcess:
         return self.crew.worker(f"w{len(self.workers)}", pool)
 
+    @property
+    def by_zookeeper(self) -> bool:
+        return str(self.crew.conf["broker_url"]).startswith("dq-zookeeper")
+
     def waits(self, place: str, worker: WorkerProcess | None = None) -> None:
-        """Until somebody has this place, in this worker."""
+        """Wait until a call of this worker, or of any, has this place."""
         owner = b"" if worker is None else worker.name.encode()
         wait_until(lambda: owner in (self.client.hget(self.claim, place) or b"-"), 40, what=self.logs)
 
     def two_at_work(self, task: str) -> tuple[WorkerProcess, WorkerProcess, Any]:
-        """A worker that runs version 1, another one that has parked version 2, and the result of that.
+        """Start a worker that runs version 1, and one in which version 2 waits; also return 2's result.
 
-        The first one gets no more messages, so the second is sent to the other, as are all that come later.
+        The first worker gets no more messages, so version 2 and all later calls go to the second one.
         """
         first = self.worker().wait_ready()
         self.crew.send(task, 1)
@@ -55,7 +59,7 @@ class Company:
         return "\n".join(worker.log for worker in self.workers)
 
     def silence(self, worker: WorkerProcess) -> None:
-        """What is sent from now on goes to the others."""
+        """Let this worker consume no more, so that later messages go to other workers."""
         queue = self.crew.app.conf.task_default_queue
         self.crew.app.control.cancel_consumer(
             queue, destination=[worker.name], reply=True, timeout=20, limit=1
@@ -72,8 +76,13 @@ class Company:
 @pytest.fixture(params=["redis", "amqp"])
 def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[Company]:
     redis_server.flush(0)
-    url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
-    company = Company(Crew(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}"), redis_url)
+    if request.param == "dq-zookeeper":
+        url = f"dq-zookeeper://{request.getfixturevalue('hosts')}"
+    else:
+        url = redis_url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").url()
+    company = Company(
+        DedupWorkers(url, redis_url, redis_server.url(0), f"cache-{uuid.uuid4().hex}"), redis_url
+    )
     yield company
     company.close()
     redis_server.flush(0)
@@ -85,13 +94,13 @@ def test_two_workers_share_the_keys(company: Company) -> None:
         worker.wait_ready()
     results = [crew.send("early", version) for version in range(6)]
     crew.ran(1)
-    # One runs, one waits: the other four are covered.
-    wait_until(lambda: company.logs().count("is declined") >= 4, 40, what=company.logs)
+    # One call runs, one waits, and the other four are covered.
+    wait_until(lambda: company.logs().count("was declined") >= 4, 40, what=company.logs)
     crew.open(2)
     values = [result.get(timeout=60) for result in results]
     ran = [int(version) for version, _, _ in crew.runs()]
     assert len(ran) == 2
-    # Each was given what a run brought: its own, or that of the one that covered it.
+    # Each call has the result of a run: its own, or that of its covering call.
     assert [each for each in values if each[0] != 1 or each[1] not in ran] == []
     assert crew.meetings() == 0
     company.gone()
@@ -99,7 +108,7 @@ def test_two_workers_share_the_keys(company: Company) -> None:
 
 def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
     crew = company.crew
-    # The second one is parked: what it waits for runs elsewhere.
+    # The second call waits for a run in another worker.
     first, _, tail = company.two_at_work("early")
     kill(first)
     crew.left()
@@ -110,14 +119,37 @@ def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
     company.gone()
 
 
+@pytest.mark.parametrize("company", ["redis"], indirect=True)
+def test_a_task_that_is_revoked_while_it_has_its_key_and_waits_for_a_process_gives_it_back(
+    company: Company,
+) -> None:
+    crew = company.crew
+    worker = company.worker().wait_ready()
+    others = [f"other-{child.pid}" for child in worker.children()]
+    assert others
+    for other in others:
+        crew.app.tasks["early"].apply_async((other, 0))
+    crew.ran(len(others))
+    revoked = crew.send("early", 1)
+    company.waits("head", worker)
+    assert crew.app.control.revoke(revoked.id, destination=[worker.name], reply=True, timeout=40)
+    for other in others:
+        crew.witness.rpush(f"door:{other}", "go")
+    wait_until(lambda: revoked.state == "REVOKED", 40, what=company.logs)
+    # The key is free, although leases are renewed as long as a call holds the key.
+    crew.open()
+    assert crew.send("early", 2).get(timeout=60) == [1, 2]
+    company.gone()
+
+
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
 def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
     crew = company.crew
-    # The second one is parked: what it waits for runs elsewhere.
+    # The second call waits for a run in another worker.
     first, _, tail = company.two_at_work("late")
     kill(first)
     crew.left()
-    # RabbitMQ delivers it anew at once: it takes the place of the lost one, ahead of the tail.
+    # RabbitMQ delivers it again at once: it takes the place of the lost delivery, ahead of the tail.
     assert crew.ran(2) == ["1", "1"]
     crew.open(3)
     assert tail.get(timeout=60) == [1, 2]
@@ -127,13 +159,13 @@ def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
 
 
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
-def test_what_a_killed_worker_had_parked_comes_back(company: Company) -> None:
+def test_what_a_killed_worker_had_waiting_comes_back(company: Company) -> None:
     crew = company.crew
     _, second, tail = company.two_at_work("early")
     third = company.worker().wait_ready()
     kill(second)
-    # RabbitMQ delivers it anew at once, long before its lease is over: it has its old place, and is not
-    # declined in favour of what died.
+    # RabbitMQ delivers it again at once, long before its lease is over: it has its old place, and is not
+    # declined in favour of the dead delivery.
     company.waits("tail", third)
     crew.open(2)
     assert tail.get(timeout=60) == [1, 2]
@@ -141,7 +173,31 @@ def test_what_a_killed_worker_had_parked_comes_back(company: Company) -> None:
     company.gone()
 
 
-def test_what_is_parked_survives_a_lost_connection(
+@pytest.mark.parametrize("company", ["amqp", "dq-zookeeper"], indirect=True)
+@pytest.mark.parametrize("task", ["early", "late"])
+def test_what_a_killed_worker_had_declined_is_declined_again(company: Company, task: str) -> None:
+    crew = company.crew
+    crew.conf["broker_transport_options"] = {"session_timeout": 4} if company.by_zookeeper else {}
+    first = company.worker().wait_ready()
+    crew.send(task, 1)
+    crew.ran(1)
+    tail = crew.send(task, 2)
+    company.waits("tail")
+    declined = [crew.send(task, version) for version in (3, 4, 5)]
+    wait_until(lambda: company.logs().count("was declined") == 3, 40, what=company.logs)
+    kill(first)
+    crew.left()
+    # Each run is over before the next message is delivered, so no call is left that would cover it.
+    crew.open(5)
+    company.worker().wait_ready()
+    assert [each.get(timeout=60) for each in (tail, *declined)] == [[1, 2]] * 4
+    # No call waits.
+    company.gone()
+    assert sorted(crew.ran(2)) == (["1", "2"] if task == "early" else ["1", "1", "2"])
+    wait_until(lambda: company.client.keys("*declined:*") == [], 40)
+
+
+def test_what_is_waiting_survives_a_lost_connection(
     company: Company, redis_url: str, request: pytest.FixtureRequest
 ) -> None:
     crew = company.crew
@@ -156,7 +212,7 @@ def test_what_is_parked_survives_a_lost_connection(
         server: RedisServer = request.getfixturevalue("redis_server")
         kill_connections(server.port, int(redis_url.rpartition("/")[2]))
     worker.wait_for_log("Connection to broker lost", 40)
-    # What was parked comes anew, and waits once.
+    # The waiting message is delivered again, and waits only once.
     company.waits("tail")
     crew.open(2)
     assert tail.get(timeout=60) == [1, 2]

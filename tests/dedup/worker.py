@@ -1,4 +1,4 @@
-"""A worker in this process, on a real broker, whose tasks are opened one by one."""
+"""A worker in this process, on a real broker, whose tasks wait at barriers that the test opens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_dq.dedup import dedup
 
 
 class Shop:
-    """An app with tasks that wait for their door, and a record of who ran."""
+    """An app with tasks that wait at a barrier, and a record of their runs."""
 
     def __init__(self, broker_url: str, backend_url: str, **conf: Any) -> None:
         self.app: Any = Celery("shop", broker=broker_url, backend=backend_url, set_as_current=False)
@@ -107,8 +107,8 @@ class Shop:
         if sku in self.now:
             self.overlaps.append(sku)
         self.now.append(sku)
-        self.tokens.append(task.request.get("dq_token") or 0)
-        # Last: tests wait for it, and then look at the others.
+        self.tokens.append(task.request.dq_token)
+        # Last, because tests wait for it, and then read the other records.
         self.runs.append((task.request.id, version))
         try:
             if not self.door(sku).acquire(timeout=60):
@@ -126,7 +126,7 @@ class Shop:
         return self.app.tasks[name]
 
     def door(self, sku: Any) -> threading.Semaphore:
-        # One step: a task and its test may both be the first to come, and must meet at the same door.
+        # One atomic step: a task and its test may both come first, and must get the same barrier.
         return self._doors.setdefault(sku, threading.Semaphore(0))
 
     def open(self, sku: Any, times: int = 1) -> None:
@@ -137,7 +137,7 @@ class Shop:
 
     @contextmanager
     def working(self, concurrency: int = 4, **options: Any) -> Iterator[Any]:
-        # The second worker of a process finds the loop of the first, and there Celery 5.5 runs no timers.
+        # A second worker in a process would find the loop of the first, in which Celery 5.5 runs no timers.
         set_event_loop(None)
         with start_worker(
             self.app,
@@ -153,14 +153,14 @@ class Shop:
 
 
 def stop(worker: Any) -> None:
-    """As at SIGTERM: what runs ends before its worker does. (Else it is told to end at once.)"""
+    """Stop a worker as SIGTERM does: running tasks end before the worker does."""
     ours, theirs = socket.socketpair()
     flags: Any = state
     with closing(ours), closing(theirs):
         flags.should_stop = 0
         try:
             if worker.consumer.hub is not None:
-                # It learns that it is to stop when its loop turns: at once, when there is something to read.
+                # The worker checks the flag in the next turn of its loop: at once, when the loop has input.
                 theirs.send(b"1")
                 worker.consumer.hub.add_reader(ours, partial(worker.consumer.hub.remove_reader, ours))
             worker.blueprint.join(40)

@@ -19,7 +19,7 @@ def broker_url(redis_url: str) -> str:
 
 @pytest.fixture
 def shop(broker_url: str) -> Iterator[Any]:
-    """A producer's app: queue ``push``, task ``notify`` whose tenant is its first argument."""
+    """The app of a producer: queue ``push``, and task ``notify``, whose tenant is its first argument."""
     with Celery("shop", broker=broker_url, set_as_current=False) as app:
         celery_dq.setup(app)
         app.conf.task_default_queue = "push"

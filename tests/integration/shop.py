@@ -1,4 +1,4 @@
-"""A producer and a worker for the tests: publish, claim, give up."""
+"""A producer and a worker for the tests: publish, claim, dead-letter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def send(app: Any, *merchants: Any, **options: Any) -> list[str]:
-    """Publish a `notify` for each of them; returns the task ids."""
+    """Publish a `notify` for each merchant; return the task ids."""
     notify = app.tasks["notify"]
     return [notify.apply_async((merchant, place), **options).id for place, merchant in enumerate(merchants)]
 
@@ -19,7 +19,7 @@ def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
 
 
 def bury(app: Any, merchant: str = "a") -> str:
-    """Publish a message and give up on it; returns its id."""
+    """Publish a message and dead-letter it; return its id."""
     (task_id,) = send(app, merchant)
     (entry,) = claim(app)
     with app.dq._broker.open("push") as (partition, client):

@@ -1,4 +1,4 @@
-"""A tiny Django project whose settings carry ``CELERY_DQ_*``; each test runs it in a process of its own."""
+"""A small Django project whose settings have ``CELERY_DQ_*``; each test runs it in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(broker_url: str) -> Run:
-    """Run Python in the project; keywords are environment variables."""
+    """A function that runs Python in the project. Its keywords are environment variables."""
 
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {
@@ -45,14 +45,14 @@ def run(broker_url: str) -> Run:
 
 
 def script(run: Run, text: str, **environment: str) -> str:
-    """Run a script after ``django.setup()``; returns what it prints."""
+    """Run a script after ``django.setup()``; return its output."""
     done = run("-c", f"import django; django.setup()\n{text}", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_the_installed_app_sets_the_projects_app_up(run: Run) -> None:
-    said = script(
+    text = script(
         run,
         "from shop.celery import app\n"
         "from orders.tasks import notify\n"
@@ -60,18 +60,18 @@ def test_the_installed_app_sets_the_projects_app_up(run: Run) -> None:
         "print(app.dq.options.environment, app.dq.options.queue('push').quota.rate)\n"
         "print(app.dq.queues['push'].depth, app.dq.queues['push'].peek()[0].tenant)\n",
     )
-    assert said.split() == ["sandbox", "50.0", "1", "42"]
+    assert text.split() == ["sandbox", "50.0", "1", "42"]
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"), [("CELERY_DQ_APP=shop.celery:app", "True"), ("CELERY_DQ_APP=shop.celery", "True")]
+    ("setting", "text"), [("CELERY_DQ_APP=shop.celery:app", "True"), ("CELERY_DQ_APP=shop.celery", "True")]
 )
-def test_the_app_may_be_named(run: Run, setting: str, said: str) -> None:
+def test_the_app_may_be_named(run: Run, setting: str, text: str) -> None:
     assert script(
         run,
         "from shop.celery import app; print('dq' in vars(app), app.dq.options.environment)",
         SHOP_SET=setting,
-    ).startswith(said)
+    ).startswith(text)
 
 
 def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -> None:
@@ -84,7 +84,7 @@ def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -
 
 
 def check(run: Run, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``manage.py check``."""
+    """Run ``manage.py check``."""
     return run("-m", "django", "check", *options, **environment)
 
 
@@ -122,12 +122,21 @@ def test_the_celery_command_uses_the_projects_namespace(run: Run) -> None:
     listed = run("-c", CELERY, "-A", "shop", "dq", "queues", "--json")
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)[0]["waiting"] == 1
-    # Nothing but Celery's own command, in which no Django app is ready.
+    # This is Celery's own command, in which no Django app is ready.
     purged = run("-c", CELERY, "-A", "shop", "purge", "-f")
     assert "Purged 1 message" in purged.stdout + purged.stderr
 
 
-#: Celery's command line with our entry point, whether or not the package is installed.
+@pytest.mark.parametrize(("kind", "command"), [("inspect", "leaders"), ("control", "resign")])
+def test_the_celery_command_knows_the_commands_of_leaders(run: Run, kind: str, command: str) -> None:
+    listed = run("-c", CELERY, "-A", "shop", kind, "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert f"  {command} " in listed.stdout
+    asked = run("-c", CELERY, "-A", "shop", kind, "--timeout", "0.1", command, "push")
+    assert "not recognized" not in asked.stdout + asked.stderr
+
+
+#: Celery's command line with the package's entry point, even if the package is not installed.
 CELERY = """
 import sys
 from celery_dq.cli import dq

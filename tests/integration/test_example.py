@@ -1,4 +1,4 @@
-"""The example, on a tiny day: everything is real, only shorter. No figure of time is asserted."""
+"""The example project with a short day and real servers. No time is asserted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 BROKERS = ("stock", "dq")
 
-#: Seconds: each starts six processes and more, on a machine that may be slow.
+#: Seconds: each test starts six or more processes, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -24,7 +24,8 @@ def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
         [
             *(sys.executable, "example_project/run.py", "--broker", broker),
             *("--minutes", "0.07", "--merchants", "50", "--out", str(tmp_path)),
-            # Stock gives nothing back for an hour; celery-dq does, and a slow machine may take its time.
+            # The stock transport redelivers after an hour. celery-dq does earlier, and the machine may be
+            # slow.
             *("--patience", "3" if broker == "stock" else "60"),
         ],
         cwd=ROOT,
@@ -42,7 +43,7 @@ def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
     ends = ("delivered", "given_up", "held", "queued", "lost")
     assert sum(verdict[end] for end in ends) == verdict["published"]
     assert verdict["duplicates_unexplained"] == 0
-    # The hanging and the failing merchant made for retries.
+    # The hanging and the failing merchant cause retries.
     assert verdict["retries"] > 0
     if broker == "dq":
         assert run.returncode == 0, run.stdout
@@ -56,7 +57,7 @@ def test_a_ledger_is_right_when_its_leader_is_killed(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "example_project/ledger.py", "--postings", "60", "--workers", "2"),
-            # A leader whom the machine holds up for a second or two goes on in its term.
+            # A leader on a machine that stalls for a second or two keeps its term.
             *("--kills", "1", "--stops", "0", "--session", "6", "--out", str(tmp_path)),
         ],
         cwd=ROOT,

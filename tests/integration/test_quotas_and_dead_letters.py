@@ -6,10 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import Celery
-from kombu import Connection, Queue
 
-import celery_dq
 from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidRequest, InvalidTenant
 from celery_dq.options import Quota
 from tests.integration.shop import bury, claim, send
@@ -49,6 +46,64 @@ def test_pause_and_resume_leave_no_trace(shop: Any) -> None:
     shop.dq.quotas.resume("push", "a")
     assert shop.dq.quotas.list("push") == {}
     assert len(claim(shop, want=5)) == 2
+
+
+def test_a_tenant_follows_a_default_that_changed_while_it_was_paused(shop: Any) -> None:
+    quotas = shop.dq.quotas
+    quotas.set_default("push", rate=5)
+    assert quotas.pause("push", "a") == Quota(rate=5, paused=True)
+    quotas.set_default("push", rate=50)
+    assert quotas.get("push", "a") == Quota(rate=50, paused=True)
+    assert quotas.list("push") == {}
+    assert quotas.resume("push", "a") == Quota(rate=50)
+    quotas.remove_default("push")
+    assert quotas.get("push", "a") == Quota()
+
+
+def test_a_pause_outlives_changes_of_the_quota(shop: Any) -> None:
+    quotas = shop.dq.quotas
+    send(shop, "a")
+    quotas.set("push", "a", weight=2)
+    quotas.pause("push", "a")
+    assert quotas.set("push", "a", weight=3) == Quota(weight=3, paused=True)
+    quotas.remove("push", "a")
+    assert claim(shop) == []
+    assert quotas.resume("push", "a") == Quota()
+    assert len(claim(shop)) == 1
+
+
+def test_a_pause_may_be_set_as_a_part(shop: Any) -> None:
+    quotas = shop.dq.quotas
+    assert quotas.set("push", "a", paused=True) == Quota(paused=True)
+    assert quotas.set("push", "a", paused=True, weight=2) == Quota(weight=2, paused=True)
+    assert quotas.list("push") == {"a": Quota(weight=2)}
+    assert quotas.set("push", "a", paused=False) == Quota(weight=2)
+    # One tenant may run under a default that pauses all tenants.
+    quotas.set_default("push", paused=True)
+    assert quotas.resume("push", "b") == Quota(paused=True)
+    assert "app.dq.quotas.set('push', 'b', paused=False)" in str(paused_tenant(shop, "b"))
+    assert quotas.set("push", "b", paused=False) == Quota()
+    assert quotas.list("push") == {"a": Quota(weight=2), "b": Quota()}
+
+
+def paused_tenant(shop: Any, tenant: str) -> Any:
+    send(shop, tenant)
+    found = shop.dq.explain(tenant=tenant, queue="push")
+    assert found.reason == "paused"
+    return found
+
+
+def test_paused_tenants_are_listed_with_the_time(shop: Any) -> None:
+    quotas = shop.dq.quotas
+    quotas.pause("push", "a")
+    (first,) = quotas.paused("push").items()
+    quotas.pause("push", "a")
+    quotas.pause("push", "b")
+    paused = quotas.paused("push")
+    assert list(paused) == ["a", "b"]
+    assert paused["a"] == first[1]
+    assert abs(datetime.now(timezone.utc) - first[1]) < timedelta(minutes=2)
+    assert paused_tenant(shop, "a").sentence.count("resume('push', 'a')") == 1
 
 
 @pytest.mark.parametrize(
@@ -155,47 +210,3 @@ def test_every_other_state_is_explained(shop: Any) -> None:
     assert explain(tenant="nobody", queue="push").reason == "empty"
     with pytest.raises(InvalidRequest, match="task_id=…, or tenant=… together with queue="):
         explain(tenant="a")
-
-
-# The settings' quota.
-
-
-def consume(app: Any) -> None:
-    """Begin to consume ``push``, as a worker does, and stop at once."""
-    with (
-        app.connection_for_read() as connection,
-        app.amqp.Consumer(connection, queues=[app.amqp.queues["push"]]),
-    ):
-        pass
-
-
-def app_with(broker_url: str, **settings: Any) -> Any:
-    """Another worker's app."""
-    app = celery_dq.setup(Celery("other", broker=broker_url, set_as_current=False))
-    app.conf.update(task_default_queue="push", **settings)
-    return app
-
-
-def test_the_settings_quota_holds_from_when_a_worker_consumes(shop: Any, broker_url: str) -> None:
-    worker = app_with(broker_url, dq_queues={"push": {"paused": True}}, dq_default_quota={"weight": 2})
-    send(shop, "a", "b")
-    assert not shop.dq.quotas.get("push").paused
-    consume(worker)
-    assert shop.dq.quotas.get("push") == Quota(paused=True, weight=2)
-    shop.dq.quotas.set("push", "b", paused=False)
-    send(shop, "c")  # a producer whose settings say nothing leaves it alone
-    assert shop.dq.quotas.get("push").paused
-    relaxed = app_with(broker_url)
-    consume(relaxed)
-    assert shop.dq.quotas.get("push") == Quota()
-    assert shop.dq.queues["push"].snapshot().paused == 0
-    for app in (worker, relaxed):
-        app.close()
-
-
-def test_plain_kombu_leaves_the_quotas_alone(shop: Any, broker_url: str) -> None:
-    worker = app_with(broker_url, dq_queues={"push": {"rate": 5}})
-    consume(worker)
-    with Connection(broker_url) as connection, connection.Consumer(Queue("push")):
-        assert shop.dq.quotas.get("push").rate == 5
-    worker.close()

@@ -1,4 +1,4 @@
-"""Queues for replies leave nothing behind, and a count is of what waits."""
+"""Reply queues leave no keys behind, and a count is the number of waiting messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from celery.contrib.testing.worker import start_worker
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis import transient
-from celery_dq.transport.redis.transient import Transients
+from celery_dq.transport.redis.store import transient
+from celery_dq.transport.redis.store.transient import TransientQueues
 from tests.integration.shop import send
 
 
@@ -29,8 +29,8 @@ def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -
             assert echo.delay("hello").get(timeout=40) == "hello"
         abandoned = echo.delay("nobody asks")
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-            face: Any = app
-            wait_until(lambda: face.dq.find(abandoned.id) == [], 40)
+            dq: Any = app
+            wait_until(lambda: dq.dq.find(abandoned.id) == [], 40)
         with redis.Redis.from_url(redis_url) as client:
             partitions = [key for key in client.scan_iter("dq:{*") if b"/push/" not in key]
             assert partitions == []
@@ -52,14 +52,14 @@ def test_of_the_reply_queues_of_others_only_the_last_are_remembered(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transient, "REMEMBERED", 3)
-    asking, answering = Transients("t:"), Transients("t:")
+    asking, answering = TransientQueues("t:"), TransientQueues("t:")
     with redis.Redis.from_url(redis_url) as client:
         for number in range(10):
             asking.declare(client, f"reply-{number}", None)
-            assert answering.holds(client, f"reply-{number}")
-            answering.put(client, f"reply-{number}", {"number": number})
-        assert [number for number in range(10) if answering.knows(f"reply-{number}")] == [7, 8, 9]
-        assert all(asking.knows(f"reply-{number}") for number in range(10))
-        assert answering.holds(client, "reply-0")
-        answering.put(client, "reply-0", {"number": 0})
+            assert answering.exists(client, f"reply-{number}")
+            answering.push(client, f"reply-{number}", {"number": number})
+        assert [number for number in range(10) if answering.is_declared(f"reply-{number}")] == [7, 8, 9]
+        assert all(asking.is_declared(f"reply-{number}") for number in range(10))
+        assert answering.exists(client, "reply-0")
+        answering.push(client, "reply-0", {"number": 0})
         assert asking.size(client, "reply-0") == 2

@@ -16,7 +16,7 @@ from celery_dq.testing.waiting import wait_until
 
 @pytest.fixture
 def app(broker_url: str, redis_url: str) -> Iterator[Any]:
-    """An app with results; its tasks say whose they are."""
+    """An app with results, whose tasks have a tenant."""
     with Celery("shop", broker=broker_url, backend=redis_url, set_as_current=False) as app:
         celery_dq.setup(app)
         app.conf.update(task_default_queue="push", broker_connection_retry_on_startup=True)
@@ -49,20 +49,26 @@ def test_a_retry_keeps_its_tenant_and_a_subtask_has_none(app: Any, worker: Any) 
     assert app.AsyncResult(child).get(timeout=20) is None
 
 
-def test_a_task_that_was_revoked_before_any_worker_started_is_recorded_as_revoked(app: Any) -> None:
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_task_that_was_revoked_or_expired_before_any_worker_started_is_recorded_as_revoked(
+    app: Any, serializer: str
+) -> None:
+    app.conf.update(task_serializer=serializer, accept_content=["json", serializer])
     waiting: AsyncResult[Any] = app.tasks["whose"].delay(1)
+    expired: AsyncResult[Any] = app.tasks["whose"].apply_async((1,), expires=-1)
     delayed: AsyncResult[Any] = app.tasks["whose"].apply_async((1,), countdown=1000)
     waiting.revoke()
     delayed.revoke()
     app.control.revoke("published-later")
     later = app.tasks["whose"].apply_async((1,), task_id="published-later")
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
-        for result in (waiting, delayed, later):
+        for result in (waiting, expired, delayed, later):
             wait_until(lambda: result.state == "REVOKED", 20, what=lambda: result.state)  # noqa: B023 - called at once
     assert app.dq.queues["push"].depth == 0
+    assert app.dq.dead_letters["push"].list() == []
 
 
-def test_inspect_tells_the_brokers_options(app: Any, worker: Any) -> None:
+def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:
     stats = app.control.inspect(timeout=10, limit=1).stats()
-    (told,) = stats.values()
-    assert "shop" in str(told["broker"]["transport_options"])
+    (reported,) = stats.values()
+    assert "shop" in str(reported["broker"]["transport_options"])

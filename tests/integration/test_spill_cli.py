@@ -1,4 +1,4 @@
-"""``celery dq spill``: what dead producers left, seen and sent by another process."""
+"""``celery dq spill``: another process lists and sends the messages of dead producers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_ones_own_folder_keeps_its_lock(tmp_path: Path) -> None:
         seen = [survey(app.dq.buffer.folder).owners for _ in range(3)]
         assert [(owner.state, owner.pending) for (owner,) in seen] == [("this process", 1)] * 3
         name = seen[0][0].name
-        kill_producer("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))  # it looks for orphans, too
+        kill_producer("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))  # it looks for orphans too
         assert (app.dq.buffer.folder / name / "lock").exists()
         assert {each.state: each.pending for each in survey(app.dq.buffer.folder).owners} == {
             "this process": 1,
@@ -107,7 +107,7 @@ def test_ones_own_folder_keeps_its_lock(tmp_path: Path) -> None:
         app.dq.buffer.close(0.1)
 
 
-def test_without_a_folder_it_says_so() -> None:
+def test_without_a_folder_it_reports_it() -> None:
     app = make_app("dq-redis://127.0.0.1:1/0", None)
     assert "dq_buffer_folder is not set" in run(app, status=1).output
     assert "dq_buffer_folder is not set" in run(app, "replay", status=1).output

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.leadership.booth import Booth, redis_booth, zookeeper_booth
-from tests.leadership.hall import Hall
+from tests.leadership.election_harness import ElectionHarness, redis_elections, zookeeper_elections
+from tests.leadership.recorded_careers import RecordedCareers
 
 
-@pytest.fixture(params=[zookeeper_booth, redis_booth], ids=["zookeeper", "redis"])
-def booth(request: pytest.FixtureRequest) -> Iterator[Booth]:
-    made: Booth = request.param(request)
+@pytest.fixture(params=[zookeeper_elections, redis_elections], ids=["zookeeper", "redis"])
+def elections(request: pytest.FixtureRequest) -> Iterator[ElectionHarness]:
+    made: ElectionHarness = request.param(request)
     yield made
     made.close()
 
 
 @pytest.fixture
-def hall(booth: Booth) -> Iterator[Hall]:
-    made = Hall(booth)
+def careers(elections: ElectionHarness) -> Iterator[RecordedCareers]:
+    made = RecordedCareers(elections)
     yield made
-    booth.heal()
+    elections.heal()
     for timeout_s in (0, 30):
         for runner in made.runners:
             runner.close(timeout_s)

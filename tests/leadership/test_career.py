@@ -1,4 +1,4 @@
-"""The rules of a term, by example and against a model of an ensemble with several contenders."""
+"""The rules of a term: examples, and a model of an ensemble with several contenders."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class TestTerm:
     def test_executes_only_after_the_inauguration(self) -> None:
         term = a_term(ManualClock())
         assert term.phase is Phase.INAUGURATING
-        assert not term.firm
+        assert not term.is_firm
         assert term.inaugurated()
-        assert term.firm
+        assert term.is_firm
 
     def test_is_infirm_before_it_falls(self) -> None:
         clock = ManualClock()
         term = a_term(clock)
         term.inaugurated()
         clock.advance(SESSION * DOUBT)
-        assert not term.firm
-        assert term.trusted
+        assert not term.is_firm
+        assert term.is_trusted
         assert term.confirmed(clock.monotonic())
-        assert term.firm
+        assert term.is_firm
 
     def test_falls_for_good(self) -> None:
         clock = ManualClock()
@@ -40,7 +40,7 @@ class TestTerm:
         clock.advance(SESSION * TRUST)
         assert term.phase is Phase.FALLEN
         assert not term.confirmed(clock.monotonic())
-        assert not term.firm
+        assert not term.is_firm
         assert term.wait(0)
         assert "not confirmed" in term.reason
 
@@ -63,54 +63,54 @@ class TestTerm:
         term.confirmed(clock.monotonic())
         term.confirmed(early)
         clock.advance(SESSION * DOUBT - 0.5)
-        assert term.firm
+        assert term.is_firm
 
     def test_a_broken_connection_makes_it_infirm_at_once(self) -> None:
         term = a_term(ManualClock())
         term.inaugurated()
         term.suspend(True)
-        assert not term.firm
-        assert term.trusted
+        assert not term.is_firm
+        assert term.is_trusted
         term.suspend(False)
-        assert term.firm
+        assert term.is_firm
 
     def test_steps_down_in_good_order(self) -> None:
         term = a_term(ManualClock())
         term.inaugurated()
         term.end("spread")
-        assert (term.phase, term.trusted) == (Phase.HANDING_OVER, True)
-        assert (term.firm, term.lasts) == (False, True)
+        assert (term.phase, term.is_trusted) == (Phase.HANDING_OVER, True)
+        assert (term.is_firm, term.is_running) == (False, True)
         assert not term.inaugurated()
         term.close()
-        assert not term.lasts
+        assert not term.is_running
         assert term.phase is Phase.OVER
         assert term.reason == "spread"
 
     def test_what_was_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
         clock = ManualClock()
         term = a_term(clock)
-        assert (term.trusted, term.lasts) == (True, False)
+        assert (term.is_trusted, term.is_running) == (True, False)
         term.inaugurated()
         term.end("spread")
         clock.advance(SESSION * DOUBT)
-        assert (term.trusted, term.lasts) == (True, False)
+        assert (term.is_trusted, term.is_running) == (True, False)
         term.confirmed(clock.monotonic())
         term.suspend(True)
-        assert (term.trusted, term.lasts) == (True, False)
+        assert (term.is_trusted, term.is_running) == (True, False)
         term.suspend(False)
-        assert (term.trusted, term.lasts) == (True, True)
+        assert (term.is_trusted, term.is_running) == (True, True)
         clock.advance(SESSION * TRUST)
-        assert not term.lasts
+        assert not term.is_running
 
-    def test_tells_once_that_it_has_fallen(self) -> None:
-        clock, told = ManualClock(), list[Phase]()
-        term = Term("ledger", 1, clock.monotonic(), SESSION, clock, lambda: told.append(Phase.FALLEN))
+    def test_reports_once_that_it_has_fallen(self) -> None:
+        clock, reported = ManualClock(), list[Phase]()
+        term = Term("ledger", 1, clock.monotonic(), SESSION, clock, lambda: reported.append(Phase.FALLEN))
         clock.advance(SESSION * TRUST)
-        assert not told  # nobody has looked
-        assert not term.trusted
+        assert not reported  # the term has not been read since
+        assert not term.is_trusted
         term.fall("again")
         term.close()
-        assert told == [Phase.FALLEN]
+        assert reported == [Phase.FALLEN]
 
     def test_the_server_has_the_last_word(self) -> None:
         term = a_term(ManualClock())
@@ -118,7 +118,7 @@ class TestTerm:
         term.end("spread")
         term.fall("the candidate is gone")
         assert term.phase is Phase.FALLEN
-        assert not term.trusted
+        assert not term.is_trusted
 
 
 class Contender:
@@ -130,10 +130,10 @@ class Contender:
 
 
 class Ensemble(RuleBasedStateMachine):
-    """Contenders whose messages are delayed or lost at will, and a server that expires silent sessions.
+    """Contenders with delayed and lost messages, and a server that expires silent sessions.
 
-    The one promise: two contenders never may start something at the same time, and whoever may has the
-    highest token.
+    The invariant: two contenders never may start work at the same time, and the contender that may start work
+    has the highest token.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Ensemble(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
         leader = self.leader
-        # The server may be late, it is never early.
+        # The server may expire a session late, but never early.
         if leader is not None and self.clock.monotonic() - leader.heard_at > SESSION:
             self.leader = None
 
@@ -198,13 +198,13 @@ class Ensemble(RuleBasedStateMachine):
     @invariant()
     def at_most_one_may_start(self) -> None:
         terms = [each.term for each in self.contenders if each.term is not None]
-        may_start = [term for term in terms if term.firm or term.lasts]
+        may_start = [term for term in terms if term.is_firm or term.is_running]
         assert len(may_start) <= 1
         assert all(term.token == self.epoch for term in may_start)
 
     @invariant()
     def at_most_one_is_trusted(self) -> None:
-        trusted = [each.term for each in self.contenders if each.term is not None and each.term.trusted]
+        trusted = [each.term for each in self.contenders if each.term is not None and each.term.is_trusted]
         assert len(trusted) <= 1
 
 

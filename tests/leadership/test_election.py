@@ -1,4 +1,4 @@
-"""One suite for every way to hold an election, on real servers."""
+"""One suite for all implementations of an election, on real servers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from celery_dq.leadership.election import Election
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
-from celery_dq.zookeeper.session import Session, State
-from tests.curator.expiry import expire
-from tests.leadership.booth import SESSION_S, SHORT_S, Booth
+from celery_dq.zookeeper.session import Session, SessionState
+from tests.curator.expiry import break_connection, expire
+from tests.leadership.election_harness import SESSION_S, SHORT_S, ElectionHarness
 
 T = TypeVar("T")
 
 
 def elect(election: Election, floor: int = 0) -> int:
-    wait_until(election.stand)
-    return election.accede(floor, 0.0).token
+    wait_until(election.become_candidate)
+    return election.accept(floor, 0.0).token
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Ask again, as an office does: a short session has little patience, and a busy machine answers late."""
+    """Repeat a request like an elector, because a short session has a short timeout."""
     answers: list[T] = []
 
     def answered() -> bool:
@@ -40,38 +40,38 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 class TestElection:
-    def test_one_of_two_is_elected(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
-        assert first.stand()
-        won = first.accede(0, 12.5)
+    def test_one_of_two_is_elected(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
+        assert first.become_candidate()
+        won = first.accept(0, 12.5)
         assert won == (1, True, 0)
-        assert not second.stand()
+        assert not second.become_candidate()
         leader = second.leader()
         assert leader is not None
         assert (leader.who, leader.token, leader.since) == (first.who, 1, 12.5)
 
-    def test_tokens_grow_from_term_to_term_and_above_the_floor(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
+    def test_tokens_grow_from_term_to_term_and_above_the_floor(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
         assert elect(first) == 1
         first.resign(clean=True)
         assert elect(second, floor=40) == 41
         second.resign(clean=True)
         assert elect(first) == 42
 
-    def test_renews_again_and_again(self, booth: Booth) -> None:
-        first, second = booth.candidate(SHORT_S), booth.candidate()
+    def test_renews_again_and_again(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(SHORT_S), elections.candidate()
         patiently(lambda: elect(first))
         over = threading.Event()
         deadline = threading.Timer(1.2 * SHORT_S, over.set)
         deadline.start()
         while not over.wait(SHORT_S / 6):
             patiently(first.renew)
-            assert not second.stand()
+            assert not second.become_candidate()
 
-    def test_a_resignation_wakes_the_next_one_at_once(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
+    def test_a_resignation_wakes_the_next_one_at_once(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
         elect(first)
-        assert not second.stand()
+        assert not second.become_candidate()
         woken = threading.Event()
 
         def wait() -> None:
@@ -83,26 +83,31 @@ class TestElection:
         first.resign(clean=True)
         assert woken.wait(SESSION_S / 2)
         waiter.join()
-        assert second.stand()
-        assert second.accede(0, 0.0) == (2, True, 0)
+        assert second.become_candidate()
+        assert second.accept(0, 0.0) == (2, True, 0)
 
-    def test_a_successor_knows_that_the_predecessor_did_not_hand_over(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
+    def test_a_successor_knows_that_the_predecessor_did_not_hand_over(
+        self, elections: ElectionHarness
+    ) -> None:
+        first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=False)
-        assert wait_until(second.stand)
-        assert second.accede(0, 0.0) == (2, False, 0)
+        assert wait_until(second.become_candidate)
+        assert second.accept(0, 0.0) == (2, False, 0)
 
-    def test_a_dead_leader_is_replaced_when_its_session_ends(self, booth: Booth) -> None:
-        first, second = booth.candidate(SHORT_S), booth.candidate()
+    def test_a_dead_leader_is_replaced_when_its_session_ends(self, elections: ElectionHarness) -> None:
+        former, first, second = elections.candidate(), elections.candidate(SHORT_S), elections.candidate()
+        # The hand-over of that term does not concern the terms after it.
+        elect(former)
+        former.resign(clean=True)
         token = patiently(lambda: elect(first))
-        assert not second.stand()
-        booth.silence(first)
-        wait_until(second.stand)
-        assert second.accede(0, 0.0) == (token + 1, False, 0)
+        assert not second.become_candidate()
+        elections.silence(first)
+        wait_until(second.become_candidate)
+        assert second.accept(0, 0.0) == (token + 1, False, 0)
 
-    def test_who_was_replaced_cannot_renew(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
+    def test_who_was_replaced_cannot_renew(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=False)
         elect(second)
@@ -111,38 +116,38 @@ class TestElection:
         assert second.leader() is not None
         second.renew()
 
-    def test_who_was_replaced_resigns_without_harm(self, booth: Booth) -> None:
-        first, second = booth.candidate(), booth.candidate()
+    def test_who_was_replaced_resigns_without_harm(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=True)
         elect(second)
         first.resign(clean=True)
         second.renew()
 
-    def test_nobody_leads_after_a_clean_hand_over(self, booth: Booth) -> None:
-        first = booth.candidate()
+    def test_nobody_leads_after_a_clean_hand_over(self, elections: ElectionHarness) -> None:
+        first = elections.candidate()
         assert first.leader() is None
         elect(first)
         first.resign(clean=True)
         assert first.leader() is None
 
-    def test_a_candidate_is_told_of_a_former_term_of_its_own(self, booth: Booth) -> None:
-        first = booth.candidate()
+    def test_a_candidate_is_reported_of_a_former_term_of_its_own(self, elections: ElectionHarness) -> None:
+        first = elections.candidate()
         elect(first)
         first.resign(clean=False)
-        assert wait_until(first.stand)
-        assert first.accede(0, 0.0) == (2, False, 1)
+        assert wait_until(first.become_candidate)
+        assert first.accept(0, 0.0) == (2, False, 1)
 
-    def test_of_many_exactly_one_accedes(self, booth: Booth) -> None:
-        candidates = [booth.candidate() for _ in range(5)]
+    def test_of_many_exactly_one_accedes(self, elections: ElectionHarness) -> None:
+        candidates = [elections.candidate() for _ in range(5)]
         barrier = threading.Barrier(5)
         tokens: list[int] = []
 
         def run(election: Election) -> None:
             barrier.wait()
             try:
-                if election.stand():
-                    tokens.append(election.accede(0, 0.0).token)
+                if election.become_candidate():
+                    tokens.append(election.accept(0, 0.0).token)
             except NotElected:
                 pass
 
@@ -155,7 +160,7 @@ class TestElection:
 
 
 class TestZooKeeperElection:
-    """What only this one can get wrong."""
+    """Properties of this implementation alone."""
 
     def one(self, hosts: str, timeout_s: float = 15.0) -> tuple[Session, ZooKeeperElection]:
         session = Session(hosts, timeout_s=timeout_s)
@@ -169,7 +174,7 @@ class TestZooKeeperElection:
             with pytest.raises(NotElected):
                 election.renew()
             with pytest.raises(NotElected):
-                election.accede(0, 0.0)
+                election.accept(0, 0.0)
             assert elect(election) == 2
         finally:
             session.close()
@@ -178,15 +183,15 @@ class TestZooKeeperElection:
         session, election = self.one(hosts)
         try:
             elect(election)
-            heard: list[tuple[State, bool]] = []
-            # Looked at as it happens: it may be over at once.
-            session.listen(lambda state: heard.append((state, election.suspended)))
-            session.drop()
-            wait_until(lambda: heard)
+            received: list[tuple[SessionState, bool]] = []
+            # Recorded in the callback, because the state may be short.
+            session.add_listener(lambda state: received.append((state, election.suspended)))
+            break_connection(session)
+            wait_until(lambda: received)
             with contextlib.suppress(OSError):
                 election.renew()
-            wait_until(lambda: len(heard) > 1)
-            assert heard == [(State.SUSPENDED, True), (State.CONNECTED, False)]
+            wait_until(lambda: len(received) > 1)
+            assert received == [(SessionState.SUSPENDED, True), (SessionState.CONNECTED, False)]
             election.renew()
             assert election.leader() == (election.who, 1, 0.0)
         finally:
@@ -196,10 +201,10 @@ class TestZooKeeperElection:
         session, election = self.one(hosts)
         nodes = LeadershipNodes("online", "ledger")
         try:
-            assert election.stand()
-            # As if the answer had been lost: we do not know of our node.
+            assert election.become_candidate()
+            # As after a creation with a lost answer, the name of the node is unknown.
             election._node = ""
-            assert election.stand()
+            assert election.become_candidate()
             assert len(session.open().get_children(nodes.candidates)) == 1
         finally:
             session.close()
@@ -209,14 +214,14 @@ class TestZooKeeperElection:
         (_, first), (_, second), (_, third) = made
         try:
             elect(first)
-            assert not second.stand()
-            assert not third.stand()
-            # Connecting wakes, too.
-            assert not third.stand()
+            assert not second.become_candidate()
+            assert not third.become_candidate()
+            # A new connection wakes the candidate, too.
+            assert not third.become_candidate()
             first.renew()
             first.resign(clean=True)
             second.wait(30)
-            assert second.stand()
+            assert second.become_candidate()
             assert not third._changed.is_set()
         finally:
             for session, _ in made:
@@ -227,11 +232,11 @@ class TestZooKeeperElection:
         (_, first), (_, second), (_, third) = made
         try:
             elect(first)
-            assert not second.stand()
-            assert not third.stand()
+            assert not second.become_candidate()
+            assert not third.become_candidate()
             second.resign(clean=False)
             third.wait(5)
-            assert not third.stand()
+            assert not third.become_candidate()
         finally:
             for session, _ in made:
                 session.close()

@@ -1,4 +1,4 @@
-"""What a candidate leaves behind when an answer was lost: nothing. And one who may not stand at all."""
+"""A candidate leaves no nodes behind after a lost answer; and a candidate without access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dq.errors import ZooKeeperUnreachable
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
@@ -19,24 +19,28 @@ NODES = LeadershipNodes("online", "ledger")
 
 
 class Deaf(Session):
-    """Does what it is asked, and does not hear the answer when it is told to."""
+    """A session that carries out a request and loses its answer on demand."""
 
     deaf_to = ""
+    #: Number of answers to lose.
+    times = 1
 
     def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
-        heard: list[str] = []
+        received: list[str] = []
 
         class Listening:
             def __init__(self, client: Any) -> None:
                 self._client = client
 
             def __getattr__(self, name: str) -> Any:
-                heard.append(name)
+                received.append(name)
                 return getattr(self._client, name)
 
         answer = super().ask(lambda client: request(Listening(client)), timeout_s)
-        if self.deaf_to and self.deaf_to in heard:
-            self.deaf_to = ""
+        if self.deaf_to and self.deaf_to in received:
+            self.times -= 1
+            if not self.times:
+                self.deaf_to = ""
             raise ZooKeeperUnreachable("the answer is lost")
         return answer
 
@@ -49,22 +53,47 @@ def test_a_candidate_that_is_withdrawn_stands_in_nobodys_way(lost: str, hosts: s
         ours.deaf_to = lost
         if lost == "create_async":
             with pytest.raises(ZooKeeperUnreachable):
-                first.stand()
+                first.become_candidate()
         else:
-            assert first.stand()
-        # The session lives on: it serves other elections.
+            assert first.become_candidate()
+        # The session lives on, because other elections use it.
         try:
             first.resign(clean=False)
         except ZooKeeperUnreachable:
             first.resign(clean=False)
-        assert ZooKeeperElection(theirs, NODES, "second").stand()
+        assert ZooKeeperElection(theirs, NODES, "second").become_candidate()
+    finally:
+        theirs.close()
+        ours.close()
+
+
+def test_two_lost_answers_in_a_row_leave_one_candidate(hosts: str) -> None:
+    ours, theirs = Deaf(hosts, timeout_s=30), Session(hosts, timeout_s=30)
+    try:
+        first = ZooKeeperElection(ours, NODES, "first")
+        ours.deaf_to, ours.times = "create_async", 2
+        for _ in range(2):
+            with pytest.raises(ZooKeeperUnreachable):
+                first.become_candidate()
+        assert first.become_candidate()
+        assert len(theirs.open().get_children(NODES.candidates)) == 1
+        assert first.accept(0, 0.0).token == 1
+        # The first answer to the resignation and the answer to its repetition are lost.
+        ours.deaf_to, ours.times = "transaction", 2
+        for _ in range(2):
+            with pytest.raises(ZooKeeperUnreachable):
+                first.resign(clean=True)
+        first.resign(clean=True)
+        second = ZooKeeperElection(theirs, NODES, "second")
+        assert second.become_candidate()
+        assert second.accept(0, 0.0) == (2, True, 0)
     finally:
         theirs.close()
         ours.close()
 
 
 def test_nobody_waits_for_himself(hosts: str) -> None:
-    """A creation without an answer, and a server that did not know of the node when it was asked for it."""
+    """A creation has lost its answer, and a server did not know the node at the first look."""
     session = Session(hosts, timeout_s=30)
     try:
         client = session.open()
@@ -73,10 +102,10 @@ def test_nobody_waits_for_himself(hosts: str) -> None:
         prefix = NODES.candidate_prefix(election._guid)
         client.create(prefix, b'{"who": "first"}', ephemeral=True, sequence=True)
         sweep, election._sweep = election._sweep, lambda: None  # type: ignore[method-assign]
-        assert election.stand()
+        assert election.become_candidate()
         election._sweep = sweep  # type: ignore[method-assign]
         assert len(client.get_children(NODES.candidates)) == 1
-        assert election.accede(0, 0.0).token == 1
+        assert election.accept(0, 0.0).token == 1
     finally:
         session.close()
 
@@ -87,7 +116,7 @@ def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
         before = len(session._mine.listeners)
         for number in range(3):
             election = ZooKeeperElection(session, LeadershipNodes("online", f"queue-{number}"), "w")
-            assert election.stand()
+            assert election.become_candidate()
             election.resign(clean=False)
         assert len(session._mine.listeners) == before
     finally:
@@ -95,7 +124,7 @@ def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
 
 
 class NoDuties:
-    """There is nothing to do."""
+    """Callbacks that do nothing."""
 
     def floor(self) -> int:
         return 0
@@ -108,19 +137,19 @@ class NoDuties:
     def abort(self, term: Any) -> None: ...
 
 
-def test_who_is_not_let_in_is_told_so_in_a_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_not_let_in_is_reported_so_in_a_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
     ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
     wrong = Session(hosts, timeout_s=15, auth=[("digest", "shop:wrong")])
-    office = Office(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())
+    elector = LeaderElector(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())
     try:
         ours.open()
         with caplog.at_level(logging.INFO, "celery_dq"):
-            office.open()
+            elector.open()
             wait_until(lambda: "cannot be held" in caplog.text, 60)
-        told = [record for record in caplog.records if "cannot be held" in record.message]
-        assert "does not let us in there: check auth and sasl" in told[0].message
-        assert told[0].exc_info is None
+        reported = [record for record in caplog.records if "cannot be held" in record.message]
+        assert "denied access to the node: check auth and sasl" in reported[0].message
+        assert reported[0].exc_info is None
     finally:
-        assert office.close(60)
+        assert elector.close(60)
         wrong.close()
         ours.close()

@@ -1,4 +1,4 @@
-"""A resignation that got lost is made again, and says the same: the successor waits for nothing."""
+"""A lost resignation is repeated with the same content, so that the successor waits for nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
-from tests.leadership.hall import Diary, Line
+from tests.leadership.recorded_careers import Diary, Line
 
-#: Longer than a test: who has not resigned stands in the way of the others.
+#: Longer than a test: a candidate without a resignation blocks the others.
 SESSION_S = 60.0
 
 
 class FrailSession(Session):
-    """Loses the next resignation, or the answer to it."""
+    """A session that loses a number of resignations or their answers."""
 
-    loses = ""
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.loses: list[str] = []
 
     def ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
         return super().ask(lambda client: request(FrailClient(client, self)), timeout_s)
@@ -45,7 +47,7 @@ class FrailClient:
         delete, commit_async = batch.delete, batch.commit_async
 
         def commit() -> Any:
-            how, session.loses = session.loses, ""
+            how = session.loses.pop(0)
             if how == "answer":
                 commit_async().get(timeout=30)
             raise ZooKeeperUnreachable(f"the {how} is lost")
@@ -60,19 +62,19 @@ class FrailClient:
 
 
 class FrailRedis:
-    """Does so, too."""
+    """A Redis client with the same faults."""
 
     def __init__(self, url: str) -> None:
         self._client: Any = redis.Redis.from_url(url)
-        self.loses = ""
-        # Known there, so that it is one command.
+        self.loses: list[str] = []
+        # The script is loaded first, so that a resignation is one command.
         self._client.script_load(load_scripts()["resign"].source)
         self.close = self._client.close
 
     def execute_command(self, *args: Any) -> Any:
         if not self.loses or load_scripts()["resign"].sha1 not in args:
             return self._client.execute_command(*args)
-        how, self.loses = self.loses, ""
+        how = self.loses.pop(0)
         if how == "answer":
             self._client.execute_command(*args)
         raise redis.ConnectionError(f"the {how} is lost")
@@ -101,7 +103,7 @@ def by_redis(request: pytest.FixtureRequest) -> Made:
 
 @pytest.mark.parametrize("loses", ["request", "answer"])
 @pytest.mark.parametrize("by", [by_zookeeper, by_redis])
-def test_who_leaves_says_so_until_it_is_heard(
+def test_who_leaves_reports_it_until_it_is_received(
     by: Callable[[pytest.FixtureRequest], Made], loses: str, request: pytest.FixtureRequest
 ) -> None:
     connect, make = by(request)
@@ -114,12 +116,36 @@ def test_who_leaves_says_so_until_it_is_heard(
     try:
         wait_until(lambda: lines, 30)
         successor = make(other)
-        assert not successor.stand()
-        wire.loses = loses
+        assert not successor.become_candidate()
+        wire.loses = [loses]
         assert runner.close(30)
         assert not wire.loses
-        assert successor.stand()
-        assert successor.accede(0, 0.0)[:2] == (2, True)
+        assert successor.become_candidate()
+        assert successor.accept(0, 0.0)[:2] == (2, True)
+    finally:
+        runner.close(30)
+        wire.close()
+        other.close()
+
+
+def test_who_resigns_reports_the_same_at_every_try(request: pytest.FixtureRequest) -> None:
+    connect, make = by_zookeeper(request)
+    wire, other = connect(), connect()
+    inbox: queue.Queue[str] = queue.Queue()
+    lines: list[Line] = []
+    runner = Runner(
+        Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)
+    ).open()
+    try:
+        wait_until(lambda: lines, 30)
+        successor = make(other)
+        assert not successor.become_candidate()
+        # One is lost at the end of the term, and one at the next candidacy.
+        wire.loses = ["request"] * 2
+        inbox.put("stop")
+        wait_until(successor.become_candidate, 30)
+        assert not wire.loses
+        assert successor.accept(0, 0.0)[:2] == (2, True)
     finally:
         runner.close(30)
         wire.close()

@@ -1,6 +1,6 @@
-"""What an office does when the session with ZooKeeper breaks or ends: at once, not at its next renewal.
+"""The elector reacts to a broken or expired ZooKeeper session at once, and not at its next renewal.
 
-Its clock stands still, so that no renewal is ever due and trust never ends by itself.
+Its clock is frozen, so that no renewal is due and trust never ends by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from celery_dq.clock import ManualClock
 from celery_dq.leadership.career import Phase, Term
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
@@ -24,7 +24,7 @@ from tests.curator.expiry import expire
 
 
 class Shop:
-    """Duties that last as long as the term, and after a fall until somebody stops them."""
+    """Work that lasts as long as the term, and after a fall until it is stopped."""
 
     def __init__(self) -> None:
         self.aborted = threading.Event()
@@ -39,14 +39,14 @@ class Shop:
             self.aborted.wait(60)
 
     def trust(self, term: Term, until: float) -> None:
-        """Nothing to arm."""
+        """Do nothing: there is no guard."""
 
     def abort(self, term: Term) -> None:
         self.aborted.set()
 
 
 class Led(NamedTuple):
-    office: Office
+    office: LeaderElector
     session: Session
     proxy: Proxy
     shop: Shop
@@ -63,40 +63,40 @@ def led(zookeeper: ZooKeeperServer, hosts: str) -> Iterator[Led]:
     session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=15)
     shop = Shop()
     election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
-    office = Office(election, shop, clock=ManualClock())
-    office.open()
-    yield Led(office, session, proxy, shop)
+    elector = LeaderElector(election, shop, clock=ManualClock())
+    elector.open()
+    yield Led(elector, session, proxy, shop)
     proxy.restore()
-    office.close(30)
+    elector.close(30)
     session.close()
     proxy.stop()
 
 
 def test_nothing_starts_while_the_connection_is_broken(led: Led) -> None:
     term = led.term()
-    wait_until(lambda: term.firm)
-    led.proxy.black_hole()  # so that it cannot be mended at once
+    wait_until(lambda: term.is_firm)
+    led.proxy.black_hole()  # so that the connection cannot be restored at once
     led.proxy.sever()
-    wait_until(lambda: not term.firm)
-    assert term.trusted
+    wait_until(lambda: not term.is_firm)
+    assert term.is_trusted
     led.proxy.restore()
-    wait_until(lambda: term.firm)
+    wait_until(lambda: term.is_firm)
     assert led.office.term is term
 
 
 def test_a_term_ends_with_its_session(led: Led) -> None:
     term = led.term()
-    wait_until(lambda: term.firm)
+    wait_until(lambda: term.is_firm)
     expire(led.session)
     wait_until(lambda: term.phase in (Phase.FALLEN, Phase.OVER))
     assert "session" in term.reason
     assert led.shop.aborted.wait(30)
-    wait_until(lambda: led.term().token == 2 and led.term().firm)
+    wait_until(lambda: led.term().token == 2 and led.term().is_firm)
 
 
 def test_a_fall_that_others_notice_is_not_slept_through(led: Led) -> None:
     term = led.term()
-    wait_until(lambda: term.firm)
+    wait_until(lambda: term.is_firm)
     term.fall("the broker does not know this term")
     assert led.shop.aborted.wait(30)
     wait_until(lambda: led.term().token == 2)

@@ -1,4 +1,4 @@
-"""What an office does when its server answers with an error of any kind, and what it leaves behind."""
+"""The elector survives any error of its server, and leaves no candidate behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Phase, Term
-from celery_dq.leadership.office import Office
+from celery_dq.leadership.elector import LeaderElector
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
@@ -23,7 +23,7 @@ SESSION_S = 3.0
 
 
 class Hands:
-    """Duties that cannot be hurried: what runs, runs until it is let go."""
+    """Work that does not stop before the test lets it."""
 
     def __init__(self) -> None:
         self.runs = threading.Event()
@@ -42,7 +42,7 @@ class Hands:
             self.runs.clear()
 
     def trust(self, term: Term, until: float) -> None:
-        """Nothing to arm."""
+        """Do nothing: there is no guard."""
 
     def abort(self, term: Term) -> None:
         self.let_go.set()
@@ -60,49 +60,50 @@ def nobody() -> Iterator[int]:
         yield port
 
 
-def office(server: RedisServer, who: str, hands: Hands) -> Office:
+def office(server: RedisServer, who: str, hands: Hands) -> LeaderElector:
     client = redis.Redis.from_url(server.url(), socket_timeout=SESSION_S / 3)
-    return Office(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
+    return LeaderElector(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
 
 
 def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
     own_redis: RedisServer, nobody: int
 ) -> None:
-    """A server that has become a replica refuses the renewal, and a moment later it is a master again."""
+    """A server that has become a replica refuses the renewal; a moment later, it is the primary again."""
     first, second = Hands(), Hands()
-    offices = [office(own_redis, "one", first), office(own_redis, "two", second)]
+    electors = [office(own_redis, "one", first), office(own_redis, "two", second)]
     admin = redis.Redis.from_url(own_redis.url())
     both = []
     try:
-        offices[0].open()
+        electors[0].open()
         wait_until(first.runs.is_set, 30)
-        offices[1].open()
-        term = offices[0].term
+        electors[1].open()
+        term = electors[0].term
         assert term is not None
         admin.replicaof("127.0.0.1", nobody)
-        wait_until(lambda: not term.firm or offices[0].term is not term, 30)
+        wait_until(lambda: not term.is_firm or electors[0].term is not term, 30)
         admin.replicaof("no", "one")
         until = time.monotonic() + SESSION_S
         while time.monotonic() < until:
             both.append(first.runs.is_set() and second.runs.is_set())
-            time.sleep(0.01)  # between two looks at what must never be seen
+            time.sleep(0.01)  # between two checks for a state that must never occur
         assert not any(both), "two terms are served at the same time"
-        # And somebody leads in the end: nobody has died of the error.
+        # In the end there is a leader, because no elector has died of the error.
         first.let_go.set()
-        wait_until(lambda: any(each.term is not None and each.term.firm for each in offices), 30)
-        assert all(each._thread is not None and each._thread.is_alive() for each in offices)
-        # The term has outlived the trouble, or it is over for good.
-        assert offices[0].term is term or term.phase is Phase.OVER
+        wait_until(lambda: any(each.term is not None and each.term.is_firm for each in electors), 30)
+        assert all(each._thread is not None and each._thread.is_alive() for each in electors)
+        # The term has survived the errors, or it is over.
+        assert electors[0].term is term or term.phase is Phase.OVER
     finally:
         admin.replicaof("no", "one")
         for hands in (first, second):
             hands.let_go.set()
-        for each in offices:
+        for each in electors:
             each.close(30)
 
 
+@pytest.mark.logged_error("The callback that stops the work in the term")
 def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer) -> None:
-    """In a thread it ends the thread, which nobody else would notice: the candidate stays in the line."""
+    """sys.exit() ends only its thread; without a handler, the candidate would stay in the line."""
 
     class Leaving(Hands):
         def abort(self, term: Term) -> None:
@@ -122,3 +123,22 @@ def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer)
     finally:
         hands.let_go.set()
         only.close(30)
+
+
+def test_a_candidate_without_its_server_logs_one_line(nobody: int, caplog: pytest.LogCaptureFixture) -> None:
+    client = redis.Redis(port=nobody, socket_timeout=1.0)
+    election = RedisElection(client, PartitionKeys("online", "q"), "w1", SESSION_S)
+    resign, asked = election.resign, list[bool]()
+
+    def counted(clean: bool) -> None:
+        asked.append(clean)
+        resign(clean)
+
+    # Each further attempt begins with the pending resignation.
+    election.resign = counted  # type: ignore[method-assign]
+    elector = LeaderElector(election, Hands())
+    elector.open()
+    wait_until(lambda: len(asked) >= 3, 100)
+    assert len([each for each in caplog.messages if each.startswith("The election for 'q'")]) == 1
+    elector.close(30)
+    client.close()

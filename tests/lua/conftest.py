@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.lua.desk import Desk
+from tests.lua.partition_scripts import PartitionScripts
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def desk(client: Any) -> Desk:
-    return Desk(client)
+def scripts(client: Any) -> PartitionScripts:
+    return PartitionScripts(client)

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.scripts.loader import Script
-from celery_dq.transport.redis.partition import Call, Partition, load_scripts
-from celery_dq.transport.redis.replies import Outgoing
+from celery_dq.scripts.loader import Script, derived_by
+from celery_dq.transport.redis.store.partition import Partition, ScriptCall, load_scripts
+from celery_dq.transport.redis.store.replies import OutgoingRecord
 
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
 TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL"}
-PLACES = {"turn", "throttled", "limited", "parked"}
+PLACES = {"turn", "throttled", "at_concurrency", "paused"}
+
+
+FILES = sorted(SCRIPTS.directory.rglob("*.lua"))
+
+
+def without_comments(source: str) -> str:
+    return "\n".join(line.split("--")[0] for line in source.splitlines())
 
 
 def code_of(script: Script) -> str:
-    return "\n".join(line.split("--")[0] for line in script.source.splitlines())
+    return without_comments(script.source)
 
 
-def derived_by(script: Script) -> set[str]:
-    code = code_of(script)
+def keys_in(code: str) -> set[str]:
     found = set(re.findall(r"P \.\. '([a-z_]+:?)'", code))
     if "P .. place" in code:
         found |= PLACES
     return found
+
+
+def names_of(entries: Iterable[str]) -> set[str]:
+    return {each.split()[0].split("<")[0] for each in entries}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SCRIPTS.directory)))
+def test_a_file_declares_the_keys_that_its_own_lines_derive(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert names_of(derived_by(path.stem, source)) == keys_in(without_comments(source))
 
 
 @pytest.mark.parametrize("name", SCRIPTS.names())
@@ -37,8 +55,7 @@ class TestContract:
         assert set(re.findall(r"KEYS\[(\d+)\]", code_of(SCRIPTS[name]))) == {"1"}
 
     def test_derives_what_the_body_derives(self, name: str) -> None:
-        declared = {each.split()[0].split("<")[0] for each in SCRIPTS[name].contract.derives}
-        assert declared == derived_by(SCRIPTS[name])
+        assert names_of(SCRIPTS[name].contract.derives) == keys_in(code_of(SCRIPTS[name]))
 
     def test_derived_keys_exist_with_their_types(self, name: str) -> None:
         for entry in SCRIPTS[name].contract.derives:
@@ -62,19 +79,22 @@ class TestContract:
 def test_the_python_layer_sends_what_the_contracts_declare() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
-    calls: list[tuple[Call[Any], int]] = [
-        (partition.push([Outgoing(1, "a", b"")]), 4 + 3),
-        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 7 + 1 + 2 + 1 + 4),
+    calls: list[tuple[ScriptCall[Any], int]] = [
+        (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
+        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 8 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.settle("c", [tag]), 2 + 2),
         (partition.finish("c", [tag]), 2 + 2),
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
-        (partition.renew("c", lease_ms=1), 4),
+        (partition.heartbeat("c", lease_ms=1), 4),
         (partition.resign("c"), 2),
         (partition.fence(1), 3),
-        (partition.nudge("c"), 1),
+        (partition.hand_over_wakeup("c"), 1),
         (partition.set_quota("t", None), 2),
-        (partition.place(["t"]), 1 + 1),
+        (partition.bring_settings_quota(None, by="w", memory_ms=1), 4),
+        (partition.pause("t"), 2),
+        (partition.resume("t"), 2),
+        (partition.place_held_back(["t"]), 1 + 1),
         (partition.cancel(["a"]), 3 + 1),
         (partition.cancel_tenant("t"), 3),
         (partition.purge(), 1),

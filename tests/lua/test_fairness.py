@@ -4,173 +4,187 @@ from collections import Counter
 
 import pytest
 
-from tests.lua.desk import Desk, make_quota, tags_of
+from tests.lua.partition_scripts import PartitionScripts, make_quota, tags_of
 
 
-def fill(desk: Desk, tenant: str, count: int) -> None:
-    desk.push(*(f"{tenant}{i:03d}" for i in range(count)), tenant=tenant)
+def fill(scripts: PartitionScripts, tenant: str, count: int) -> None:
+    scripts.push(*(f"{tenant}{i:03d}" for i in range(count)), tenant=tenant)
 
 
-def drain(desk: Desk, batch: int) -> list[str]:
+def drain(scripts: PartitionScripts, batch: int) -> list[str]:
     taken: list[str] = []
-    while ids := desk.take(batch):
+    while ids := scripts.take(batch):
         taken += ids
     return taken
 
 
-def test_equal_tenants_take_turns(desk: Desk) -> None:
+def test_equal_tenants_take_turns(scripts: PartitionScripts) -> None:
     for tenant in "abc":
-        fill(desk, tenant, 3)
-    assert drain(desk, 1) == ["a000", "b000", "c000", "a001", "b001", "c001", "a002", "b002", "c002"]
+        fill(scripts, tenant, 3)
+    assert drain(scripts, 1) == ["a000", "b000", "c000", "a001", "b001", "c001", "a002", "b002", "c002"]
 
 
-def test_weights_in_their_exact_sequence(desk: Desk) -> None:
+def test_weights_in_their_exact_sequence(scripts: PartitionScripts) -> None:
     """Start tags: a 0, .25, .5, .75, 1, ...; b 0, 1, 2; the name decides between equals."""
-    desk.set_quota("a", weight=4)
-    fill(desk, "a", 8)
-    fill(desk, "b", 3)
+    scripts.set_quota("a", weight=4)
+    fill(scripts, "a", 8)
+    fill(scripts, "b", 3)
     expected = ["a000", "b000", "a001", "a002", "a003", "a004", "b001", "a005", "a006", "a007", "b002"]
-    assert drain(desk, 1) == expected
+    assert drain(scripts, 1) == expected
 
 
 @pytest.mark.parametrize("batch", [2, 3, 7, 32, 100])
-def test_a_batch_is_what_single_claims_would_give(desk: Desk, batch: int) -> None:
+def test_a_batch_is_what_single_claims_would_give(scripts: PartitionScripts, batch: int) -> None:
     weights = {"a": 1, "b": 3, "c": 0.7, "ab": 1, "b\xff": 2}
     for tenant, weight in weights.items():
-        desk.set_quota(tenant, weight=weight)
+        scripts.set_quota(tenant, weight=weight)
     counts = {"a": 30, "b": 17, "c": 25, "ab": 3, "b\xff": 40}
 
     def run(size: int) -> list[str]:
         for tenant, count in counts.items():
-            fill(desk, tenant, count)
+            fill(scripts, tenant, count)
         # A late comer in the middle, so that finish tags count.
-        taken = [each for _ in range(42 // size) for each in desk.take(size)]
-        taken += desk.take(42 - len(taken))
-        fill(desk, "ab", 5)
-        taken += drain(desk, size)
-        desk.client.flushdb()
+        taken = [each for _ in range(42 // size) for each in scripts.take(size)]
+        taken += scripts.take(42 - len(taken))
+        fill(scripts, "ab", 5)
+        taken += drain(scripts, size)
+        scripts.client.flushdb()
         for tenant, weight in weights.items():
-            desk.set_quota(tenant, weight=weight)
+            scripts.set_quota(tenant, weight=weight)
         return taken
 
     assert run(batch) == run(1)
 
 
-def test_bytes_decide_between_equals_not_the_locale(desk: Desk) -> None:
+def test_bytes_decide_between_equals_not_the_locale(scripts: PartitionScripts) -> None:
     tenants = ["a", "B", "Z", "z", "ä", "\u00ff", "0", "_"]
     for tenant in tenants:
-        fill(desk, tenant, 2)
+        fill(scripts, tenant, 2)
     ordered = sorted(tenants, key=str.encode)
-    assert desk.take(16) == [f"{tenant}{i:03d}" for i in range(2) for tenant in ordered]
+    assert scripts.take(16) == [f"{tenant}{i:03d}" for i in range(2) for tenant in ordered]
 
 
-def test_a_late_comer_gets_no_credit_for_the_past(desk: Desk) -> None:
-    fill(desk, "a", 30)
-    desk.take(10)
-    fill(desk, "b", 10)
-    assert Counter(each[0] for each in desk.take(10)) == {"a": 5, "b": 5}
+def test_a_late_comer_gets_no_credit_for_the_past(scripts: PartitionScripts) -> None:
+    fill(scripts, "a", 30)
+    scripts.take(10)
+    fill(scripts, "b", 10)
+    assert Counter(each[0] for each in scripts.take(10)) == {"a": 5, "b": 5}
 
 
-def test_a_shallow_tenant_does_not_cheat(desk: Desk) -> None:
+def test_a_shallow_tenant_does_not_cheat(scripts: PartitionScripts) -> None:
     """One that comes back after each message is served as often as one with backlog, not more."""
-    fill(desk, "deep", 40)
+    fill(scripts, "deep", 40)
     served = Counter[str]()
     for i in range(20):
-        desk.push(f"shallow{i}", tenant="shallow")
-        served[desk.take(1)[0][:4]] += 1
+        scripts.push(f"shallow{i}", tenant="shallow")
+        served[scripts.take(1)[0][:4]] += 1
     assert abs(served["deep"] - served["shal"]) <= 1
 
 
-def test_virtual_time_jumps_and_tags_go_when_nobody_is_in_turn(desk: Desk) -> None:
-    desk.set_quota("slow", weight=0.01)
-    desk.push("s", tenant="slow")
-    desk.push("q", tenant="quick")
-    assert sorted(desk.take(2)) == ["q", "s"]
-    assert desk.state("v") == 100.0
-    assert not desk.client.exists(desk.keys.finish)
+def test_virtual_time_jumps_and_tags_go_when_nobody_is_in_turn(scripts: PartitionScripts) -> None:
+    scripts.set_quota("slow", weight=0.01)
+    scripts.push("s", tenant="slow")
+    scripts.push("q", tenant="quick")
+    assert sorted(scripts.take(2)) == ["q", "s"]
+    assert scripts.state("v") == 100.0
+    assert not scripts.client.exists(scripts.keys.finish_tags)
 
 
-def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(desk: Desk) -> None:
+def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(scripts: PartitionScripts) -> None:
     for i in range(100):
-        desk.push(f"m{i:03d}", tenant=f"t{i:03d}")
-    assert len(desk.take(60)) == 60
-    assert not desk.client.exists(desk.keys.finish)
+        scripts.push(f"m{i:03d}", tenant=f"t{i:03d}")
+    assert len(scripts.take(60)) == 60
+    assert not scripts.client.exists(scripts.keys.finish_tags)
     # Who was served comes behind those who were not.
-    desk.push("again", tenant="t000")
-    assert drain(desk, 7)[-1] == "again"
+    scripts.push("again", tenant="t000")
+    assert drain(scripts, 7)[-1] == "again"
 
 
-def test_a_tenant_that_always_comes_back_has_its_weight(desk: Desk) -> None:
-    desk.set_quota("b", weight=3)
-    fill(desk, "a", 20)
-    desk.push("b000", tenant="b")
+def test_a_tenant_that_always_comes_back_has_its_weight(scripts: PartitionScripts) -> None:
+    scripts.set_quota("b", weight=3)
+    fill(scripts, "a", 20)
+    scripts.push("b000", tenant="b")
     taken: list[str] = []
     while len(taken) < 40:
-        (each,) = desk.take(1)
+        (each,) = scripts.take(1)
         if each.startswith("b"):
-            desk.push(f"b{len(taken) + 1:03d}", tenant="b")
+            scripts.push(f"b{len(taken) + 1:03d}", tenant="b")
         taken.append(each[0])
     assert taken.count("b") == 30
 
 
-def test_finish_tags_are_collected(desk: Desk) -> None:
-    desk.partition.set_shared_quota("default", make_quota(concurrency=1000)).run(desk.client)
+def test_finish_tags_are_collected(scripts: PartitionScripts) -> None:
+    scripts.partition.set_default_quota(make_quota(concurrency=1000)).run(scripts.client)
     for i in range(300):
-        desk.push(f"m{i:03d}", tenant=f"t{i:03d}")
-    fill(desk, "a", 400)
+        scripts.push(f"m{i:03d}", tenant=f"t{i:03d}")
+    fill(scripts, "a", 400)
     seen = 0
     for _ in range(40):
-        desk.take(16)
-        seen = max(seen, desk.client.zcard(desk.keys.finish))
+        scripts.take(16)
+        seen = max(seen, scripts.client.zcard(scripts.keys.finish_tags))
     assert seen > 100
-    assert desk.client.zcard(desk.keys.finish) <= 1
+    assert scripts.client.zcard(scripts.keys.finish_tags) <= 1
 
 
-def test_removed_messages_are_passed_over_a_bounded_number_a_call(desk: Desk) -> None:
-    fill(desk, "a", 150)
-    desk.client.hdel(desk.keys.messages, *(f"a{i:03d}" for i in range(149)))
-    first = desk.claim(10)
+def test_removed_messages_are_passed_over_a_bounded_number_a_call(scripts: PartitionScripts) -> None:
+    fill(scripts, "a", 150)
+    scripts.client.hdel(scripts.keys.messages, *(f"a{i:03d}" for i in range(149)))
+    first = scripts.claim(10)
     assert (first.entries, first.more) == ([], True)
-    assert desk.client.zcard(desk.keys.tenant("a")) == 150 - 64
-    assert desk.take(10) == []
-    assert desk.take(10) == ["a149"]
-    assert desk.state("v") == 1.0
+    assert scripts.client.zcard(scripts.keys.tenant("a")) == 150 - 64
+    assert scripts.take(10) == []
+    assert scripts.take(10) == ["a149"]
+    assert scripts.state("v") == 1.0
 
 
 @pytest.mark.parametrize("junk", [b"", b"{}", b"\x01" * 27, b"\x02" + b"\x00" * 40])
-def test_a_corrupt_record_becomes_a_dead_letter_and_harms_nobody(desk: Desk, junk: bytes) -> None:
-    fill(desk, "a", 3)
-    desk.client.hset(desk.keys.messages, "a001", junk)
-    claimed = desk.claim(3)
+def test_a_corrupt_record_becomes_a_dead_letter_and_harms_nobody(
+    scripts: PartitionScripts, junk: bytes
+) -> None:
+    fill(scripts, "a", 3)
+    scripts.client.hset(scripts.keys.messages, "a001", junk)
+    claimed = scripts.claim(3)
     assert [entry.id for entry in claimed.entries] == ["a000", "a002"]
-    assert b'"reason":"corrupt"' in desk.client.hget(desk.keys.dead_info, "a001")
-    assert desk.client.hget(desk.keys.dead, "a001") == junk
-    desk.finish(*tags_of(claimed.entries))
-    assert desk.left_over() == {"leases", "dead", "dead_info", "dead_index"}
+    assert b'"reason":"corrupt"' in scripts.client.hget(scripts.keys.dead_info, "a001")
+    assert scripts.client.hget(scripts.keys.dead, "a001") == junk
+    scripts.finish(*tags_of(claimed.entries))
+    assert scripts.left_over() == {"leases", "dead", "dead_info", "dead_index"}
 
 
-def test_a_corrupt_delayed_record_becomes_a_dead_letter(desk: Desk) -> None:
-    desk.push("a", due_us=desk.now_us() + 60_000_000)
-    desk.client.hset(desk.keys.messages, "a", "junk")
-    desk.client.zadd(desk.keys.delayed, {"a": 1})
-    assert desk.take() == []
-    assert desk.left_over() == {"leases", "dead", "dead_info", "dead_index"}
+def test_a_corrupt_delayed_record_becomes_a_dead_letter(scripts: PartitionScripts) -> None:
+    scripts.push("a", due_us=scripts.now_us() + 60_000_000)
+    scripts.client.hset(scripts.keys.messages, "a", "junk")
+    scripts.client.zadd(scripts.keys.delayed, {"a": 1})
+    assert scripts.take() == []
+    assert scripts.left_over() == {"leases", "dead", "dead_info", "dead_index"}
 
 
-def test_more_says_that_something_may_be_served(desk: Desk) -> None:
-    fill(desk, "a", 3)
-    assert desk.claim(2).more is True
-    assert desk.claim(2).more is False
+def test_more_reports_that_something_may_be_served(scripts: PartitionScripts) -> None:
+    fill(scripts, "a", 3)
+    assert scripts.claim(2).more is True
+    assert scripts.claim(2).more is False
 
 
-def test_nothing_is_left_of_idle_tenants(desk: Desk) -> None:
+def test_nothing_is_left_of_idle_tenants(scripts: PartitionScripts) -> None:
     for i in range(50):
-        desk.set_quota(f"t{i}", 1000, burst=50)
-        desk.push(f"m{i}", tenant=f"t{i}")
-    entries = desk.claim(100).entries
+        scripts.set_quota(f"t{i}", 1000, burst=50)
+        scripts.push(f"m{i}", tenant=f"t{i}")
+    entries = scripts.claim(100).entries
     assert len(entries) == 50
-    desk.finish(*tags_of(entries))
-    desk.client.delete(desk.keys.quotas)
-    while desk.client.exists(desk.keys.limiter):
-        desk.claim(0)
-    assert desk.left_over() == {"leases"}
+    scripts.finish(*tags_of(entries))
+    scripts.client.delete(scripts.keys.quotas)
+    while scripts.client.exists(scripts.keys.limiter):
+        scripts.claim(0)
+    assert scripts.left_over() == {"leases"}
+
+
+def test_a_tenant_that_its_rate_lets_go_again_takes_turns_with_the_others(scripts: PartitionScripts) -> None:
+    scripts.set_quota("rated", 20, burst=4)
+    scripts.push(*(f"r{n}" for n in range(8)), tenant="rated")
+    assert scripts.take(8) == ["r0", "r1", "r2", "r3"]
+    scripts.push(*(f"l{n}" for n in range(24)), tenant="loud")
+    assert len(scripts.take(20)) == 20
+    # As if the rated tenant had waited until it has its whole burst again.
+    scripts.client.zadd(scripts.keys.limiter, {"rated": 1})
+    scripts.client.zadd(scripts.keys.throttled, {"rated": 1})
+    assert sorted(each[0] for each in scripts.take(4)) == ["l", "l", "r", "r"]

@@ -6,132 +6,201 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from celery_dq.transport.redis.record import DedupSection
-from celery_dq.transport.redis.replies import Outgoing, Pushed
-from tests.lua.desk import LEASE_MS, Desk, make_record, tags_of
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.record import DedupSection
+from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_keyed_record, make_record, tags_of
 
 #: So many may follow one message.
 MOST = 1000
 
 
-def push_all(desk: Desk, tasks: Sequence[str], **options: Any) -> list[Pushed]:
+def push_all(scripts: PartitionScripts, tasks: Sequence[str], **options: Any) -> list[PushReply]:
     section = DedupSection("k", **options).pack()
     record = bytearray(make_record())
     record[2] |= 2
     packed = bytes(record) + section + struct.pack(">H", len(section))
-    return desk.partition.push([Outgoing(0, task, packed) for task in tasks]).run(desk.client)
+    return scripts.partition.push([OutgoingRecord(0, task, packed) for task in tasks]).run(scripts.client)
 
 
-def push(desk: Desk, task: str, **options: Any) -> Pushed:
-    return push_all(desk, [task], **options)[0]
+def push(scripts: PartitionScripts, task: str, **options: Any) -> PushReply:
+    return push_all(scripts, [task], **options)[0]
 
 
-def crowd(desk: Desk, name: str, count: int = MOST) -> None:
-    pushed = push_all(desk, [f"{name} {n}" for n in range(count)], follow=True, awaited=True)
+def crowd(scripts: PartitionScripts, name: str, count: int = MOST) -> None:
+    pushed = push_all(scripts, [f"{name} {n}" for n in range(count)], follow=True, awaited=True)
     assert {each.status for each in pushed} == {"following"}
 
 
-def test_followers_of_a_run_that_is_evicted_follow_its_retry(desk: Desk) -> None:
-    push(desk, "first")
-    assert push(desk, "follower", follow=True, awaited=True).status == "following"
-    (run,) = desk.claim().entries
-    push(desk, "retry", continues=(run.id, int(run.claim)))
-    assert desk.partition.evict("", "k").run(desk.client) == "first"
-    assert desk.finish(run.tag) == 0
+def test_followers_of_a_run_that_is_evicted_follow_its_retry(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    assert push(scripts, "follower", follow=True, awaited=True).status == "following"
+    (run,) = scripts.claim().entries
+    push(scripts, "retry", continues=(run.id, int(run.claim)))
+    assert scripts.partition.evict("", "k").run(scripts.client) == "first"
+    assert scripts.finish(run.tag) == 0
     # What it ended with is that it is tried again: nobody waits for that.
-    (retry,) = desk.claim(4).entries
+    (retry,) = scripts.claim(4).entries
     assert (retry.id, retry.reason) == ("retry", "")
-    desk.finish(retry.tag)
-    assert [(each.id, each.reason) for each in desk.claim(4).entries] == [("follower", "covered:retry")]
+    scripts.finish(retry.tag)
+    assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:retry")]
 
 
-def test_followers_of_who_need_not_run_follow_who_does(desk: Desk) -> None:
-    push(desk, "first")
-    push(desk, "follower", follow=True, awaited=True)
-    (first,) = desk.claim().entries
-    desk.partition.evict("", "k").run(desk.client)
-    push(desk, "second")
+def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    push(scripts, "follower", follow=True, awaited=True)
+    (first,) = scripts.claim().entries
+    scripts.partition.evict("", "k").run(scripts.client)
+    push(scripts, "second")
     # It lost its key and did not run: the second one covers it, and whoever waited for it.
-    assert desk.release(first.tag) == 0
-    (second,) = desk.claim(4).entries
+    assert scripts.release(first.tag) == 0
+    (second,) = scripts.claim(4).entries
     assert (second.id, second.reason) == ("second", "")
-    desk.finish(second.tag)
-    assert [(each.id, each.reason) for each in desk.claim(4).entries] == [("follower", "covered:second")]
+    scripts.finish(second.tag)
+    assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:second")]
 
 
-def test_all_who_follow_are_moved_however_many_there_are(desk: Desk) -> None:
-    push(desk, "first")
-    crowd(desk, "early")
-    (first,) = desk.claim().entries
-    desk.partition.evict("", "k").run(desk.client)
-    push(desk, "second")
-    crowd(desk, "late")
-    desk.release(first.tag)  # who waited for it waits for the second one now
-    assert push(desk, "third", replace=True).replaced == "second"
-    assert desk.client.llen(desk.keys.followers("third")) == 2 * MOST
-    assert not desk.client.exists(desk.keys.followers("second"))
-    (third,) = desk.claim().entries
-    desk.finish(third.tag)
-    assert desk.client.zcard(desk.keys.discards) == 2 * MOST
-    assert set(desk.client.hvals(desk.keys.reasons)) == {b"covered:third"}
-    assert not desk.client.exists(desk.keys.following)
+def test_all_who_follow_are_moved_however_many_there_are(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    crowd(scripts, "early")
+    (first,) = scripts.claim().entries
+    scripts.partition.evict("", "k").run(scripts.client)
+    push(scripts, "second")
+    crowd(scripts, "late")
+    scripts.release(first.tag)  # who waited for it waits for the second one now
+    assert push(scripts, "third", replace=True).replaced == "second"
+    assert scripts.client.llen(scripts.keys.followers("third")) == 2 * MOST
+    assert not scripts.client.exists(scripts.keys.followers("second"))
+    (third,) = scripts.claim().entries
+    scripts.finish(third.tag)
+    assert scripts.client.zcard(scripts.keys.discards) == 2 * MOST
+    assert set(scripts.client.hvals(scripts.keys.reasons)) == {b"covered:third"}
+    assert not scripts.client.exists(scripts.keys.following)
 
 
-def test_who_is_replaced_does_not_follow_where_too_many_do(desk: Desk) -> None:
-    push(desk, "first", awaited=True)
-    crowd(desk, "follower", MOST - 1)
-    assert push(desk, "second", replace=True, awaited=True).replaced == "first"
-    third = push(desk, "third", replace=True, awaited=True)
+def test_who_is_replaced_does_not_follow_where_too_many_do(scripts: PartitionScripts) -> None:
+    push(scripts, "first", awaited=True)
+    crowd(scripts, "follower", MOST - 1)
+    assert push(scripts, "second", replace=True, awaited=True).replaced == "first"
+    third = push(scripts, "third", replace=True, awaited=True)
     assert (third.status, third.covering, third.replaced) == ("refused", "second", "")
-    assert desk.take(4) == ["second"]
-    assert desk.client.llen(desk.keys.followers("second")) == MOST
-    assert not desk.client.hexists(desk.keys.messages, "third")
+    assert scripts.take(4) == ["second"]
+    assert scripts.client.llen(scripts.keys.followers("second")) == MOST
+    assert not scripts.client.hexists(scripts.keys.messages, "third")
 
 
-def test_a_replaced_one_that_nobody_awaits_takes_no_room(desk: Desk) -> None:
-    push(desk, "first")
-    crowd(desk, "follower")
-    assert push(desk, "second", replace=True).replaced == "first"
-    assert desk.client.llen(desk.keys.followers("second")) == MOST
+def test_a_replaced_one_that_nobody_awaits_takes_no_room(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    crowd(scripts, "follower")
+    assert push(scripts, "second", replace=True).replaced == "first"
+    assert scripts.client.llen(scripts.keys.followers("second")) == MOST
 
 
-def test_who_follows_a_run_and_its_retry_is_counted_together(desk: Desk) -> None:
-    push(desk, "first")
-    crowd(desk, "early", MOST - 1)
-    (run,) = desk.claim().entries
-    push(desk, "retry", continues=(run.id, int(run.claim)))
-    crowd(desk, "late", 1)
-    assert push(desk, "one more", follow=True, awaited=True).status == "refused"
-    desk.finish(run.tag)
-    assert desk.client.llen(desk.keys.followers("retry")) == MOST
+def test_who_follows_a_run_and_its_retry_is_counted_together(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    crowd(scripts, "early", MOST - 1)
+    (run,) = scripts.claim().entries
+    push(scripts, "retry", continues=(run.id, int(run.claim)))
+    crowd(scripts, "late", 1)
+    assert push(scripts, "one more", follow=True, awaited=True).status == "refused"
+    scripts.finish(run.tag)
+    assert scripts.client.llen(scripts.keys.followers("retry")) == MOST
 
 
-def test_a_run_whose_tail_was_cancelled_is_not_evicted(desk: Desk) -> None:
-    push(desk, "first", timeout_us=1)
-    entries = desk.claim().entries
-    push(desk, "tail")
-    desk.partition.cancel(["tail"], tombstone_ttl_ms=0).run(desk.client)
-    assert desk.client.exists(desk.keys.evictions) == 0
-    assert [(each.id, each.reason) for each in desk.claim(4).entries] == [("tail", "cancelled")]
-    assert push(desk, "second").covering == "first"
-    assert desk.finish(*tags_of(entries)) == 0
+def test_a_run_whose_tail_was_cancelled_is_not_evicted(scripts: PartitionScripts) -> None:
+    push(scripts, "first", timeout_us=1)
+    entries = scripts.claim().entries
+    push(scripts, "tail")
+    scripts.partition.cancel(["tail"], tombstone_ttl_ms=0).run(scripts.client)
+    assert scripts.client.exists(scripts.keys.evictions) == 0
+    assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("tail", "cancelled")]
+    assert push(scripts, "second").covering == "first"
+    assert scripts.finish(*tags_of(entries)) == 0
 
 
-def test_what_is_taken_by_name_runs(desk: Desk) -> None:
-    push(desk, "first")
-    (taken,) = desk.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(desk.client)
+def test_what_is_taken_by_name_runs(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    (taken,) = scripts.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(scripts.client)
     # It is held, so it may have been read: the latest call must wait, and not take its place and its record.
-    latest = push(desk, "latest", replace=True)
+    latest = push(scripts, "latest", replace=True)
     assert (latest.status, latest.replaced) == ("blocked", "")
-    assert desk.client.hexists(desk.keys.messages, "first")
-    assert desk.take(4) == []
-    assert desk.finish(taken.tag, consumer="mover") == 0
-    assert desk.take(4) == ["latest"]
+    assert scripts.client.hexists(scripts.keys.messages, "first")
+    assert scripts.take(4) == []
+    assert scripts.finish(taken.tag, consumer="mover") == 0
+    assert scripts.take(4) == ["latest"]
 
 
-def test_what_is_taken_by_name_and_given_back_waits(desk: Desk) -> None:
-    push(desk, "first")
-    (taken,) = desk.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(desk.client)
-    desk.release(taken.tag, mode="requeue", consumer="mover")
-    assert push(desk, "second").covering == "first"
-    assert desk.take(4) == ["first"]
+def test_what_is_taken_by_name_and_released_waits(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    (taken,) = scripts.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(scripts.client)
+    scripts.release(taken.tag, mode="requeue", consumer="mover")
+    assert push(scripts, "second").covering == "first"
+    assert scripts.take(4) == ["first"]
+
+
+@pytest.mark.parametrize("returns_by", ["release", "reap"])
+def test_the_eviction_of_a_head_is_armed_again_when_it_is_claimed_again(
+    scripts: PartitionScripts, returns_by: str
+) -> None:
+    timeout_us = 200_000
+    push(scripts, "head", timeout_us=timeout_us)
+    (first,) = scripts.claim().entries
+    push(scripts, "tail")
+    armed = scripts.client.zscore(scripts.keys.evictions, "0:k")
+    if returns_by == "release":
+        scripts.release(first.tag)
+    else:
+        scripts.lose()
+        assert scripts.reap() == 1
+    # No run has the key, so none is evicted, however long the head waits.
+    assert not scripts.client.exists(scripts.keys.evictions)
+    (again,) = scripts.claim(consumer="c2").entries
+    claimed_us = scripts.now_us()
+    assert again.id == "head"
+    armed_again = scripts.client.zscore(scripts.keys.evictions, "0:k")
+    assert armed < armed_again <= claimed_us + timeout_us
+    wait_until(lambda: scripts.now_us() > armed_again, 10)
+    # A claim evicts what is overdue, and the tail takes the place of the head.
+    assert scripts.take(4, consumer="c3") == ["tail"]
+    assert scripts.finish(again.tag, consumer="c2") == 0
+    assert not scripts.client.exists(scripts.keys.evictions)
+
+
+def test_who_was_declined_stays_so_when_its_push_is_repeated(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    for expected in ("declined", "seen"):
+        again = OutgoingRecord(1, "second", make_keyed_record("", "k", "", 0))
+        (pushed,) = scripts.partition.push([again], producer="p").run(scripts.client)
+        assert pushed.status == expected
+        # The one that covered it has ended when the repetition comes: the key is free.
+        scripts.finish(*tags_of(scripts.claim().entries))
+    assert scripts.take() == []
+
+
+def test_the_latest_takes_the_place_of_who_waits_behind_one_that_came_back(scripts: PartitionScripts) -> None:
+    push(scripts, "first")
+    (first,) = scripts.claim().entries
+    assert push(scripts, "second").status == "blocked"
+    scripts.release(first.tag, mode="requeue")
+    third = push(scripts, "third", replace=True)
+    assert (third.status, third.replaced) == ("blocked", "second")
+    ran = []
+    while entries := scripts.claim(4).entries:
+        ran += [entry.id for entry in entries]
+        scripts.finish(*tags_of(entries))
+    assert ran == ["first", "third"]
+
+
+def test_a_delayed_one_that_is_replaced_and_awaited_follows_and_does_not_run(
+    scripts: PartitionScripts,
+) -> None:
+    record = make_keyed_record("", "k", "delayed", scripts.now_us(), awaited=True)
+    scripts.partition.push([OutgoingRecord(0, "first", record)]).run(scripts.client)
+    assert push(scripts, "second", replace=True).replaced == "first"
+    # As if its time came.
+    scripts.client.zadd(scripts.keys.delayed, {"first": 1}, xx=True)
+    (second,) = scripts.claim(4).entries
+    scripts.finish(second.tag)
+    assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("first", "covered:second")]

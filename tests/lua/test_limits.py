@@ -5,31 +5,38 @@ import time
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from tests.lua.desk import Desk, make_quota, tags_of
+from tests.lua.partition_scripts import PartitionScripts, make_quota, tags_of
 
 
-def fill(desk: Desk, tenant: str, count: int) -> None:
-    desk.push(*(f"{tenant}{i:04d}" for i in range(count)), tenant=tenant)
+def fill(scripts: PartitionScripts, tenant: str, count: int) -> None:
+    scripts.push(*(f"{tenant}{i:04d}" for i in range(count)), tenant=tenant)
 
 
-def starts(desk: Desk, tenant: str) -> list[float]:
+def bring_settings(scripts: PartitionScripts, packed: bytes | None, by: str, force: bool = False) -> str:
+    call = scripts.partition.bring_settings_quota(packed, by=by, memory_ms=60_000, force=force)
+    return call.run(scripts.client).status
+
+
+def starts(scripts: PartitionScripts, tenant: str) -> list[float]:
     """When each held message of a tenant was claimed, in µs of the server."""
     return sorted(
-        float(desk.partition.locate(id_.decode()).run(desk.client)["since_us"])
-        for id_ in desk.client.hkeys(desk.keys.held("c1"))
+        float(scripts.partition.locate(id_.decode()).run(scripts.client)["since_us"])
+        for id_ in scripts.client.hkeys(scripts.keys.held("c1"))
         if id_.decode().startswith(tenant)
     )
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(200, 1), (50, 10), (1000, 3), (30, 2.5)])
-def test_never_more_than_rate_times_window_and_burst(desk: Desk, rate: float, burst: float) -> None:
-    desk.set_quota("a", rate, burst=burst)
-    fill(desk, "a", 900)
+def test_never_more_than_rate_times_window_and_burst(
+    scripts: PartitionScripts, rate: float, burst: float
+) -> None:
+    scripts.set_quota("a", rate, burst=burst)
+    fill(scripts, "a", 900)
     end = time.monotonic() + 1.0
     # However little of that second the machine has for it.
-    while time.monotonic() < end or desk.client.hlen(desk.keys.held("c1")) <= burst:
-        desk.claim(32)
-    times = starts(desk, "a")
+    while time.monotonic() < end or scripts.client.hlen(scripts.keys.held("c1")) <= burst:
+        scripts.claim(32)
+    times = starts(scripts, "a")
     assert len(times) > burst
     for i in range(len(times)):
         for j in range(i, len(times)):
@@ -37,184 +44,223 @@ def test_never_more_than_rate_times_window_and_burst(desk: Desk, rate: float, bu
             assert j - i + 1 <= rate * window_s + burst + 1e-6
 
 
-def test_throttled_tenant_says_when(desk: Desk) -> None:
+def test_throttled_tenant_reports_when(scripts: PartitionScripts) -> None:
     # Seconds, so that it is looked at before it is due.
-    desk.set_quota("a", 0.4)
-    fill(desk, "a", 3)
-    assert desk.take(5) == ["a0000"]
-    assert desk.place("a") == "throttled"
-    explained = desk.partition.explain_tenant("a").run(desk.client)
+    scripts.set_quota("a", 0.4)
+    fill(scripts, "a", 3)
+    assert scripts.take(5) == ["a0000"]
+    assert scripts.place("a") == "throttled"
+    explained = scripts.partition.explain_tenant("a").run(scripts.client)
     assert 0 < float(explained["due_us"]) - float(explained["now_us"]) <= 2_500_000
-    wait_until(lambda: desk.take(5) == ["a0001"], 30)
+    wait_until(lambda: scripts.take(5) == ["a0001"], 30)
 
 
-def test_throttled_tenant_delays_nobody(desk: Desk) -> None:
-    desk.set_quota("a", 0.001)
-    fill(desk, "a", 5)
-    fill(desk, "b", 5)
-    assert desk.take(10) == ["a0000", *(f"b{i:04d}" for i in range(5))]
+def test_throttled_tenant_delays_nobody(scripts: PartitionScripts) -> None:
+    scripts.set_quota("a", 0.001)
+    fill(scripts, "a", 5)
+    fill(scripts, "b", 5)
+    assert scripts.take(10) == ["a0000", *(f"b{i:04d}" for i in range(5))]
 
 
-def test_unstarted_release_gives_the_token_back(desk: Desk) -> None:
-    desk.set_quota("a", 0.01, burst=2)
-    fill(desk, "a", 5)
-    entries = desk.claim(5).entries
+def test_unstarted_release_gives_the_token_back(scripts: PartitionScripts) -> None:
+    scripts.set_quota("a", 0.01, burst=2)
+    fill(scripts, "a", 5)
+    entries = scripts.claim(5).entries
     assert len(entries) == 2
-    desk.release(*tags_of(entries), mode="unstarted")
-    assert desk.take(5) == ["a0000", "a0001"]
-    assert desk.take(5) == []
+    scripts.release(*tags_of(entries), mode="unstarted")
+    assert scripts.take(5) == ["a0000", "a0001"]
+    assert scripts.take(5) == []
 
 
-def test_requeue_gives_no_token_back(desk: Desk) -> None:
-    desk.set_quota("a", 0.01)
-    fill(desk, "a", 2)
-    desk.release(desk.claim().entries[0].tag, mode="requeue")
-    assert desk.take(2) == []
-    assert desk.place("a") == "throttled"
+def test_requeue_gives_no_token_back(scripts: PartitionScripts) -> None:
+    scripts.set_quota("a", 0.01)
+    fill(scripts, "a", 2)
+    scripts.release(scripts.claim().entries[0].tag, mode="requeue")
+    assert scripts.take(2) == []
+    assert scripts.place("a") == "throttled"
 
 
-def test_limiter_state_is_collected(desk: Desk) -> None:
-    desk.set_quota("a", 100)
-    fill(desk, "a", 1)
-    desk.finish(desk.claim().entries[0].tag)
+def test_tenants_with_one_message_each_pay_for_it(scripts: PartitionScripts) -> None:
+    tenants = ("a", "b", "c")
+    for tenant in tenants:
+        scripts.set_quota(tenant, 0.001)
+    for expected in (3, 0):
+        for tenant in tenants:
+            fill(scripts, tenant, 1)
+        assert len(scripts.take(10)) == expected
+
+
+def test_limiter_state_is_collected(scripts: PartitionScripts) -> None:
+    scripts.set_quota("a", 100)
+    fill(scripts, "a", 1)
+    scripts.finish(scripts.claim().entries[0].tag)
 
     def gone() -> bool:
-        desk.claim(0)
-        return not desk.client.exists(desk.keys.limiter)
+        scripts.claim(0)
+        return not scripts.client.exists(scripts.keys.limiter)
 
     wait_until(gone, 30)
 
 
 class TestConcurrency:
-    def test_at_most_so_many_at_a_time(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=2)
-        fill(desk, "a", 5)
-        first = desk.claim(10).entries
+    def test_at_most_so_many_at_a_time(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=2)
+        fill(scripts, "a", 5)
+        first = scripts.claim(10).entries
         assert len(first) == 2
-        assert desk.place("a") == "limited"
-        assert desk.slots("a") == 2
-        assert desk.claim(10, "c2").entries == []
-        desk.finish(first[0].tag)
-        assert desk.place("a") == "turn"
-        assert desk.take(10, "c2") == ["a0002"]
+        assert scripts.place("a") == "at_concurrency"
+        assert scripts.slots("a") == 2
+        assert scripts.claim(10, "c2").entries == []
+        scripts.finish(first[0].tag)
+        assert scripts.place("a") == "turn"
+        assert scripts.take(10, "c2") == ["a0002"]
 
-    def test_settled_message_keeps_its_slot(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=1)
-        fill(desk, "a", 2)
-        entry = desk.claim().entries[0]
-        desk.settle(entry.tag)
-        assert desk.take() == []
-        assert desk.finish(entry.tag) == 0
-        assert desk.take() == ["a0001"]
+    def test_settled_message_keeps_its_slot(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=1)
+        fill(scripts, "a", 2)
+        entry = scripts.claim().entries[0]
+        scripts.settle(entry.tag)
+        assert scripts.take() == []
+        assert scripts.finish(entry.tag) == 0
+        assert scripts.take() == ["a0001"]
 
     @pytest.mark.parametrize("mode", ["unstarted", "requeue", "crashed"])
-    def test_release_frees_the_slot(self, desk: Desk, mode: str) -> None:
-        desk.set_quota("a", concurrency=1)
-        fill(desk, "a", 2)
-        desk.release(desk.claim().entries[0].tag, mode=mode)
-        assert desk.slots("a") == 0
-        assert desk.take() == ["a0000"]
+    def test_release_frees_the_slot(self, scripts: PartitionScripts, mode: str) -> None:
+        scripts.set_quota("a", concurrency=1)
+        fill(scripts, "a", 2)
+        scripts.release(scripts.claim().entries[0].tag, mode=mode)
+        assert scripts.slots("a") == 0
+        assert scripts.take() == ["a0000"]
 
-    def test_reaping_frees_the_slots_of_settled_ones_too(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=2)
-        fill(desk, "a", 3)
-        desk.settle(desk.claim(2).entries[0].tag)
-        desk.lose()
-        assert desk.reap() == 2
-        assert desk.slots("a") == 0
-        assert desk.take(1, "c2") == ["a0001"]
+    def test_reaping_frees_the_slots_of_settled_ones_too(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=2)
+        fill(scripts, "a", 3)
+        scripts.settle(scripts.claim(2).entries[0].tag)
+        scripts.lose()
+        assert scripts.reap() == 2
+        assert scripts.slots("a") == 0
+        assert scripts.take(1, "c2") == ["a0001"]
 
-    def test_free_room_bounds_limited_tenants_only(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=5)
-        fill(desk, "a", 5)
-        fill(desk, "b", 3)
-        assert desk.take(10, free=1) == ["a0000", "b0000", "b0001", "b0002"]
-        claimed = desk.claim(10, free=0)
+    def test_free_room_bounds_limited_tenants_only(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=5)
+        fill(scripts, "a", 5)
+        fill(scripts, "b", 3)
+        assert scripts.take(10, free=1) == ["a0000", "b0000", "b0001", "b0002"]
+        claimed = scripts.claim(10, free=0)
         assert claimed.entries == []
         assert claimed.more is True
-        assert desk.place("a") == "turn"
+        assert scripts.place("a") == "turn"
 
-    def test_finishing_a_slot_in_the_claim_lets_its_tenant_go_on(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=1)
-        fill(desk, "a", 3)
-        entry = desk.claim(5).entries[0]
-        (second,) = desk.claim(5, finish=[entry.tag]).entries
+    def test_finishing_a_slot_in_the_claim_lets_its_tenant_go_on(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=1)
+        fill(scripts, "a", 3)
+        entry = scripts.claim(5).entries[0]
+        (second,) = scripts.claim(5, finish=[entry.tag]).entries
         assert second.id == "a0001"
 
 
 class TestQuotaChange:
-    def test_acts_on_the_backlog_at_once(self, desk: Desk) -> None:
-        desk.set_quota("a", 0.001)
-        fill(desk, "a", 10)
-        assert desk.take(10) == ["a0000"]
-        desk.set_quota("a", 100, burst=5)
+    def test_acts_on_the_backlog_at_once(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", 0.001)
+        fill(scripts, "a", 10)
+        assert scripts.take(10) == ["a0000"]
+        scripts.set_quota("a", 100, burst=5)
         # The new burst caps what the old rate has borrowed: at most one full burst to wait for.
-        assert wait_until(lambda: desk.take(10), 30)
+        assert wait_until(lambda: scripts.take(10), 30)
 
-    def test_to_no_limit(self, desk: Desk) -> None:
-        desk.set_quota("a", 0.001, concurrency=1)
-        fill(desk, "a", 4)
-        desk.take(4)
-        desk.partition.set_quota("a", None).run(desk.client)
-        assert len(desk.take(4)) == 3
-        assert not desk.client.exists(desk.keys.limiter)
+    def test_the_same_once_more_gives_no_token(self, scripts: PartitionScripts) -> None:
+        for _ in range(2):
+            scripts.set_quota("a", 0.001, burst=3)
+            fill(scripts, "a", 6)
+        assert len(scripts.take(6)) == 3
+        scripts.set_quota("a", 0.001, burst=3)
+        assert scripts.take(6) == []
 
-    def test_pause_and_resume(self, desk: Desk) -> None:
-        fill(desk, "a", 3)
-        desk.set_quota("a", paused=True)
-        assert desk.place("a") == "parked"
-        assert desk.claim(3).more is False
-        fill(desk, "a", 1)
-        assert desk.place("a") == "parked"
-        desk.partition.set_quota("a", None).run(desk.client)
-        assert len(desk.take(5)) == 4
+    def test_to_no_limit(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", 0.001, concurrency=1)
+        fill(scripts, "a", 4)
+        scripts.take(4)
+        scripts.partition.set_quota("a", None).run(scripts.client)
+        assert len(scripts.take(4)) == 3
+        assert not scripts.client.exists(scripts.keys.limiter)
 
-    def test_concurrency_up_and_down(self, desk: Desk) -> None:
-        desk.set_quota("a", concurrency=1)
-        fill(desk, "a", 6)
-        desk.take(6)
-        desk.set_quota("a", concurrency=3)
-        assert len(desk.take(6)) == 2
-        desk.set_quota("a", concurrency=1)
-        entry = desk.partition.claim("c1", lease_ms=60_000, want=6).run(desk.client)
+    def test_pause_and_resume(self, scripts: PartitionScripts) -> None:
+        fill(scripts, "a", 3)
+        scripts.set_quota("a", paused=True)
+        assert scripts.place("a") == "paused"
+        assert scripts.claim(3).more is False
+        fill(scripts, "a", 1)
+        assert scripts.place("a") == "paused"
+        scripts.partition.set_quota("a", None).run(scripts.client)
+        assert len(scripts.take(5)) == 4
+
+    def test_concurrency_up_and_down(self, scripts: PartitionScripts) -> None:
+        scripts.set_quota("a", concurrency=1)
+        fill(scripts, "a", 6)
+        scripts.take(6)
+        scripts.set_quota("a", concurrency=3)
+        assert len(scripts.take(6)) == 2
+        scripts.set_quota("a", concurrency=1)
+        entry = scripts.partition.claim("c1", lease_ms=60_000, want=6).run(scripts.client)
         assert entry.entries == []
-        assert desk.slots("a") == 3
+        assert scripts.slots("a") == 3
 
-    def test_default_acts_after_place(self, desk: Desk) -> None:
-        fill(desk, "a", 2)
-        fill(desk, "b", 2)
-        desk.set_quota("b", weight=2)
-        desk.partition.set_shared_quota("default", make_quota(paused=True)).run(desk.client)
-        desk.partition.place(["a", "b", "none"]).run(desk.client)
-        assert (desk.place("a"), desk.place("b"), desk.place("none")) == ("parked", "turn", "idle")
-        desk.partition.set_shared_quota("default", None).run(desk.client)
-        desk.partition.place(["a"]).run(desk.client)
-        assert desk.place("a") == "turn"
+    def test_default_acts_after_place(self, scripts: PartitionScripts) -> None:
+        fill(scripts, "a", 2)
+        fill(scripts, "b", 2)
+        scripts.set_quota("b", weight=2)
+        scripts.partition.set_default_quota(make_quota(paused=True)).run(scripts.client)
+        scripts.partition.place_held_back(["a", "b", "none"]).run(scripts.client)
+        assert (scripts.place("a"), scripts.place("b"), scripts.place("none")) == ("paused", "turn", "idle")
+        scripts.partition.set_default_quota(None).run(scripts.client)
+        scripts.partition.place_held_back(["a"]).run(scripts.client)
+        assert scripts.place("a") == "turn"
 
-    def test_default_is_checked_by_the_claim_even_before_place(self, desk: Desk) -> None:
-        fill(desk, "a", 2)
-        desk.partition.set_shared_quota("default", make_quota(paused=True)).run(desk.client)
-        assert desk.take(2) == []
-        assert desk.place("a") == "parked"
+    def test_default_is_checked_by_the_claim_even_before_place(self, scripts: PartitionScripts) -> None:
+        fill(scripts, "a", 2)
+        scripts.partition.set_default_quota(make_quota(paused=True)).run(scripts.client)
+        assert scripts.take(2) == []
+        assert scripts.place("a") == "paused"
 
-    def test_own_wins_over_default_wins_over_config(self, desk: Desk) -> None:
-        set_shared = desk.partition.set_shared_quota
-
+    def test_own_wins_over_default_wins_over_config(self, scripts: PartitionScripts) -> None:
         def weight() -> float:
-            return float(desk.partition.explain_tenant("a").run(desk.client)["weight"])
+            return float(scripts.partition.explain_tenant("a").run(scripts.client)["weight"])
 
         assert weight() == 1
-        set_shared("config", make_quota(weight=2)).run(desk.client)
+        bring_settings(scripts, make_quota(weight=2), "w1")
         assert weight() == 2
-        set_shared("default", make_quota(weight=3)).run(desk.client)
+        scripts.partition.set_default_quota(make_quota(weight=3)).run(scripts.client)
         assert weight() == 3
-        desk.set_quota("a", weight=4)
+        scripts.set_quota("a", weight=4)
         assert weight() == 4
 
-    def test_weight_acts_on_what_waits(self, desk: Desk) -> None:
-        fill(desk, "a", 20)
-        fill(desk, "b", 20)
-        desk.take(4)
-        desk.set_quota("a", weight=3)
-        taken = [each[0] for each in desk.take(16)]
+    def test_settings_that_were_replaced_do_not_come_back_by_themselves(
+        self, scripts: PartitionScripts
+    ) -> None:
+        old, new = make_quota(weight=2), make_quota(weight=3)
+        assert [bring_settings(scripts, old, "w1") for _ in range(2)] == ["set", "same"]
+        assert bring_settings(scripts, new, "w2") == "set"
+        assert bring_settings(scripts, old, "w3") == "older"
+        found = scripts.partition.bring_settings_quota(old, by="w3", memory_ms=60_000).run(scripts.client)
+        assert (found.before, found.by) == (new, "w2")
+        assert abs(found.at_us - scripts.now_us()) < 60e6
+        assert bring_settings(scripts, old, "operator", force=True) == "set"
+        assert bring_settings(scripts, new, "w2") == "older"
+        assert bring_settings(scripts, None, "operator", force=True) == "set"
+        assert bring_settings(scripts, old, "w1") == "older"
+        # What was replaced long ago is a change like any other.
+        scripts.client.zadd(scripts.keys.config_before, {new: 1})
+        assert bring_settings(scripts, new, "w4") == "set"
+
+    def test_what_was_replaced_is_not_remembered_for_ever(self, scripts: PartitionScripts) -> None:
+        for weight in (2, 3):
+            bring_settings(scripts, make_quota(weight=weight), "w1")
+        assert 0 < scripts.client.pttl(scripts.keys.config_before) <= 60_000
+
+    def test_weight_acts_on_what_waits(self, scripts: PartitionScripts) -> None:
+        fill(scripts, "a", 20)
+        fill(scripts, "b", 20)
+        scripts.take(4)
+        scripts.set_quota("a", weight=3)
+        taken = [each[0] for each in scripts.take(16)]
         assert taken.count("a") == 12

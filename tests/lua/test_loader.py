@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
 
+from celery_dq.beat import schedule_store
+from celery_dq.dedup.other_brokers import redis_coordinator as dedup
 from celery_dq.errors import ScriptError
+from celery_dq.leadership import redis_election
 from celery_dq.scripts import ScriptSet, is_noscript
-from tests.lua.desk import Desk
+from celery_dq.transport.redis.store import partition
+from tests.lua.partition_scripts import PartitionScripts
 
 CONTRACT = """-- Adds.
 -- Twice.
@@ -42,7 +47,7 @@ def write(folder: Path, name: str, text: str) -> None:
 
 def test_contract_is_read(folder: Path) -> None:
     write(folder, "add", CONTRACT + "return 1\n")
-    contract = ScriptSet(folder)["add"].contract
+    contract = ScriptSet(folder, "add")["add"].contract
     assert contract.summary == "Adds. Twice."
     assert contract.keys == ("state HASH",)
     assert contract.derives == ()
@@ -54,78 +59,104 @@ def test_contract_is_read(folder: Path) -> None:
 def test_missing_section_is_named(folder: Path) -> None:
     write(folder, "add", CONTRACT.replace("-- COST\n--   one command\n", ""))
     with pytest.raises(ScriptError, match="script 'add'.*lacks COST"):
-        ScriptSet(folder)["add"]
+        ScriptSet(folder, "add")
 
 
 def test_doubled_section_is_named(folder: Path) -> None:
     write(folder, "add", CONTRACT + "-- COST\n--   more\n")
     with pytest.raises(ScriptError, match="two sections COST"):
-        ScriptSet(folder)["add"]
+        ScriptSet(folder, "add")
 
 
 def test_includes_stand_once_and_first(folder: Path) -> None:
     write(folder, "add", CONTRACT + "--@include b\n--@include a\nreturn a + b\n")
     write(folder, "include/a", "local a = 1")
     write(folder, "include/b", "--@include a\nlocal b = a")
-    source = ScriptSet(folder)["add"].source
+    source = ScriptSet(folder, "add")["add"].source
     assert source.count("local a = 1") == 1
     assert source.index("local a = 1") < source.index("local b = a") < source.index("return")
 
 
-def test_circle_is_told_with_its_chain(folder: Path) -> None:
+def test_a_script_derives_the_keys_of_its_includes(folder: Path) -> None:
+    write(folder, "add", CONTRACT.replace("--   none", "--   turn ZSET") + "--@include a\nreturn 1\n")
+    write(folder, "include/a", "-- Reads.\n--\n-- DERIVES\n--   messages HASH\n--@include b")
+    write(
+        folder, "include/b", "-- Also reads.\n--\n-- DERIVES\n--   held:<consumer> HASH\n--   messages HASH"
+    )
+    derives = ScriptSet(folder, "add")["add"].contract.derives
+    assert derives == ("held:<consumer> HASH", "messages HASH", "turn ZSET")
+
+
+def test_an_include_that_lists_no_key_is_named(folder: Path) -> None:
+    write(folder, "add", CONTRACT + "--@include a\n")
+    write(folder, "include/a", "-- DERIVES\nlocal a = 1")
+    with pytest.raises(ScriptError, match="script 'include/a': section DERIVES has no line"):
+        ScriptSet(folder, "add")
+
+
+def test_circle_is_reported_with_its_chain(folder: Path) -> None:
     write(folder, "add", CONTRACT + "--@include a\n")
     write(folder, "include/a", "--@include b")
     write(folder, "include/b", "--@include a")
-    with pytest.raises(ScriptError, match="circle: add -> a -> b -> a"):
-        ScriptSet(folder)["add"]
+    with pytest.raises(ScriptError, match="circular: add -> a -> b -> a"):
+        ScriptSet(folder, "add")
 
 
 def test_include_may_be_called_like_the_script(folder: Path) -> None:
     write(folder, "add", CONTRACT + "--@include add\nreturn add()\n")
     write(folder, "include/add", "local function add() return 1 end")
-    assert "local function add()" in ScriptSet(folder)["add"].source
+    assert "local function add()" in ScriptSet(folder, "add")["add"].source
 
 
-def test_missing_include_is_told_with_its_chain(folder: Path) -> None:
+def test_missing_include_is_reported_with_its_chain(folder: Path) -> None:
     write(folder, "add", CONTRACT + "--@include a\n")
     write(folder, "include/a", "--@include nowhere")
-    with pytest.raises(ScriptError, match=r"'nowhere' is missing \(add -> a -> nowhere\)"):
-        ScriptSet(folder)["add"]
+    with pytest.raises(ScriptError, match=r"'nowhere' of celery-dq is missing \(add -> a -> nowhere\)"):
+        ScriptSet(folder, "add")
 
 
-def test_missing_script(folder: Path) -> None:
-    with pytest.raises(ScriptError, match="'nothing' is missing"):
-        ScriptSet(folder)["nothing"]
+def test_missing_script_is_an_error_before_it_is_asked_for(folder: Path) -> None:
+    write(folder, "add", CONTRACT + "return 1\n")
+    with pytest.raises(ScriptError, match=r"'nothing' of celery-dq is missing .*install celery-dq again"):
+        ScriptSet(folder, "add", "nothing")
+
+
+@pytest.mark.parametrize(
+    "scripts", [partition, dedup, redis_election, schedule_store], ids=lambda module: module.__name__
+)
+def test_every_script_of_a_folder_belongs_to_its_set(scripts: ModuleType) -> None:
+    loaded = scripts.load_scripts()
+    assert loaded.names() == sorted(path.stem for path in loaded.directory.glob("*.lua"))
 
 
 def test_command(folder: Path) -> None:
     write(folder, "add", CONTRACT + "return 1\n")
-    script = ScriptSet(folder)["add"]
+    script = ScriptSet(folder, "add")["add"]
     assert script.command(["k"], ["a", 2]) == ("EVALSHA", script.sha1, 1, "k", "a", 2)
     assert script.command(["k"], ["a", 2], full=True) == ("EVAL", script.source, 1, "k", "a", 2)
 
 
-def test_forgotten_script_is_sent_again_once(desk: Desk) -> None:
-    desk.push("a")
-    desk.client.script_flush()
-    desk.client.config_resetstat()
-    assert desk.take() == ["a"]
-    stats: Any = desk.client.info("commandstats")
+def test_forgotten_script_is_sent_again_once(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    scripts.client.script_flush()
+    scripts.client.config_resetstat()
+    assert scripts.take() == ["a"]
+    stats: Any = scripts.client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 1
     assert stats["cmdstat_eval"]["calls"] == 1
-    assert desk.take() == []
-    stats = desk.client.info("commandstats")
+    assert scripts.take() == []
+    stats = scripts.client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 2
     assert stats["cmdstat_eval"]["calls"] == 1
 
 
-def test_noscript_is_known(desk: Desk) -> None:
-    call = desk.partition.nudge()
-    desk.client.script_flush()
+def test_noscript_is_known(scripts: PartitionScripts) -> None:
+    call = scripts.partition.hand_over_wakeup()
+    scripts.client.script_flush()
     with pytest.raises(redis.exceptions.NoScriptError) as caught:
-        desk.client.execute_command(*call.command())
+        scripts.client.execute_command(*call.command())
     assert is_noscript(caught.value)
-    assert call.parse(desk.client.execute_command(*call.command(full=True))) is False
+    assert call.parse(scripts.client.execute_command(*call.command(full=True))) is False
     assert not is_noscript(ValueError("other"))
 
 
@@ -135,10 +166,10 @@ def test_replies_are_read_however_the_client_gives_them(redis_url: str, protocol
 
     options: Any = {"decode_responses": decode, "encoding_errors": "surrogateescape"}
     with redis.Redis.from_url(redis_url, protocol=protocol, **options) as client:
-        desk = Desk(client)
-        assert desk.push("ä", tenant="ö", body=b"\xff\x00")[0][:2] == ("accepted", "ä")
-        (entry,) = desk.claim().entries
+        scripts = PartitionScripts(client)
+        assert scripts.push("ä", tenant="ö", body=b"\xff\x00")[0][:2] == ("accepted", "ä")
+        (entry,) = scripts.claim().entries
         assert (entry.id, entry.record[-2:], entry.reason) == ("ä", b"\xff\x00", "")
-        assert desk.partition.locate("ä").run(client)["consumer"] == "c1"
-        assert desk.partition.cancel(["ä", "x"]).run(client) == ["claimed", "tombstone"]
-        assert desk.finish(entry.tag) == 0
+        assert scripts.partition.locate("ä").run(client)["consumer"] == "c1"
+        assert scripts.partition.cancel(["ä", "x"]).run(client) == ["claimed", "tombstone"]
+        assert scripts.finish(entry.tag) == 0

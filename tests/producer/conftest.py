@@ -13,28 +13,28 @@ from celery import Celery
 import celery_dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.record import Record
+from celery_dq.transport.redis.store.record import RedisRecord
 from tests.apps import DQCelery
-from tests.producer.desk import Desk
+from tests.producer.producer_harness import ProducerHarness
 
 MakeApp = Callable[..., DQCelery]
 
 
 class Stored:
-    """What lies in a queue of the broker."""
+    """The messages in a queue of the broker."""
 
     def __init__(self, url: str) -> None:
         self.client: Any = redis.Redis.from_url(url.replace("dq-redis://", "redis://"), socket_timeout=30)
 
     def ids(self, queue: str) -> list[str]:
-        """Message ids of all tenants, in the order in which they are served."""
+        """Return the message ids of all tenants in the order of their service."""
         keys = PartitionKeys("online", queue)
         waiting: list[tuple[float, str]] = []
         for key in self.client.scan_iter(match=self._literal(keys.prefix) + "tenant:*", count=1000):
             entries = self.client.zrange(key, 0, -1, withscores=True)
             waiting += [(score, entry.decode()) for entry, score in entries]
-        for sole in self.client.hvals(keys.sole):
-            waiting.append((struct.unpack_from(">d", sole)[0], sole[8:].decode()))
+        for single in self.client.hvals(keys.single):
+            waiting.append((struct.unpack_from(">d", single)[0], single[8:].decode()))
         return [entry for _, entry in sorted(waiting)]
 
     @staticmethod
@@ -44,13 +44,13 @@ class Stored:
     def count(self, queue: str) -> int:
         return int(self.client.hlen(PartitionKeys("online", queue).messages))
 
-    def record(self, queue: str, task_id: str) -> Record:
+    def record(self, queue: str, task_id: str) -> RedisRecord:
         raw = self.client.hget(PartitionKeys("online", queue).messages, task_id)
         assert raw is not None, f"{task_id} is not in {queue}: {self.ids(queue)}"
-        return Record.unpack(raw)
+        return RedisRecord.unpack(raw)
 
     def message(self, queue: str, task_id: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Headers, properties and parsed body."""
+        """Return headers, properties and parsed body."""
         record = self.record(queue, task_id)
         headers, properties, _, _ = envelope.unpack(record.envelope)
         return headers, properties, json.loads(record.body)
@@ -70,7 +70,7 @@ def stored(dq_url: str) -> Iterator[Stored]:
 
 @pytest.fixture
 def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
-    """Apps with a buffer in a folder of the test; closed at its end."""
+    """Make apps with a buffer in a folder of the test, which are closed at its end."""
     made: list[DQCelery] = []
 
     def make(broker: str = dq_url, **conf: Any) -> DQCelery:
@@ -87,9 +87,9 @@ def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path / "spill")
-    yield desk
-    desk.shelf.down = True
-    for producer in desk.made:
+def harness(tmp_path: Path) -> Iterator[ProducerHarness]:
+    harness = ProducerHarness(tmp_path / "spill")
+    yield harness
+    harness.shelf.down = True
+    for producer in harness.made:
         producer.close(0.05)

@@ -1,14 +1,14 @@
-"""Producers that are killed, over and over, in one shared folder, while the broker has its own troubles.
+"""Producers that are killed repeatedly, with one shared folder, while the broker has faults too.
 
 ``python -m tests.producer.kills --kills 1000 --processes 4 --seed 7``
 
-A producer calls tasks as fast as its pace allows, and notes each id in a ledger of its own *after* the call
-has returned. At a random moment it gets SIGKILL. Meanwhile the broker is stopped (SIGSTOP), loses its
-connections, is killed and restarted (with its data on disk), or flaps: comes and goes in quick succession. At
-the end a last process takes over what is left, and the broker's content is compared with the ledgers:
+A producer calls tasks at its pace, and records each id in its own ledger *after* the call has returned. At a
+random time it gets SIGKILL. Meanwhile the broker is paused (SIGSTOP), loses its connections, is killed and
+restarted (with its data on disk), or restarts several times in quick succession. At the end a last process
+adopts the remaining messages, and the content of the broker is compared with the ledgers:
 
-* lost: noted, and not in the broker;
-* duplicated: in the broker more than once (it then carries the suffix ``~1``);
+* lost: recorded, but not in the broker;
+* duplicated: in the broker more than once (then with the suffix ``~1``);
 * out of order: in the broker before an earlier call of the same producer.
 """
 
@@ -42,6 +42,7 @@ def make_app(url: str, folder: Path, **conf: Any) -> Any:
         dq_buffer_folder=str(folder),
         dq_buffer_linger="1ms",
         dq_buffer_batch_size=50,
+        task_routes={"job": QUEUE},
         broker_transport_options={"socket_timeout": 1.0, "socket_connect_timeout": 1.0},
         **conf,
     )
@@ -49,12 +50,12 @@ def make_app(url: str, folder: Path, **conf: Any) -> Any:
 
     def job(number: int) -> None: ...
 
-    app.task(name="job", queue=QUEUE, shared=False)(job)
+    app.task(name="job", shared=False)(job)
     return app
 
 
 def produce(url: str, folder: Path, name: str, pace: float) -> None:
-    """Call until killed."""
+    """Call tasks until the process is killed."""
     job = make_app(url, folder).tasks["job"]
     ledger = os.open(folder.parent / f"{name}.ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     number = 0
@@ -69,7 +70,7 @@ def produce(url: str, folder: Path, name: str, pace: float) -> None:
 
 @dataclass
 class Verdict:
-    """What the run showed."""
+    """The findings of a run."""
 
     kills: int = 0
     accepted: int = 0
@@ -115,7 +116,7 @@ def judge(verdict: Verdict, base: Path, ids: list[str]) -> Verdict:
 
 
 class Run:
-    """One run: producers as forks of this process, a broker, and a source of trouble."""
+    """One run: producers as forks of this process, a broker, and its faults."""
 
     def __init__(self, server: RedisServer, base: Path, seed: int, processes: int) -> None:
         self.server = server
@@ -125,7 +126,7 @@ class Run:
         self.chance = random.Random(seed)
         self.processes = processes
         self.verdict = Verdict()
-        #: pid -> when to kill it; until it has made its first call, that is not decided.
+        #: Time of the kill by pid. It is decided after the first call of the process.
         self._alive: dict[int, float] = {}
         self._new: dict[int, Path] = {}
         self._born = 0
@@ -154,7 +155,7 @@ class Run:
         pid = os.fork()
         if pid == 0:
             try:
-                # Nothing of the parent's random state or output is to be repeated.
+                # The child must repeat neither the random state nor the buffered output of the parent.
                 produce(self.url, self.folder, name, pace)
             except BaseException as error:
                 print(f"producer {name} failed: {error!r}", file=sys.stderr, flush=True)
@@ -214,7 +215,7 @@ class Run:
         app = make_app(self.url, self.folder)
         try:
             app.dq.buffer.replay()
-            # Folders are looked for every few seconds; the messages of one are counted once it is read.
+            # Folders are searched every few seconds, and messages of a folder are counted when it is read.
             wait_until(
                 lambda: not self._left(app) and len(app.dq.buffer) == 0,
                 60,
@@ -234,7 +235,7 @@ class Run:
 
     @staticmethod
     def _left(app: Any) -> int:
-        """How many folders of dead producers there are."""
+        """Return the number of folders of dead producers."""
         owners = app.dq.buffer.inspect().owners
         return len([each for each in owners if not each.startswith(f"{os.getpid()}.")])
 

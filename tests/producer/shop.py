@@ -22,7 +22,7 @@ def add(a: int, b: int) -> int:
 
 @app.task(name="publish", shared=False)
 def publish() -> dict[str, int]:
-    """What becomes of a call that a task makes."""
+    """Make a call in a task."""
     add.delay(1, 1)
     add.delay(1, 1)
     buffer = app.dq.buffer  # type: ignore[attr-defined]

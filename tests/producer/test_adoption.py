@@ -1,11 +1,19 @@
-"""Whoever adopts what a dead process left, nobody else does."""
+"""The folder of a dead process is adopted by one process only."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import threading
 from pathlib import Path
 
+import pytest
+
+from celery_dq.producer.buffer import Lane
+from celery_dq.producer.buffered_producer import BufferedProducer
+from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
+from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
 from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of
 
 
@@ -13,10 +21,10 @@ def test_what_was_adopted_is_not_let_go_by_looking_again(tmp_path: Path) -> None
     writer = Child(WRITER, tmp_path, 3)
     writer.line()
     writer.kill()
-    # Two apps of one process: a lock keeps the one from the other's no more than from its own.
+    # Two apps of one process, which a lock of this process does not exclude from each other.
     log, second = SpillLog(tmp_path), SpillLog(tmp_path)
     (orphan,) = log.orphans()
-    # A process that has it looks for others every few seconds, for as long as the broker is away.
+    # The process that adopted it searches for further folders every few seconds, while the broker is down.
     assert list(log.orphans()) == list(second.orphans()) == []
     other = "import sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
     other += "print(len(list(SpillLog(Path(sys.argv[1])).orphans())))"
@@ -52,3 +60,130 @@ def test_of_threads_that_meet_at_an_orphan_one_has_it(tmp_path: Path) -> None:
             segment.unlink()
         orphan.close()
     assert SpillLog(tmp_path).owners() == []
+
+
+#: Puts messages into several lanes of a buffer whose broker is down, in many files, and waits to be killed.
+PRODUCER_PROGRAM = """
+import sys
+from pathlib import Path
+from celery_dq.producer import segment_index
+from tests.producer.producer_harness import ProducerHarness, put
+segment_index.SEGMENT_BYTES = 2000
+desk = ProducerHarness(Path(sys.argv[1]))
+desk.shelf.down = True
+producer = desk.producer()
+for lane in "ab":
+    put(producer, *range(int(sys.argv[2])), lane=lane)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def leave_messages(folder: Path, count: int) -> None:
+    """Let a process put `count` messages into each of two lanes, and kill it."""
+    child = Child(PRODUCER_PROGRAM, folder, count)
+    assert child.line() == "done"
+    child.kill()
+
+
+def test_a_flush_after_a_replay_counts_and_waits_for_what_dead_processes_left(
+    harness: ProducerHarness,
+) -> None:
+    for _ in range(2):
+        leave_messages(harness.folder, 600)
+    harness.shelf.down = True
+    producer = harness.producer()
+    producer.start()
+    assert producer.flush(0) > 0
+    assert producer.flush(0.3) >= 4
+    harness.shelf.down = False
+    put(producer, 7, lane="own")
+    assert producer.flush(60) == 0
+    assert [len(arrived(harness, lane)) for lane in ("a", "b", "own")] == [1200, 1200, 1]
+    assert list(harness.folder.glob("*/*.seg")) == [
+        outbox(producer).segment_index._lanes[own_lane(producer)].open.path
+    ]
+    assert producer.flush(60) == 0
+
+
+def own_lane(producer: BufferedProducer) -> bytes:
+    lane: Lane = outbox(producer)._lanes["own"]
+    return lane.producer
+
+
+def test_a_flush_after_a_replay_waits_for_a_folder_that_had_to_wait_for_another(
+    harness: ProducerHarness,
+) -> None:
+    leave_messages(harness.folder, 50)
+    (folder,) = harness.folder.iterdir()
+    shutil.copytree(folder, folder.with_name("1.1.0-copy"))
+    producer = harness.producer()
+    producer.start()
+    assert producer.flush(60) == 0
+    assert list(harness.folder.iterdir()) == []
+    assert arrived(harness, "a") == list(range(50))
+
+
+def test_a_flush_without_a_replay_waits_for_its_own_messages_only(harness: ProducerHarness) -> None:
+    harness.shelf.down = True
+    producer = harness.producer()
+    put(producer, 0)
+    leave_messages(harness.folder, 5)
+    assert producer.flush(0) == 1
+
+
+def test_an_asyncio_flush_after_a_replay_waits_as_well(harness: ProducerHarness) -> None:
+    leave_messages(harness.folder, 50)
+    producer = harness.producer()
+    producer.start()
+    assert asyncio.run(producer.aflush(60)) == 0
+    assert len(arrived(harness, "a")) == 50
+
+
+def abandoned(root: Path) -> Path:
+    """Make the folder of a dead process; return it."""
+    writer = log_of(root, "dead")
+    writer.create(PRODUCER, "lane").append(0, 0, b"x")
+    writer._drop_lock()
+    assert writer.folder is not None
+    return writer.folder
+
+
+def test_a_folder_that_cannot_be_read_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = abandoned(tmp_path)
+    # A directory with the name of a segment, which no user can open as a file, not even root.
+    unreadable = folder / "ffffffffffffffff.seg"
+    unreadable.mkdir()
+    index = SegmentIndex(SpillLog(tmp_path), 1_000_000)
+    for _ in range(3):
+        assert index.look_for_orphans() == []
+    assert [each.__dict__["event"] for each in caplog.records] == ["spill_unreadable_began"]
+    assert str(folder) in caplog.text
+    unreadable.rmdir()
+    ((orphan, (_,)),) = index.look_for_orphans()
+    orphan.close()
+    assert [each.__dict__["event"] for each in caplog.records[1:]] == ["spill_unreadable_over"]
+
+
+def test_a_damaged_file_that_cannot_be_quarantined_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = abandoned(tmp_path) / "ffffffffffffffff.seg"
+    damaged.write_bytes(b"no segment")
+    quarantine = tmp_path / "quarantine"
+    quarantine.touch()  # a file with the name of the folder
+    log = SpillLog(tmp_path)
+    for _ in range(3):
+        for orphan in log.orphans():
+            assert len(orphan.segments()) == 1
+            orphan.close()
+    assert [each.__dict__["event"] for each in caplog.records] == ["spill_quarantine_failed"]
+    assert str(damaged) in caplog.text
+    quarantine.unlink()
+    for orphan in log.orphans():
+        assert len(orphan.segments()) == 1
+        orphan.close()
+    assert [each.__dict__["event"] for each in caplog.records[1:]] == ["spill_quarantined"]
+    assert len(log.quarantined_files()) == 1

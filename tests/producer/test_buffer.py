@@ -3,23 +3,23 @@ from __future__ import annotations
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from celery_dq.producer.buffer import Buffer, Lane, Limits, Message
+from celery_dq.producer.buffer import BufferedMessage, Lane, Limits, MessageBuffer
 
 LIMITS = Limits(batch_size=3, linger_s=0.01, max_messages=8, max_bytes=100)
 
 
-def message(sequence: int, size: int = 1) -> Message:
-    return Message(sequence, b"", b"x" * size)
+def message(sequence: int, size: int = 1) -> BufferedMessage:
+    return BufferedMessage(sequence, b"", b"x" * size)
 
 
-def filled(count: int, limits: Limits = LIMITS) -> tuple[Buffer, Lane]:
-    buffer, lane = Buffer(limits), Lane("a", b"a")
+def filled(count: int, limits: Limits = LIMITS) -> tuple[MessageBuffer, Lane]:
+    buffer, lane = MessageBuffer(limits), Lane("a", b"a")
     for sequence in range(count):
         buffer.add(lane, message(sequence), 1.0)
     return buffer, lane
 
 
-def numbers(batch: list[Message]) -> list[int]:
+def numbers(batch: list[BufferedMessage]) -> list[int]:
     return [each.sequence for each in batch]
 
 
@@ -52,7 +52,7 @@ def test_one_batch_is_in_flight_and_goes_again_as_it_was() -> None:
 
 
 def test_lanes_take_turns_and_the_dead_come_first() -> None:
-    buffer = Buffer(LIMITS)
+    buffer = MessageBuffer(LIMITS)
     lanes = [Lane("a", b"a"), Lane("b", b"b"), Lane("c", b"c", adopted=True)]
     for lane in lanes:
         for sequence in range(6):
@@ -111,7 +111,7 @@ def test_the_refused_one_is_found_by_halving() -> None:
 
 
 def test_the_age_is_that_of_the_oldest() -> None:
-    buffer, lane = Buffer(LIMITS), Lane("a", b"a")
+    buffer, lane = MessageBuffer(LIMITS), Lane("a", b"a")
     for sequence in range(5):
         buffer.add(lane, message(sequence), float(sequence))
     assert buffer.oldest_s(10.0) == 10.0
@@ -125,11 +125,11 @@ def test_the_age_is_that_of_the_oldest() -> None:
 
 
 class Traffic(RuleBasedStateMachine):
-    """Whatever happens, each lane comes out in order, once, and the sums are right."""
+    """After any sequence of operations, each lane was delivered in order and once, and the sums are right."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer = Buffer(LIMITS)
+        self.buffer = MessageBuffer(LIMITS)
         self.lanes = {key: Lane(key, key.encode(), adopted=key == "c") for key in "abc"}
         self.put: dict[str, list[int]] = {key: [] for key in "abc"}
         self.out: dict[str, list[int]] = {key: [] for key in "abc"}

@@ -1,28 +1,32 @@
-"""The whole way from a put to a sender."""
+"""The path of a message from a put to a sender."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shutil
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from celery_dq.errors import ConfigurationError
 from celery_dq.producer import flusher
-from celery_dq.producer.buffer import Limits
+from celery_dq.producer.buffer import BufferedMessage, Limits
 from celery_dq.producer.errors import BufferFull
-from celery_dq.producer.sender import Addressed
+from celery_dq.producer.sender import Addressed, BrokerUnreachable
+from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
-from tests.producer.desk import Desk, arrived, close_at_once, outbox, put
+from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
 
 
-def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None:
-    producer = desk.producer(limits=Limits(batch_size=20, linger_s=0.001))
+def test_threads_and_lanes_lose_nothing_and_keep_their_order(harness: ProducerHarness) -> None:
+    producer = harness.producer(limits=Limits(batch_size=20, linger_s=0.001))
     threads = [
         threading.Thread(target=lambda lane=lane: put(producer, *range(2000), lane=lane)) for lane in "abcd"
     ]
@@ -32,25 +36,25 @@ def test_threads_and_lanes_lose_nothing_and_keep_their_order(desk: Desk) -> None
         thread.join()
     assert producer.flush(30) == 0
     for lane in "abcd":
-        assert arrived(desk, lane) == list(range(2000))
-    assert max(desk.shelf.batches) <= 20
+        assert arrived(harness, lane) == list(range(2000))
+    assert max(harness.shelf.batches) <= 20
     assert producer.snapshot().counters["delivered"] == 8000
 
 
-def test_more_than_memory_holds_goes_to_disk_and_comes_back_in_order(desk: Desk) -> None:
-    producer = desk.producer(limits=Limits(batch_size=50, linger_s=0.001, max_messages=100))
+def test_more_than_memory_holds_goes_to_disk_and_comes_back_in_order(harness: ProducerHarness) -> None:
+    producer = harness.producer(limits=Limits(batch_size=50, linger_s=0.001, max_messages=100))
     put(producer, 0)
     assert producer.flush(30) == 0
-    desk.shelf.down = True
+    harness.shelf.down = True
     put(producer, *range(1, 3000), size=1000)  # some three files
     seen = producer.snapshot()
     assert seen.in_memory <= 101
     assert seen.pending == 2999
     assert seen.spill_bytes > 2_900_000
-    desk.shelf.down = False
+    harness.shelf.down = False
     put(producer, *range(3000, 3500))
     assert producer.flush(30) == 0
-    assert arrived(desk) == list(range(3500))
+    assert arrived(harness) == list(range(3500))
     put(producer, 3500)
     assert producer.flush(30) == 0
     seen = producer.snapshot()
@@ -60,53 +64,53 @@ def test_more_than_memory_holds_goes_to_disk_and_comes_back_in_order(desk: Desk)
     assert producer.snapshot().owners == ()
 
 
-def test_the_allowance_of_the_disk_is_kept_and_room_is_waited_for(desk: Desk) -> None:
-    producer = desk.producer(limits=Limits(max_messages=10), max_bytes=20_000)
-    desk.shelf.down = True
+def test_the_allowance_of_the_disk_is_kept_and_room_is_waited_for(harness: ProducerHarness) -> None:
+    producer = harness.producer(limits=Limits(max_messages=10), max_bytes=20_000)
+    harness.shelf.down = True
     with pytest.raises(BufferFull, match="memory and spill log"):
         put(producer, *range(100), size=1000)
     accepted = producer.snapshot().pending
     assert 10 <= accepted < 25
     assert producer.snapshot().spill_bytes <= 21_000
     waiting = threading.Thread(target=lambda: put(producer, accepted))
-    desk.shelf.down = False
+    harness.shelf.down = False
     waiting.start()
     waiting.join(10)
     assert producer.flush(30) == 0
-    assert arrived(desk) == list(range(accepted + 1))
+    assert arrived(harness) == list(range(accepted + 1))
 
 
-def test_a_full_disk_degrades_to_memory_and_recovers(desk: Desk) -> None:
-    producer = desk.producer(limits=Limits(max_messages=30, linger_s=0.001))
-    desk.shelf.down = True
+def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -> None:
+    producer = harness.producer(limits=Limits(max_messages=30, linger_s=0.001))
+    harness.shelf.down = True
     put(producer, *range(10))
     box = outbox(producer)
-    box.tidy = lambda: None  # or it finds, once a second, that the folder is gone, and begins a new one
-    segment = next(iter(box.journal._lanes.values())).open
+    box.tidy = lambda: None  # else it would notice, once a second, that the folder is gone, and use a new one
+    segment = next(iter(box.segment_index._lanes.values())).open
     kept = os.dup(segment.fd)
     full = os.open("/dev/full", os.O_RDWR)
-    os.dup2(full, segment.fd)  # from here on the kernel says: no space left on device
+    os.dup2(full, segment.fd)  # from now on a write fails with "no space left on device"
     os.close(full)
-    box.journal.log.root = Path("/proc/nowhere")  # and a new file cannot be made either
-    folder, box.journal.log._folder = box.journal.log._folder, Path("/proc/nowhere")
+    box.segment_index.log.root = Path("/proc/nowhere")  # and a new file cannot be made either
+    folder, box.segment_index.log._folder = box.segment_index.log._folder, Path("/proc/nowhere")
     put(producer, *range(10, 30))
     seen = producer.snapshot()
     assert seen.degraded
     assert seen.counters["memory_only"] == 20
     with pytest.raises(BufferFull):
         put(producer, 30)
-    box.journal.log._folder, box.journal.log.root = folder, desk.folder
+    box.segment_index.log._folder, box.segment_index.log.root = folder, harness.folder
     os.close(kept)
-    desk.shelf.down = False
+    harness.shelf.down = False
     assert producer.flush(30) == 0
     put(producer, 30)
     assert producer.flush(30) == 0
     assert not producer.snapshot().degraded
-    assert arrived(desk) == list(range(31))
+    assert arrived(harness) == list(range(31))
 
 
-def test_one_sync_serves_many_callers(desk: Desk) -> None:
-    producer = desk.producer(sync_every=1)
+def test_one_sync_serves_many_callers(harness: ProducerHarness) -> None:
+    producer = harness.producer(sync_every=1)
     threads = [
         threading.Thread(target=lambda n=n: put(producer, *range(n, n + 20))) for n in range(0, 320, 20)
     ]
@@ -115,47 +119,49 @@ def test_one_sync_serves_many_callers(desk: Desk) -> None:
     for thread in threads:
         thread.join()
     assert producer.flush(30) == 0
-    assert sorted(arrived(desk)) == list(range(320))
+    assert sorted(arrived(harness)) == list(range(320))
 
 
 @pytest.mark.parametrize("kept", [{"sync_every": 50}, {"sync_interval_s": 0.02}])
-def test_the_disk_writes_after_a_number_or_a_time(desk: Desk, kept: dict[str, Any]) -> None:
-    producer = desk.producer(**kept)
-    desk.shelf.down = True
+def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept: dict[str, Any]) -> None:
+    producer = harness.producer(**kept)
+    harness.shelf.down = True
     put(producer, *range(120))
-    segment = next(iter(outbox(producer).journal._lanes.values())).open
+    segment = next(iter(outbox(producer).segment_index._lanes.values())).open
     wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
-def test_a_folder_that_is_taken_away_is_made_anew(desk: Desk) -> None:
-    producer = desk.producer()
-    desk.shelf.down = True
+def test_a_folder_that_is_taken_away_is_made_anew(harness: ProducerHarness) -> None:
+    producer = harness.producer()
+    harness.shelf.down = True
     put(producer, *range(5))
     (first,) = producer.snapshot().owners
-    shutil.rmtree(desk.folder / first)
+    shutil.rmtree(harness.folder / first)
     wait_until(lambda: producer.snapshot().owners not in ((), (first,)), 30)
-    wait_until(lambda: len(list(desk.folder.glob("*/*.seg"))) == 1, 30)
-    desk.shelf.down = False
+    wait_until(lambda: len(list(harness.folder.glob("*/*.seg"))) == 1, 30)
+    harness.shelf.down = False
     assert producer.flush(30) == 0
-    assert arrived(desk) == list(range(5))
+    assert arrived(harness) == list(range(5))
 
 
-def test_the_refused_one_goes_to_the_quarantine(desk: Desk) -> None:
-    producer = desk.producer(limits=Limits(batch_size=10, linger_s=0.02))
-    told: list[str] = []
-    producer.hooks.on_error.append(lambda error, message, state: told.append(f"{message.task_id} {state}"))
+def test_the_refused_one_goes_to_the_quarantine(harness: ProducerHarness) -> None:
+    producer = harness.producer(limits=Limits(batch_size=10, linger_s=0.02))
+    reported: list[str] = []
+    producer.hooks.on_error.append(
+        lambda error, message, state: reported.append(f"{message.task_id} {state}")
+    )
     put(producer, *range(5))
     producer.put(Addressed("a", b"bad", b"refused"))
     put(producer, *range(5, 30))
     assert producer.flush(30) == 0
-    assert arrived(desk) == list(range(30))
-    assert told == ["bad rejected"]
+    assert arrived(harness) == list(range(30))
+    assert reported == ["bad rejected"]
     (kept,) = producer.snapshot().quarantined
     assert b"refused" in kept.read_bytes()
 
 
-def test_a_destructor_may_put_in_the_middle_of_a_put(desk: Desk) -> None:
-    producer = desk.producer()
+def test_a_destructor_may_put_in_the_middle_of_a_put(harness: ProducerHarness) -> None:
+    producer = harness.producer()
 
     class Late:
         def __init__(self) -> None:
@@ -174,13 +180,13 @@ def test_a_destructor_may_put_in_the_middle_of_a_put(desk: Desk) -> None:
         gc.set_threshold(*old)
     gc.collect()
     assert producer.flush(30) == 0
-    found = arrived(desk)
+    found = arrived(harness)
     assert [each for each in found if each >= 0] == list(range(500))
     assert found.count(-1) == 500
 
 
-def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(desk: Desk) -> None:
-    producer = desk.producer()
+def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(harness: ProducerHarness) -> None:
+    producer = harness.producer()
     put(producer, 0)
     assert producer.flush(30) == 0
     held, done = threading.Event(), threading.Event()
@@ -199,7 +205,7 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(desk: Desk) -> No
         try:
             signal.alarm(60)
             put(producer, 1)
-            code = 0 if producer.flush(30) == 0 and arrived(desk) == [0, 1] else 2
+            code = 0 if producer.flush(30) == 0 and arrived(harness) == [0, 1] else 2
             producer.close(20)
         finally:
             os._exit(code)
@@ -208,79 +214,178 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(desk: Desk) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     put(producer, 2)
     assert producer.flush(30) == 0
-    assert arrived(desk) == [0, 2]
+    assert arrived(harness) == [0, 2]
     assert len(producer.snapshot().owners) == 1
 
 
-def test_an_idle_producer_is_woken_by_a_message(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flusher, "ADOPT_S", 3600.0)  # when it would look by itself
-    producer = desk.producer()
+def test_an_idle_producer_is_woken_by_a_message(
+    harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "ADOPT_S", 3600.0)  # no search without a request
+    producer = harness.producer()
     put(producer, 0)
-    wait_until(lambda: arrived(desk) == [0])
+    wait_until(lambda: arrived(harness) == [0])
     wait_until(lambda: outbox(producer).asleep)
     put(producer, 1)
-    wait_until(lambda: arrived(desk) == [0, 1], 30)
+    wait_until(lambda: arrived(harness) == [0, 1], 30)
 
 
-def test_closing_leaves_to_the_next_process_what_is_on_disk(desk: Desk) -> None:
-    producer = desk.producer()
-    desk.shelf.down = True
+def test_closing_leaves_to_the_next_process_what_is_on_disk(harness: ProducerHarness) -> None:
+    producer = harness.producer()
+    harness.shelf.down = True
     put(producer, *range(10))
     assert close_at_once(producer) == 10
-    desk.shelf.down = False
-    later = desk.producer()
+    harness.shelf.down = False
+    later = harness.producer()
     later.start()
-    outbox(later).journal.log.process = "another"  # as the folder's name tells it
-    wait_until(lambda: arrived(desk) == list(range(10)), 30)
+    outbox(later).segment_index.log.process = "another"  # the name in the name of the folder
+    wait_until(lambda: arrived(harness) == list(range(10)), 30)
     assert later.snapshot().counters["replayed"] == 10
     put(producer, 10)
     assert producer.flush(30) == 0
 
 
-def test_waiting_is_short_for_a_caller_while_the_broker_is_down(desk: Desk) -> None:
-    producer = desk.producer()
-    desk.shelf.down = True
+def test_waiting_is_short_for_a_caller_while_the_broker_is_down(harness: ProducerHarness) -> None:
+    producer = harness.producer()
+    harness.shelf.down = True
     put(producer, 0)
     started = time.monotonic()
     put(producer, *range(1, 1000))
-    # A bound for a hang, not a figure: see the benchmarks for those.
+    # A bound against a hang, not a measurement; the benchmarks measure.
     assert time.monotonic() - started < 5
     wait_until(lambda: producer.snapshot().last_error == "told to be down", 30)
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_a_put_that_meets_a_close_is_not_lost(desk: Desk, memory: bool) -> None:
-    producer = desk.producer(memory=memory)
+def test_a_put_that_meets_a_close_is_not_lost(harness: ProducerHarness, memory: bool) -> None:
+    producer = harness.producer(memory=memory)
     put(producer, 0)
     found = outbox(producer)
     really = found.put
 
     def preempted(*message: Any) -> bool:
-        # Another thread closes the buffer between the look at it and the put.
+        # Another thread closes the buffer between the check and the put.
         producer.close(30)
         return bool(really(*message))
 
     found.put = preempted
     put(producer, 1)
     assert producer.flush(30) == 0
-    assert arrived(desk) == [0, 1]
+    assert arrived(harness) == [0, 1]
 
 
-def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(desk: Desk) -> None:
-    producer = desk.producer(memory=True, limits=Limits(max_messages=1))
-    desk.shelf.down = True
+def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(harness: ProducerHarness) -> None:
+    producer = harness.producer(memory=True, limits=Limits(max_messages=1))
+    harness.shelf.down = True
     put(producer, 0)
     found = outbox(producer)
-    ring, failed = found.ring, []
+    wake, failed = found.wake, []
     producer.hooks.on_error.append(lambda error, message, state: failed.append(int(message.task_id)))
 
     def closed_meanwhile() -> None:
-        found.ring = ring
+        found.wake = wake
         close_at_once(producer)
-        desk.shelf.down = False
+        harness.shelf.down = False
 
-    found.ring = closed_meanwhile
+    found.wake = closed_meanwhile
     put(producer, 1)
     assert producer.flush(30) == 0
     assert failed == [0]
-    assert arrived(desk) == [1]
+    assert arrived(harness) == [1]
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_first_call(harness: ProducerHarness) -> None:
+    harness.folder.write_text("a file is in the way")
+    producer = harness.producer()
+    cannot = "dq_buffer_folder: .*spill cannot be used.*memory only"
+    with pytest.raises(ConfigurationError, match=cannot):
+        put(producer, 0)
+    with pytest.raises(ConfigurationError, match=cannot):
+        producer.start()
+    harness.folder.unlink()
+    harness.folder.mkdir()
+    harness.folder.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="all users may write"):
+        put(producer, 0)
+    assert (arrived(harness), list(harness.folder.iterdir())) == ([], [])
+    harness.folder.chmod(0o700)
+    put(producer, 0)
+    assert producer.flush(30) == 0
+    assert arrived(harness) == [0]
+
+
+def test_a_disk_that_is_full_from_the_beginning_degrades_to_memory(
+    harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log: SpillLog) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log.root))
+
+    monkeypatch.setattr(SpillLog, "check_root", full)
+    producer = harness.producer()
+    put(producer, 0)
+    assert producer.snapshot().degraded
+    assert producer.flush(30) == 0
+    assert arrived(harness) == [0]
+
+
+def test_the_bytes_of_other_processes_count_against_the_limit(harness: ProducerHarness) -> None:
+    other = SpillLog(harness.folder)
+    other.process = "1.1.0"  # the name in the name of its folder; the process lives, and holds its lock
+    other.create(b"p" * 16, "lane").append(1, 0, b"x" * 15_000)
+    producer = harness.producer(limits=Limits(max_messages=5, linger_s=0.001), max_bytes=20_000)
+    harness.shelf.down = True
+    producer.start()
+    wait_until(lambda: outbox(producer).segment_index.others_bytes >= 15_000, 30)
+    with pytest.raises(BufferFull):
+        put(producer, *range(1000))
+    seen = producer.snapshot()
+    assert 0 < seen.spill_bytes <= 5_000
+    assert seen.degraded
+
+
+def test_a_sender_that_raises_something_unexpected_once_loses_nothing(
+    harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = harness.producer(limits=Limits(batch_size=2, linger_s=0.001))
+    send, errors = harness.shelf.send, [ZeroDivisionError("a surprise")]
+
+    def surprising(lane: str, *rest: Any) -> None:
+        if lane == "a" and errors:
+            raise errors.pop()
+        send(lane, *rest)
+
+    monkeypatch.setattr(harness.shelf, "send", surprising)
+    reported: list[Any] = []
+    producer.hooks.on_error.append(lambda *each: reported.append(each))
+    for lane in "ab":
+        put(producer, *range(7), lane=lane)
+    assert producer.flush(30) == 0
+    assert arrived(harness, "a") == arrived(harness, "b") == list(range(7))
+    assert (errors, reported) == ([], [])
+    assert producer.snapshot().counters["retries"] == 1
+    assert "A batch of lane a was not accepted" in caplog.text
+    assert "ZeroDivisionError: a surprise" in caplog.text
+    assert "continues after an error" not in caplog.text
+
+
+def test_of_a_batch_that_broke_off_only_the_rest_is_sent_again(
+    harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = harness.producer(limits=Limits(batch_size=5, linger_s=60))
+    send, sent, breaks = harness.shelf.send, list[int](), [2]
+
+    def breaking(lane: str, process: str, messages: Sequence[BufferedMessage]) -> None:
+        count = breaks.pop() if breaks else len(messages)
+        sent.extend(int(message.payload.split()[0]) for message in messages[:count])
+        send(lane, process, messages[:count])
+        if count < len(messages):
+            raise BrokerUnreachable("the connection is gone", sent=count)
+
+    monkeypatch.setattr(harness.shelf, "send", breaking)
+    reported: list[str] = []
+    producer.hooks.on_delivered.append(reported.extend)
+    put(producer, *range(20))
+    assert producer.flush(30) == 0
+    assert not breaks
+    # Other messages would be delivered twice, because not all brokers recognise a resent message.
+    assert sent == [int(each) for each in reported] == list(range(20))

@@ -22,13 +22,15 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery, task
 from tests.producer.conftest import MakeApp, Stored
-from tests.producer.desk import close_at_once
+from tests.producer.producer_harness import close_at_once
 
 DEAD = "dq-redis://127.0.0.1:1/0"
 
 
 def tasks(app: DQCelery) -> Any:
-    @task(app, queue="push", tenant="{merchant}")
+    app.conf.task_routes = {"*": "push"}
+
+    @task(app, tenant="{merchant}")
     def notify(merchant: Any, order: Any = None) -> None: ...
 
     return notify
@@ -102,7 +104,7 @@ def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
         (False, False, False, True, True),
     ],
 )
-def test_who_says_whether_a_call_is_buffered(
+def test_who_reports_whether_a_call_is_buffered(
     make_app: MakeApp,
     setting: bool,
     own: bool | None,
@@ -176,7 +178,7 @@ def test_errors_of_a_call_are_raised_in_it(make_app: MakeApp) -> None:
     assert notify.app.dq.buffer.inspect().pending == 0
 
 
-def test_without_a_folder_nothing_is_buffered_and_the_remedy_is_told(make_app: MakeApp) -> None:
+def test_without_a_folder_nothing_is_buffered_and_the_remedy_is_reported(make_app: MakeApp) -> None:
     notify = tasks(make_app(dq_buffer=False, dq_buffer_folder=None))
     with pytest.raises(ConfigurationError, match="dq_buffer_folder"):
         notify.apply_async((1,), buffered=True)
@@ -188,7 +190,7 @@ def test_a_full_buffer_raises_an_operational_error_in_time(make_app: MakeApp) ->
     notify = tasks(app)
     for _ in range(5):
         notify.delay(1)
-    with pytest.raises(OperationalError, match="memory of the buffer are full") as caught:
+    with pytest.raises(OperationalError, match="the buffer's memory") as caught:
         notify.delay(1)
     assert isinstance(caught.value, BufferFull)
 
@@ -201,32 +203,33 @@ def test_a_full_buffer_raises_an_operational_error_in_time(make_app: MakeApp) ->
     assert (seen.pending, seen.counters["full"]) == (5, 2)
 
 
+@pytest.mark.logged_error("a hook may fail")
 def test_a_message_in_memory_only_is_reported_when_the_buffer_is_closed(
     make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app(DEAD, dq_buffer_folder="")
     notify = tasks(app)
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
 
     @app.dq.buffer.on_error
     def lost(error: BaseException, message: Undelivered, state: str) -> None:
-        told.append((message.task_id, state))
+        reported.append((message.task_id, state))
         raise ValueError("a hook may fail")
 
     result = notify.delay(1)
     with caplog.at_level(logging.ERROR):
         assert close_at_once(app.dq.buffer.producer) == 1
-    assert told[0][0] == result.id
+    assert reported[0][0] == result.id
 
 
-def test_delivery_is_told_to_a_hook(make_app: MakeApp) -> None:
+def test_delivery_is_reported_to_a_hook(make_app: MakeApp) -> None:
     app = make_app()
     notify = tasks(app)
-    told: list[str] = []
-    app.dq.buffer.on_delivered(told.extend)
+    reported: list[str] = []
+    app.dq.buffer.on_delivered(reported.extend)
     ids = [notify.delay(1).id for _ in range(5)]
     assert app.dq.buffer.flush(30) == 0
-    wait_until(lambda: told == ids, 30)
+    wait_until(lambda: reported == ids, 30)
 
 
 def test_aflush_waits_in_a_coroutine(make_app: MakeApp, stored: Stored) -> None:
@@ -247,7 +250,7 @@ def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Sto
     with pytest.raises(CeleryTimeout):
         result.get(timeout=0.5)
     wait_until(lambda: stored.count("push") == 1, 20)
-    # While its server is there: a result unsubscribes when it is gone.
+    # Before its server ends, because a result unsubscribes when it is collected.
     backend: Any = app.backend
     backend.remove_pending_result(result)
 
@@ -255,14 +258,14 @@ def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Sto
 def test_a_refused_message_does_not_hold_up_the_others(make_app: MakeApp, stored: Stored) -> None:
     app = make_app()
     notify = tasks(app)
-    told: list[tuple[str, str]] = []
-    app.dq.buffer.on_error(lambda error, message, state: told.append((message.task_id, state)))
+    reported: list[tuple[str, str]] = []
+    app.dq.buffer.on_error(lambda error, message, state: reported.append((message.task_id, state)))
     first = notify.delay(1)
     app.dq.buffer.producer.put(Addressed("p0/push", b"bad", b"no record"))
     last = notify.delay(1)
     assert app.dq.buffer.flush(30) == 0
     assert stored.ids("push") == [first.id, last.id]
-    assert told == [("bad", "rejected")]
+    assert reported == [("bad", "rejected")]
     assert len(app.dq.buffer.inspect().quarantined) == 1
 
 
@@ -311,8 +314,8 @@ def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, t
         assert close_at_once(app.dq.buffer.producer) == 3
         server.restart()
         later = make_app(url)
-        # To the log this is the process that just closed; give it another name, as another process has.
-        journal = later.dq.buffer.producer._begin().outbox.journal
+        # For the spill log this is the process that just closed, so give it the name of another process.
+        journal = later.dq.buffer.producer._begin().outbox.segment_index
         assert journal is not None
         log = journal.log
         log.process = "another"
@@ -349,11 +352,11 @@ def test_json_of_a_snapshot_is_no_surprise(make_app: MakeApp) -> None:
 
 
 def test_a_call_with_a_dedup_key_waits_for_its_verdict(make_app: MakeApp, stored: Stored) -> None:
-    app = make_app()
+    app = make_app(task_routes={"refresh": "cache"})
 
     def refresh(sku: str) -> None: ...
 
-    made = task(app, name="refresh", queue="cache", dedup={"key": "{sku}"})(refresh)
+    made = task(app, name="refresh", dedup={"key": "{sku}"})(refresh)
     first, second = made.delay("a"), made.delay("a")
     assert second.id == first.id
     assert app.dq.buffer.inspect().counters.get("accepted", 0) == 0

@@ -1,4 +1,4 @@
-"""Groups, chords and chains through the buffer: the messages that Celery makes of them without it."""
+"""Groups, chords and chains through the buffer give the same messages as without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery import chain, chord, group
 from hypothesis import HealthCheck, given, settings, strategies as st
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.pool_producer import PoolProducer
+from celery_dq.app.publishing.lazy_producer import LazyPoolProducer
 from celery_dq.testing.servers import RedisServer
 from tests.producer.conftest import MakeApp, Stored
 
@@ -23,11 +23,12 @@ UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 def job_of(app: Any) -> Any:
     def job(*args: Any, **kwargs: Any) -> None: ...
 
-    return app.task(name="job", queue="push", shared=False)(job)
+    app.conf.task_routes = {"job": "push"}
+    return app.task(name="job", shared=False)(job)
 
 
 def normalised(stored: Stored) -> list[Any]:
-    """What is in the queue, in order, with ids replaced by the order in which they appear; empties it."""
+    """Empty the queue; return its messages in order, with ids replaced by the order of their appearance."""
     names: dict[str, str] = {}
     messages = [stored.message("push", task_id) for task_id in stored.ids("push")]
     text = json.dumps(messages, sort_keys=True)
@@ -61,7 +62,7 @@ def build(job: Any, kind: str, parts: list[Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def results_go_while_their_backend_is_there(redis_url: str) -> Iterator[None]:
-    """A group's results wait for each other in a circle, and unsubscribe when they are collected."""
+    """Collect the results of a group, which refer to each other and unsubscribe when they are collected."""
     yield
     gc.collect()
 
@@ -123,7 +124,7 @@ def test_one_call_of_a_group_may_go_directly(make_app: MakeApp, stored: Stored) 
 def test_a_group_without_the_buffer_takes_one_producer_of_the_pool(make_app: MakeApp, stored: Stored) -> None:
     app: Any = make_app(dq_buffer=False, broker_pool_limit=1)
     job = job_of(app)
-    for _ in range(3):  # it is given back each time
+    for _ in range(3):  # it is released each time
         group(job.si(1), job.si(2)).apply_async()
     assert stored.count("push") == 6
     assert app.producer_pool._dirty == set()
@@ -142,4 +143,4 @@ def test_a_failing_group_gives_the_producer_back(make_app: MakeApp) -> None:
 
 def test_others_get_a_real_producer(make_app: MakeApp) -> None:
     with make_app().producer_or_acquire() as producer:
-        assert type(producer) is not PoolProducer
+        assert type(producer) is not LazyPoolProducer

@@ -1,4 +1,4 @@
-"""The wall clock jumps, or the machine sleeps: nothing waits for longer, nothing goes out twice."""
+"""After a jump of the wall clock or a suspend, no message waits longer, and none is sent twice."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 from kombu import Connection, Producer, Queue
 
 from celery_dq.clock import ManualClock
-from celery_dq.producer.buffer import Limits, Message
-from celery_dq.producer.flusher import LAST_DELAY_S, Flusher, Hooks
-from celery_dq.producer.journal import Journal
+from celery_dq.producer.buffer import BufferedMessage, Limits
+from celery_dq.producer.flusher import LAST_DELAY_S, DeliveryCallbacks, Flusher
 from celery_dq.producer.kombu_sender import KombuSender
-from celery_dq.producer.outbox import Outbox
+from celery_dq.producer.message_store import MessageStore
+from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import SpillLog
-from tests.producer.desk import Shelf
+from tests.producer.producer_harness import RecordingSender
 
 JUMPS = (0.0, 1.0, 1_700_000_000.0 - 3600, 1_700_000_000.0 + 3600, 4_000_000_000.0)
 
 
 class Bench:
-    """A flusher without its thread: each step is taken by the test."""
+    """A flusher without its thread; the test calls each step."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
-        self.shelf = Shelf()
-        self.outbox = Outbox(
-            Limits(linger_s=0.5, batch_size=10), Journal(SpillLog(folder), 1 << 24), self.clock
+        self.shelf = RecordingSender()
+        self.outbox = MessageStore(
+            Limits(linger_s=0.5, batch_size=10), SegmentIndex(SpillLog(folder), 1 << 24), self.clock
         )
-        self.flusher = Flusher(self.outbox, self.shelf, Hooks())
+        self.flusher = Flusher(self.outbox, self.shelf, DeliveryCallbacks())
 
     def put(self, number: int) -> None:
         assert self.outbox.put("a", b"", b"%d" % number)
@@ -99,7 +99,7 @@ def test_a_night_of_suspend_sends_everything_once_and_in_order(bench: Bench) -> 
     ("jump_s", "left_ms"), [(0.0, 60_000), (20.0, 40_000), (-3600.0, 60_000), (3600.0, 0)]
 )
 def test_a_relative_expiration_counts_from_the_call(jump_s: float, left_ms: int) -> None:
-    """Two processes share the wall clock only; where it goes back a message lives longer."""
+    """Two processes share only the wall clock. When it goes back, a message expires later."""
     clock = ManualClock()
     connection = Connection("memory://")
     sender = KombuSender(lambda: connection, Producer, lambda name: Queue(name), clock=clock)
@@ -112,7 +112,7 @@ def test_a_relative_expiration_counts_from_the_call(jump_s: float, left_ms: int)
     }
     addressed = sender.address(made, "", "push", [Queue("push")])
     clock.set_wall(clock.wall() + jump_s)
-    sender.send(addressed.lane, "00", [Message(1, addressed.id, addressed.payload)])
+    sender.send(addressed.lane, "00", [BufferedMessage(1, addressed.id, addressed.payload)])
     queue = Queue("push")(connection.default_channel)
     message = queue.get()
     assert message is not None

@@ -1,8 +1,9 @@
-"""Calls that are not buffered, to brokers that do not answer: one deadline, then a breaker."""
+"""Calls that are not buffered, to brokers that do not answer: a deadline, then a circuit breaker."""
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -14,8 +15,8 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 
 import celery_dq
-from celery_dq.app.calling import BufferedCalls
-from celery_dq.app.direct_calls import DirectCalls
+from celery_dq.app.publishing.buffered_call import BufferedCalls
+from celery_dq.app.publishing.deadline import DeadlineCalls
 from celery_dq.producer.circuit_breaker import CircuitBreaker
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
@@ -23,16 +24,16 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 
 TIMEOUT_S = 0.9
-#: Celery's own policy, with an end soon.
+#: Celery's own retry policy, with an early end.
 HASTY = {"task_publish_retry_policy": {"max_retries": 0, "interval_start": 0}}
-#: What a loaded machine may add.
+#: Additional seconds for a loaded machine.
 SLACK_S = 1.5
 URLS = ("redis://127.0.0.1:{}/0", "amqp://guest:guest@127.0.0.1:{}//", "dq-redis://127.0.0.1:{}/0")
 
 
 @contextmanager
 def deaf_port(kind: str) -> Iterator[int]:
-    """A port where nobody answers: nobody listens, nobody reads, or not even the connection is made."""
+    """Provide a port without answers: it refuses connections, never reads, or never accepts."""
     if kind == "refused":
         with dead_port() as port:
             yield port
@@ -45,7 +46,7 @@ def deaf_port(kind: str) -> Iterator[int]:
             server.listen(50)
         else:
             server.listen(0)
-            for _ in range(3):  # they fill its queue; further ones are dropped
+            for _ in range(3):  # they fill the queue of connections; further ones are dropped
                 client = stack.enter_context(closing(socket.socket()))
                 client.setblocking(False)
                 client.connect_ex(("127.0.0.1", port))
@@ -54,7 +55,7 @@ def deaf_port(kind: str) -> Iterator[int]:
 
 def make_app(url: str, **conf: Any) -> Any:
     app = Celery("shop", broker=url, set_as_current=False)
-    # Longer than a machine stands still, where a broker or a refusal answers at once.
+    # Longer than a stall of the machine, for brokers that answer or refuse at once.
     app.conf.update({"dq_publish_timeout": "30s", "dq_breaker_pause": "60s", **conf})
     celery_dq.setup(app)
 
@@ -68,12 +69,12 @@ def breaker_of(app: Any) -> CircuitBreaker:
     calls = app.send_task
     assert isinstance(calls, BufferedCalls)
     direct = calls._send_task
-    assert isinstance(direct, DirectCalls)
+    assert isinstance(direct, DeadlineCalls)
     return direct.breaker
 
 
 def failure(app: Any, **options: Any) -> tuple[Exception, float]:
-    """The error of a call, and the seconds it took."""
+    """Return the error of a call, and its duration in seconds."""
     started = time.monotonic()
     with pytest.raises(OperationalError) as found:
         app.tasks["notify"].apply_async((1,), **options)
@@ -88,7 +89,8 @@ def test_a_silent_broker_costs_one_deadline_and_then_nothing(url: str, kind: str
         try:
             _, took = failure(app)
             assert took < TIMEOUT_S + SLACK_S
-            # Several: a machine may stand still for as long as the deadline, though not for each of them.
+            # Several calls, because the machine may stall for the length of the deadline, but not in each
+            # call.
             refused = [failure(app) for _ in range(5)]
             for error, _ in refused:
                 assert isinstance(error, BrokerUnavailable)
@@ -109,7 +111,7 @@ def test_a_refused_connection_opens_the_breaker_after_some_calls() -> None:
             OperationalError,
             BrokerUnavailable,
         ]
-        # Calls of a group are guarded, and who brings a producer, as beat does, is not.
+        # Calls of a group have the deadline. A call with its own producer, as from beat, has not.
         with app.producer_or_acquire() as producer:
             assert not isinstance(failure(app, producer=producer)[0], BrokerUnavailable)
         with pytest.raises(BrokerUnavailable):
@@ -141,7 +143,7 @@ def test_a_probe_finds_the_broker_again(scheme: str) -> None:
             pools.reset()
 
 
-def test_a_call_that_is_wrong_says_nothing_about_the_broker(dq_url: str) -> None:
+def test_a_call_that_is_wrong_reports_nothing_about_the_broker(dq_url: str) -> None:
     app = make_app(dq_url, dq_breaker_failures=1)
     with pytest.raises(Exception, match="priority"):
         app.send_task("notify", priority=11)
@@ -176,3 +178,85 @@ def test_it_can_be_switched_off() -> None:
         app = make_app(URLS[2].format(port), dq_breaker_failures=0, dq_publish_timeout=0, **HASTY)
         for _ in range(4):
             assert not isinstance(failure(app)[0], BrokerUnavailable)
+
+
+@pytest.mark.parametrize("url", URLS, ids=lambda url: str(url).partition(":")[0])
+@pytest.mark.parametrize("backend", ["redis://127.0.0.1:{}/1", "rpc://"], ids=["redis", "rpc"])
+@pytest.mark.parametrize("kind", ["refused", "mute"])
+def test_a_call_whose_result_is_kept_has_the_same_deadline(url: str, backend: str, kind: str) -> None:
+    with deaf_port(kind) as port:
+        app = make_app(url.format(port), dq_publish_timeout=TIMEOUT_S, result_backend=backend.format(port))
+        try:
+            started = time.monotonic()
+            errors = [failure(app, ignore_result=False)[0] for _ in range(4)]
+            # Celery's own policy would wait 19 s for the backend, and without a limit for an answer.
+            assert time.monotonic() - started < 4 * (TIMEOUT_S + SLACK_S)
+            assert isinstance(errors[-1], BrokerUnavailable)
+            assert "has not answered lately" in str(errors[-1])
+        finally:
+            app.close()
+            pools.reset()
+
+
+@pytest.mark.parametrize("broker", ["redis", "dq-redis"])
+@pytest.mark.parametrize("backend", ["redis", "rpc"])
+def test_a_broker_that_dies_between_two_calls_costs_one_deadline(broker: str, backend: str) -> None:
+    with RedisServer() as server:
+        result_backend = "rpc://" if backend == "rpc" else server.url(1)
+        app = make_app(server.url(scheme=broker), dq_publish_timeout=TIMEOUT_S, result_backend=result_backend)
+        try:
+            for _ in range(2):
+                app.tasks["notify"].apply_async((1,), ignore_result=False)
+            server.kill()
+            started = time.monotonic()
+            errors = [failure(app, ignore_result=False)[0] for _ in range(4)]
+            assert time.monotonic() - started < 4 * (TIMEOUT_S + SLACK_S)
+            assert isinstance(errors[-1], BrokerUnavailable)
+        finally:
+            app.close()
+            pools.reset()
+
+
+def test_a_result_backend_that_is_away_keeps_no_call_from_the_broker(redis_url: str) -> None:
+    with RedisServer() as server:
+        app = make_app(server.url(scheme="dq-redis"), result_backend=redis_url)
+        answered = app.tasks["notify"].apply_async((1,), ignore_result=False)
+        with dead_port() as port:
+            away = make_app(server.url(scheme="dq-redis"), result_backend=f"redis://127.0.0.1:{port}/0")
+            for _ in range(3):
+                away.tasks["notify"].apply_async((1,), ignore_result=False)
+        assert app.dq.queues["celery"].depth == 4
+        # A caller gets a result that came before its request, and one that comes while it waits.
+        app.backend.store_result(answered.id, 5, "SUCCESS")
+        assert answered.get(timeout=10) == 5
+        awaited = app.tasks["notify"].apply_async((1,), ignore_result=False)
+        got: list[Any] = []
+        thread = threading.Thread(target=lambda: got.append(awaited.get(timeout=30)))
+        thread.start()
+        channel = app.backend.get_key_for_task(awaited.id)
+        wait_until(lambda: app.backend.client.pubsub_numsub(channel)[0][1], 10)
+        app.backend.store_result(awaited.id, 6, "SUCCESS")
+        thread.join(30)
+        assert got == [6]
+        for each in (app, away):
+            each.close()
+        pools.reset()
+
+
+def test_a_probe_that_failed_for_another_reason_lets_the_next_call_go() -> None:
+    with RedisServer() as server:
+        # A probe without a reported outcome would block other calls for 30 s.
+        app = make_app(server.url(scheme="dq-redis"), dq_breaker_failures=1, dq_breaker_pause="50ms")
+        try:
+            server.stop()
+            failure(app, retry=False)
+            server.start()
+            wait_until(lambda: breaker_of(app).state == "half-open", 10)
+            with pytest.raises(ValueError, match="priority"):
+                app.send_task("notify", priority=11)
+            assert breaker_of(app).state == "half-open"
+            app.tasks["notify"].apply_async((1,))
+            assert breaker_of(app).state == "closed"
+        finally:
+            app.close()
+            pools.reset()

@@ -1,4 +1,4 @@
-"""How programs end that have put messages, and greenlets that put some."""
+"""The end of programs that have put messages, and greenlets that put messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_greenlets_put_and_flush_while_others_go_on(tmp_path: Path, patch: str) 
         "def tick():\n"
         "    while not over: ticks.append(1); time.sleep(0.001)\n"
         "over = False\n"
-        # The flusher is held up until others have gone on; were they held up as well, it would give up.
+        # The flusher is blocked until other threads have run. If they were blocked too, it would time out.
         "def before_sending():\n"
         "    deadline = time.monotonic() + 20\n"
         "    while len(ticks) < 4 and time.monotonic() < deadline: pass\n"

@@ -1,4 +1,4 @@
-"""What the quick way makes of a call is, byte for byte, what Celery's own way makes of it."""
+"""The fast path makes, byte for byte, the same message of a call as Celery's own code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
 
 import celery_dq
-from celery_dq.app.calling import BufferedCalls
-from celery_dq.app.fast_calls import FastCalls
-from celery_dq.app.quick_apply import QuickApply
+from celery_dq.app.publishing.buffered_call import BufferedCalls
+from celery_dq.app.publishing.message_template import MessageTemplates
+from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
+from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
-from celery_dq.producer.stand_in import StandIn
 from celery_dq.producer.template import Ids, plain_args, plain_kwargs
 from tests.apps import task as make_task
 from tests.producer.conftest import MakeApp, Stored
@@ -73,7 +73,7 @@ def test_ids_are_uuids_of_version_4() -> None:
 
 
 class Bench:
-    """One app, and both ways of a call."""
+    """One app, and both paths of a call."""
 
     def __init__(self) -> None:
         app = Celery("shop", broker="dq-redis://127.0.0.1:1/0", set_as_current=False)
@@ -81,7 +81,13 @@ class Bench:
             dq_buffer=True,
             dq_buffer_folder="",
             dq_buffer_max_block=0,
-            task_routes={"routed": {"queue": "élan", "priority": 4}, "slow.*": {"queue": "slow"}},
+            task_routes={
+                "routed": {"queue": "élan", "priority": 4},
+                "slow.*": {"queue": "slow"},
+                "topical": {"queue": "topic"},
+                "tenanted": {"queue": "push"},
+                "limited": {"priority": 2},
+            },
             task_queues=[
                 Queue("celery"),
                 Queue("push", Exchange("push"), routing_key="push"),
@@ -93,9 +99,8 @@ class Bench:
         celery_dq.setup(app)
         names = ("plain", "routed", "slow.one", "topical", "tenanted", "limited")
         extra: dict[str, dict[str, Any]] = {
-            "topical": {"queue": "topic"},
-            "tenanted": {"queue": "push", "tenant": "{a}-x"},
-            "limited": {"time_limit": 5, "soft_time_limit": 3, "ignore_result": True, "priority": 2},
+            "tenanted": {"tenant": "{a}-x"},
+            "limited": {"time_limit": 5, "soft_time_limit": 3, "ignore_result": True},
         }
         for name in names:
             make_task(app, name=name, **extra.get(name, {}))(work)
@@ -105,10 +110,10 @@ class Bench:
         calls = app.send_task
         assert isinstance(calls, BufferedCalls)
         self.calls = calls
-        self.fast: FastCalls = calls._begin()
+        self.fast: MessageTemplates = calls._begin()
 
     def celerys(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed:
-        """What Celery's way puts into the buffer; learns the kind on the way."""
+        """Return the message that Celery's path puts into the buffer; it also makes the template."""
         made: list[Addressed] = []
 
         def accept(message: dict[str, Any], exchange: str, key: str, declare: Any) -> None:
@@ -119,7 +124,7 @@ class Bench:
                 self.fast.learn(kind, made[0].lane, message, exchange, key)
 
         self.calls._prepare()
-        self.calls._send_task(name, args, kwargs, **{**options, "producer": StandIn(accept)})
+        self.calls._send_task(name, args, kwargs, **{**options, "producer": BufferingProducer(accept)})
         return made[0]
 
     def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:
@@ -179,14 +184,14 @@ def test_a_filled_template_is_celerys_message(bench: Bench) -> None:
         try:
             wanted = bench.celerys(name, args, kwargs, dict(options))
         except Exception:
-            return  # what Celery refuses is not learnt, and so refused every time
+            return  # a refused call makes no template, and so is refused each time
         made = bench.quick(name, args, kwargs, options)
         if made is not None:
             quick[0] += 1
             assert made == wanted
 
     compare()
-    # Enough of them went that way for the comparison to mean something.
+    # Enough calls used the fast path for a meaningful comparison.
     assert quick[0] > 40
 
 
@@ -274,7 +279,7 @@ def test_a_tool_that_wraps_apply_async_later_sees_every_call(
     task: Any = app.task(name="plain", shared=False)(work)
     for _ in range(4):
         task.delay(1)
-    assert isinstance(task.apply_async, QuickApply)
+    assert isinstance(task.apply_async, TaskApplyAsync)
     seen: list[Any] = []
     original = Task.apply_async
 
@@ -305,7 +310,7 @@ def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
     task: Any = app.task(name="job", shared=False)(job)
     for _ in range(4):
         task.delay(1)
-    assert isinstance(task.apply_async, QuickApply)
+    assert isinstance(task.apply_async, TaskApplyAsync)
     with pytest.raises(TypeError):
         task.delay(1, 2)
     with app.dq.buffer.buffered(False):
@@ -324,7 +329,7 @@ def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
 
 
 def test_a_queue_may_be_called_like_an_option(make_app: MakeApp) -> None:
-    fast = FastCalls(make_app())
+    fast = MessageTemplates(make_app())
     kinds = [
         fast.kind_of("shop", options)
         for options in (

@@ -1,17 +1,20 @@
-"""The quick way of a call with a dedup key: Celery's message, the broker's verdict, nobody passed over."""
+"""The fast path of a call with a dedup key: same message, verdict of the broker, all hooks called."""
 
 from __future__ import annotations
 
 import pickle
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.result import AsyncResult
 
-from celery_dq.app.plain_calls import _Ways
+from celery_dq.app.publishing.template_publish import _TemplatePaths
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
+from celery_dq.testing.waiting import wait_until
 from tests.producer.conftest import MakeApp, Stored
 
 RULES: dict[str, dict[str, Any]] = {
@@ -45,9 +48,9 @@ def app(make_app: MakeApp) -> Any:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The results of the calls that went the quick way."""
+    """Return the results of the calls that used the fast path."""
     results: list[Any] = []
-    send = _Ways.send
+    send = _TemplatePaths.send
 
     def noted(*args: Any) -> Any:
         result = send(*args)
@@ -55,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             results.append(result)
         return result
 
-    monkeypatch.setattr(_Ways, "send", noted)
+    monkeypatch.setattr(_TemplatePaths, "send", noted)
     return results
 
 
@@ -115,7 +118,7 @@ def test_declined_followed_and_refused(app: Any, quick: list[Any], stored: Store
     named = task.apply_async((1,), task_id="mine")
     assert (declined.verdict, declined.id, declined.covering) == (Verdict.DECLINE, first.id, first.id)
     assert isinstance(declined, AsyncResult)
-    # Its caller has the id, so it is kept and gets the result.
+    # Its caller has the id, so the message is kept and gets the result.
     assert (named.verdict, named.id, named.covering) == (Verdict.DECLINE, "mine", first.id)
     assert quick == [declined, named]
     assert stored.count("celery") == 2
@@ -145,16 +148,16 @@ def test_errors_are_those_of_the_long_way(app: Any, quick: list[Any]) -> None:
         app.tasks["declining"].delay(object())
     with pytest.raises(InvalidKey, match="no canonical form"):
         task.delay(1j)
-    # The connection went back to the pool each time.
+    # The connection was returned to the pool each time.
     assert task.delay(2).verdict is Verdict.ACCEPT
 
 
 def test_the_signal_is_sent(app: Any, quick: list[Any]) -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
 
-    def hear(sender: str, **said: Any) -> None:
-        heard.append(
-            (sender, said["verdict"], said["key"], said["task_id"], said["covering"], said["replaced"])
+    def hear(sender: str, **text: Any) -> None:
+        received.append(
+            (sender, text["verdict"], text["key"], text["task_id"], text["covering"], text["replaced"])
         )
 
     task = app.tasks["declining"]
@@ -164,9 +167,9 @@ def test_the_signal_is_sent(app: Any, quick: list[Any]) -> None:
     task.delay(1)
     verdict_given.disconnect(hear)
     assert len(quick) == 2
-    assert heard[0] == ("declining", Verdict.ACCEPT, "declining(a=1)", first.id, first.id, "")
-    assert heard[1][1:3] == (Verdict.DECLINE, "declining(a=1)")
-    assert heard[1][3] != heard[1][4] == first.id
+    assert received[0] == ("declining", Verdict.ACCEPT, "declining(a=1)", first.id, first.id, "")
+    assert received[1][1:3] == (Verdict.DECLINE, "declining(a=1)")
+    assert received[1][3] != received[1][4] == first.id
 
 
 def test_a_lost_connection_costs_no_call_and_doubles_none(app: Any, quick: list[Any], stored: Stored) -> None:
@@ -179,3 +182,21 @@ def test_a_lost_connection_costs_no_call_and_doubles_none(app: Any, quick: list[
         assert task.delay(number).verdict is Verdict.ACCEPT
     assert quick
     assert stored.count("celery") == 6
+
+
+def test_a_declined_call_does_not_end_the_wait_for_other_results(make_app: MakeApp) -> None:
+    app: Any = make_app(dq_buffer=False, result_backend="rpc://")
+    task = app.task(name="declining", shared=False, dedup=RULES["declining"])(work)
+    awaited = app.task(name="plain", shared=False)(work).delay(1)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(awaited.get(timeout=20)))
+    thread.start()
+    replies = app.backend.result_consumer
+    wait_until(lambda: replies._consumer and replies._consumer.consuming_from(app.thread_oid), 10)
+    covering = task.delay(1)
+    for _ in range(2):
+        assert task.delay(1).id == covering.id
+    request = SimpleNamespace(reply_to=app.thread_oid, correlation_id=awaited.id)
+    app.backend.store_result(awaited.id, 5, "SUCCESS", request=request)
+    thread.join(30)
+    assert got == [5]

@@ -1,4 +1,4 @@
-"""The quick way of a call that is not buffered: the same message, the same errors, nobody passed over."""
+"""The fast path of a call that is not buffered: same message, same errors, all hooks called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery.app.task import Task
 from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.plain_calls import _Ways
+from celery_dq.app.publishing.template_publish import _TemplatePaths
 from celery_dq.testing.servers import RedisServer
 from tests.producer.conftest import MakeApp, Stored
 
@@ -56,18 +56,18 @@ def app(make_app: MakeApp) -> Any:
 
 
 class Quickly:
-    """How many calls went the quick way."""
+    """Return how many calls used the fast path."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        send = _Ways.send
+        send = _TemplatePaths.send
 
         def counted(*args: Any) -> Any:
             result = send(*args)
             self.count += result is not None
             return result
 
-        monkeypatch.setattr(_Ways, "send", counted)
+        monkeypatch.setattr(_TemplatePaths, "send", counted)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> Quickly:
 
 
 def stored_as(stored: Stored, options: dict[str, Any], task_id: str) -> Any:
-    """A message as it lies in the broker, without what is its own."""
+    """Return a stored message without the parts that differ in each message."""
     queue = options.get("queue", "celery")
     record = stored.record(getattr(queue, "name", queue), task_id)
     record.__dict__.update(due_us=record.due_us > 0, expires_us=record.expires_us > 0)
@@ -125,16 +125,16 @@ def test_receivers_of_signals_see_every_call(app: Any, quickly: Quickly) -> None
     def receiver(sender: Any = None, headers: Any = None, **_: Any) -> None:
         seen.append(headers["id"])
 
-    heard = (signals.before_task_publish, signals.after_task_publish)
-    # Celery's sender keeps the list of receivers that it was made with, and dead ones, of other tests, are
-    # cleared away by making a new list: it must be cleared before.
+    received = (signals.before_task_publish, signals.after_task_publish)
+    # Celery's sender keeps its list of receivers. Dead receivers of other tests are removed by making a new
+    # list, so this must happen before.
     gc.collect()
-    for signal in heard:
+    for signal in received:
         signal.connect(receiver)
         signal.disconnect(receiver)
     task = app.tasks["plain"]
     ids = [task.delay().id for _ in range(2)]
-    for signal in heard:
+    for signal in received:
         signal.connect(receiver)
         try:
             ids = [task.delay().id for _ in range(2)]
@@ -162,7 +162,7 @@ def test_tools_that_wrap_kombus_producer_see_every_call(
     assert len(seen) == 2
 
 
-def test_a_subclass_of_task_keeps_its_say(app: Any) -> None:
+def test_a_subclass_of_task_keeps_its_report(app: Any) -> None:
     def apply_async(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         return Task.apply_async(self, (*(args or ()), "loud"), kwargs, **options)
 

@@ -9,8 +9,8 @@ from celery_dq.errors import CorruptSegment
 from celery_dq.producer.segment import (
     HEAD_SIZE,
     MAX_LANE,
-    Header,
-    Record,
+    FileHeader,
+    SegmentRecord,
     pack_header,
     pack_record,
     read_header,
@@ -20,14 +20,14 @@ from celery_dq.producer.segment import (
 PRODUCER = bytes(range(16))
 
 
-def build(records: list[Record], lane: str = '["p","push",0]', number: int = 3) -> bytes:
-    head, seed = pack_header(Header(PRODUCER, number, lane))
+def build(records: list[SegmentRecord], lane: str = '["p","push",0]', number: int = 3) -> bytes:
+    head, seed = pack_header(FileHeader(PRODUCER, number, lane))
     return head + b"".join(
         pack_record(record.sequence, record.flags, record.payload, seed) for record in records
     )
 
 
-def recovered(data: bytes) -> list[Record]:
+def recovered(data: bytes) -> list[SegmentRecord]:
     try:
         _, start, seed = read_header(data)
     except CorruptSegment:
@@ -35,10 +35,13 @@ def recovered(data: bytes) -> list[Record]:
     return scan(data, start, seed).records
 
 
-def some_records(count: int, seed: int = 7) -> list[Record]:
+def some_records(count: int, seed: int = 7) -> list[SegmentRecord]:
     chance = random.Random(seed)
     sequences = sorted(chance.sample(range(1, 1 << 40), count))
-    return [Record(each, chance.randrange(256), chance.randbytes(chance.randrange(60))) for each in sequences]
+    return [
+        SegmentRecord(each, chance.randrange(256), chance.randbytes(chance.randrange(60)))
+        for each in sequences
+    ]
 
 
 @given(
@@ -48,10 +51,10 @@ def some_records(count: int, seed: int = 7) -> list[Record]:
 )
 @settings(deadline=None)
 def test_what_was_written_is_read(lane: str, number: int, parts: list[tuple[int, bytes]]) -> None:
-    records = [Record(sequence, flags, payload) for sequence, (flags, payload) in enumerate(parts)]
+    records = [SegmentRecord(sequence, flags, payload) for sequence, (flags, payload) in enumerate(parts)]
     data = build(records, lane, number)
     header, start, seed = read_header(data)
-    assert header == Header(PRODUCER, number, lane)
+    assert header == FileHeader(PRODUCER, number, lane)
     assert scan(data, start, seed) == (records, len(data), "")
 
 
@@ -68,7 +71,7 @@ def test_a_cut_at_every_byte_leaves_the_whole_records_before_it() -> None:
 
 
 def test_no_flipped_bit_ever_makes_a_wrong_record() -> None:
-    """10⁵ random flips, one to three at a time: what is read is a prefix of what was written."""
+    """After 10⁵ random flips, one to three at a time, a reader gets a prefix of the written records."""
     chance = random.Random(20)
     flips = 0
     while flips < 100_000:
@@ -106,14 +109,14 @@ def test_zeros_behind_the_records_are_no_records() -> None:
 
 
 def test_sequences_ascend_or_the_rest_is_not_believed() -> None:
-    records = [Record(1, 0, b"a"), Record(3, 0, b"b"), Record(2, 0, b"c")]
+    records = [SegmentRecord(1, 0, b"a"), SegmentRecord(3, 0, b"b"), SegmentRecord(2, 0, b"c")]
     data = build(records)
     _, start, seed = read_header(data)
     assert scan(data, start, seed).records == records[:2]
     assert scan(data, start, seed, after=1).records == []
 
 
-def test_another_version_says_so() -> None:
+def test_another_version_reports_it() -> None:
     data = bytearray(build([]))
     data[4] = 9
     with pytest.raises(CorruptSegment, match="checksum"):
@@ -122,4 +125,4 @@ def test_another_version_says_so() -> None:
 
 def test_a_lane_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 4096 fit"):
-        pack_header(Header(PRODUCER, 0, "x" * (MAX_LANE + 1)))
+        pack_header(FileHeader(PRODUCER, 0, "x" * (MAX_LANE + 1)))

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Gate:
-    """A handler that records what it gets, and waits while it is shut."""
+    """A handler that records its requests, and waits while it is closed."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -74,7 +74,7 @@ def test_an_error_goes_to_its_submitter_only() -> None:
         assert futures[3].result(10) == 0.5
 
 
-def test_a_full_queue_raises_or_waits_as_told() -> None:
+def test_a_full_queue_raises_or_waits_as_reported() -> None:
     gate = Gate()
     queue = SingularUpdateQueue[int, int](gate, capacity=2, block=False)
     queue.submit(0)
@@ -193,7 +193,7 @@ def test_a_grouped_handler_gets_all_that_waits() -> None:
     queue.close()
 
 
-def test_a_grouped_handler_that_loses_results_is_told() -> None:
+def test_a_grouped_handler_that_loses_results_is_reported() -> None:
     with (
         SingularUpdateQueue[int, int].grouped(lambda requests: []) as queue,
         pytest.raises(TypeError, match="0 results"),
@@ -233,7 +233,7 @@ def test_a_destructor_may_submit_while_its_thread_submits() -> None:
                 queue.submit(-1, block=False)
 
         old = gc.get_threshold()
-        gc.set_threshold(1)  # a collection at every turn, also inside submit()
+        gc.set_threshold(1)  # a collection at each allocation, also inside submit()
         try:
             for request in range(200):
                 Late()

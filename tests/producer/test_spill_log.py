@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from celery_dq.errors import SpillFailed
-from celery_dq.producer.segment import Record
+from celery_dq.producer.folder_lock import lock_file
+from celery_dq.producer.segment import SegmentRecord
 from celery_dq.producer.spill_log import Segment, SpillLog
 from celery_dq.testing.waiting import wait_until
 
@@ -23,14 +25,14 @@ PRODUCER = b"p" * 16
 
 
 def log_of(root: Path, process: str) -> SpillLog:
-    """The log of another process, as far as folder names go."""
+    """Return a spill log with the name of another process."""
     log = SpillLog(root)
     log.process = process
     return log
 
 
-def left_behind(root: Path) -> list[Record]:
-    """Adopt everything, read it, and remove it."""
+def left_behind(root: Path) -> list[SegmentRecord]:
+    """Adopt, read and remove all messages."""
     records = []
     for orphan in log_of(root, "adopter").orphans():
         for segment in orphan.segments():
@@ -109,7 +111,7 @@ def test_own_folders_are_never_opened_for_adoption(tmp_path: Path) -> None:
     segment.append(1, 0, b"x")
     assert list(second.orphans()) == []
     assert first.intact()
-    # The lock still holds against others.
+    # The lock still excludes other processes.
     probe = Child(
         "import sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
         "print(len(list(SpillLog(Path(sys.argv[1])).orphans())))",
@@ -152,7 +154,7 @@ def test_files_are_ours_alone(tmp_path: Path) -> None:
 
 def test_a_folder_for_everybody_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(SpillFailed, match="everybody may write"):
+    with pytest.raises(SpillFailed, match="all users may write"):
         SpillLog(tmp_path).create(PRODUCER, "lane")
 
 
@@ -177,7 +179,7 @@ def test_a_damaged_tail_is_kept_apart_and_the_rest_is_read(tmp_path: Path) -> No
 
 
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
-    """A limit on the size of files: the last write goes through in part only."""
+    """With a limit on the size of files, the last write is incomplete."""
     program = """
 import resource, signal, sys
 from pathlib import Path
@@ -215,13 +217,13 @@ print(sequence, flush=True)
 
 
 def redirect(segment: Segment, path: str) -> None:
-    """From now on the segment's system calls meet this file."""
+    """Replace the file of a segment's descriptor by another file."""
     fd = os.open(path, os.O_RDWR)
     os.dup2(fd, segment.fd)
     os.close(fd)
 
 
-def test_no_space_at_all_is_told(tmp_path: Path) -> None:
+def test_no_space_at_all_is_reported(tmp_path: Path) -> None:
     segment = log_of(tmp_path, "one").create(PRODUCER, "lane")
     segment.append(0, 0, b"kept")
     redirect(segment, "/dev/full")
@@ -230,7 +232,7 @@ def test_no_space_at_all_is_told(tmp_path: Path) -> None:
     assert segment.torn  # a device cannot be cut back
 
 
-def test_a_failed_sync_is_told(tmp_path: Path) -> None:
+def test_a_failed_sync_is_reported(tmp_path: Path) -> None:
     segment = log_of(tmp_path, "one").create(PRODUCER, "lane")
     segment.append(0, 0, b"kept")
     segment.sync()
@@ -241,7 +243,7 @@ def test_a_failed_sync_is_told(tmp_path: Path) -> None:
 
 
 class Disk(RuleBasedStateMachine):
-    """Two processes write, deliver, die and adopt; a list says what there must be."""
+    """Two processes write, deliver, die and adopt; a list has the expected messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,10 +311,10 @@ class Disk(RuleBasedStateMachine):
     @precondition(lambda self: self.dead)
     @rule(cut=st.booleans())
     def adopt(self, cut: bool) -> None:
-        # A lock does not keep out the very process that holds it, so nobody may be alive.
+        # A lock does not exclude the process that holds it, so no other writer may be alive.
         self.die(0)
         self.die(1)
-        if cut:  # the last write of a dead process went to the disk in part
+        if cut:  # the last write of a dead process is incomplete
             victim = min(self.dead)
             size = victim.stat().st_size
             if self.expected[victim]:
@@ -365,3 +367,34 @@ def test_a_folder_whose_process_died_while_it_made_it_goes(tmp_path: Path) -> No
     (with_lock / "lock").touch()
     assert left_behind(tmp_path) == []
     assert SpillLog(tmp_path).owners() == []
+
+
+def test_a_lock_file_that_is_replaced_while_it_is_locked_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    locked = fcntl.lockf
+
+    def replaced_meanwhile(fd: int, how: int) -> None:
+        # Its owner removed the folder, and another process made one with this name.
+        path.unlink()
+        path.touch()
+        locked(fd, how)
+
+    monkeypatch.setattr(fcntl, "lockf", replaced_meanwhile)
+    before = set(os.listdir("/proc/self/fd"))
+    assert lock_file(path, create=False) is None
+    assert set(os.listdir("/proc/self/fd")) == before
+    monkeypatch.undo()
+    assert lock_file(path, create=False) is not None
+
+
+def test_a_folder_whose_lock_file_is_another_one_is_not_ours_any_more(tmp_path: Path) -> None:
+    log = SpillLog(tmp_path)
+    log.create(PRODUCER, "lane")
+    assert log.folder is not None
+    assert log.intact()
+    (log.folder / "lock").rename(log.folder / "old")
+    (log.folder / "lock").touch()
+    assert not log.intact()

@@ -20,6 +20,7 @@ from celery import Celery
 import celery_dq
 from celery_dq.testing.processes import free_port
 from celery_dq.testing.waiting import wait_until
+from tests.log_watch import WATCH
 from tests.producer.conftest import Stored
 
 WORKERS = 3
@@ -28,7 +29,7 @@ CALLS = 60
 
 def command(kind: str, port: int) -> list[str]:
     if kind == "gunicorn":
-        # Its own console script may not be on the path of whoever runs the tests.
+        # Its own console script may not be on the path of the test run.
         start = "from gunicorn.app.wsgiapp import run; run()"
         words = ["--preload", "--workers", str(WORKERS), "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
         return [sys.executable, "-c", start, *words, "tests.producer.web_shop:application"]
@@ -52,6 +53,7 @@ class Site:
         self.port = free_port()
         self.queue = queue
         self.log = folder.parent / f"{kind}.log"
+        WATCH.watch(self.log)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command(kind, self.port),
@@ -82,7 +84,7 @@ class Site:
         return True
 
     def family(self) -> list[psutil.Process]:
-        """The workers' processes, and with them the master's."""
+        """Return the processes of the workers and the master."""
         master = psutil.Process(self.process.pid)
         return [*master.children(recursive=True), master]
 
@@ -103,7 +105,7 @@ def site(kind: str, url: str, folder: Path, queue: str, **environment: str) -> I
 
 
 def call(shop: Site) -> list[str]:
-    """Calls through all workers; returns the task ids that the server has acknowledged."""
+    """Make calls through all workers; return the task ids that the server has acknowledged."""
     made: list[str] = []
     pids: set[str] = set()
 
@@ -122,11 +124,11 @@ def call(shop: Site) -> list[str]:
 def test_sigterm_sends_what_is_left(
     kind: str, early: bool, dq_url: str, stored: Stored, tmp_path: Path
 ) -> None:
-    """Every message lingers longer than the test runs, so that only the orderly end can have sent it."""
+    """Each message lingers longer than the test runs, so only the regular end can have sent it."""
     conf = {"LINGER": "60s", **({"EARLY": "1"} if early else {})}
     with site(kind, dq_url, tmp_path / "spill", "web", **conf) as shop:
         called = call(shop)
-        # In uWSGI's master no thread runs that could send it later.
+        # In uWSGI's master no thread runs, so no message can be sent later.
         assert stored.ids("web") == (["master"] if early and kind == "uwsgi" else [])
         shop.process.terminate()
         shop.process.wait(40)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import chain, chord
 
+from tests.log_watch import WATCH
 from tests.producer.conftest import MakeApp, Stored
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[
     if stock:
         environment["SHOP_IS_STOCK"] = "1"
     command = ["-m", "celery", "-A", "tests.producer.shop", "worker", "-P", "solo", "-l", "WARNING"]
+    WATCH.watch(log)
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, *command, "--without-gossip", "--without-mingle"],

@@ -1,6 +1,6 @@
 """A WSGI application that calls tasks, for the tests under real web servers.
 
-Environment: BROKER, SPILL (the folder), QUEUE. EARLY: the master calls as well, before it forks.
+Environment: BROKER, SPILL (the folder), QUEUE. With EARLY the master calls a task too, before it forks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ app: Any = Celery("shop", broker=os.environ["BROKER"], set_as_current=False)
 app.conf.update(
     dq_buffer=True,
     dq_buffer_folder=os.environ["SPILL"],
-    # Nothing goes out before somebody says so, or the end comes.
+    # No message is sent before a flush or the end of the process.
     dq_buffer_linger=os.environ.get("LINGER", "1ms"),
     dq_buffer_close_timeout="20s",
+    task_routes={"job": os.environ["QUEUE"]},
 )
 celery_dq.setup(app)
 
@@ -27,7 +28,7 @@ celery_dq.setup(app)
 def job(name: str) -> None: ...
 
 
-task: Any = app.task(name="job", queue=os.environ["QUEUE"], shared=False)(job)
+task: Any = app.task(name="job", shared=False)(job)
 
 
 def call(name: str) -> None:

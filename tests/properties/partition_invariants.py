@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from tests.lua.desk import Desk
+from tests.lua.partition_scripts import PartitionScripts
 from tests.properties.partition_model import PLACES, Model
 
 TENANTS = ("", "a", "ab", "b", "\u00ff:~")
@@ -19,7 +19,7 @@ class WatchedPartition(RuleBasedStateMachine):
     """A partition and its model, once both have begun."""
 
     client: Any
-    desk: Desk
+    scripts: PartitionScripts
     model: Model
     token_taken: bool
     #: Consumers that have a timer for their appointment.
@@ -30,11 +30,13 @@ class WatchedPartition(RuleBasedStateMachine):
 
     @invariant()
     def every_message_is_where_it_should_be(self) -> None:
-        keys, model = self.desk.keys, self.model
-        waiting = {tenant: self.desk.waiting(tenant) for tenant in TENANTS}
+        keys, model = self.scripts.keys, self.model
+        waiting = {tenant: self.scripts.waiting(tenant) for tenant in TENANTS}
         assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
         assert set(self.ids_in(keys.delayed)) == set(model.delayed)
         assert self.ids_in(keys.discards) == [m.id for m in model.discards]
+        tags = self.client.zrange(keys.discard_tags, 0, -1, withscores=True)
+        assert {tenant.decode(): tag for tenant, tag in tags} == model.discard_tags
         held: list[str] = []
         for consumer in CONSUMERS:
             entries = self.client.hgetall(keys.held(consumer))
@@ -51,11 +53,11 @@ class WatchedPartition(RuleBasedStateMachine):
         assert model.accepted == len(places) + model.ended
         assert {i.decode() for i in self.client.hkeys(keys.dead)} == set(model.dead)
         assert set(self.ids_in(keys.dead_index)) == set(model.dead)
-        assert self.desk.state("held") == len(held)
+        assert self.scripts.state("held") == len(held)
 
     @invariant()
     def counts_are_exact(self) -> None:
-        keys, model = self.desk.keys, self.model
+        keys, model = self.scripts.keys, self.model
         running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
         assert running == {t: n for t in TENANTS if (n := model.slots(t))}
         crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
@@ -67,45 +69,48 @@ class WatchedPartition(RuleBasedStateMachine):
     def tenants_stand_where_they_should(self) -> None:
         found: dict[str, str] = {}
         for place in PLACES:
-            for tenant in self.ids_in(getattr(self.desk.keys, place)):
+            for tenant in self.ids_in(getattr(self.scripts.keys, place)):
                 assert tenant not in found
                 found[tenant] = place
         assert found == self.model.place
-        turn = self.client.zrange(self.desk.keys.turn, 0, -1, withscores=True)
+        turn = self.client.zrange(self.scripts.keys.turn, 0, -1, withscores=True)
         assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
-        assert self.desk.state("v") == pytest.approx(self.model.v)
+        assert self.scripts.state("v") == pytest.approx(self.model.v)
 
     @invariant()
     def somebody_will_wake(self) -> None:
-        assert self.client.llen(self.desk.keys.wake) <= 1
-        if self.token_taken or self.desk.token():
+        assert self.client.llen(self.scripts.keys.wake) <= 1
+        if self.token_taken or self.scripts.token():
             return
         assert not (self.model.start)
         assert not (self.model.discards)
         assert not (self.model.due())
         dues = [
             score
-            for key in (self.desk.keys.delayed, self.desk.keys.throttled)
+            for key in (self.scripts.keys.delayed, self.scripts.keys.throttled)
             for _, score in self.client.zrange(key, 0, 0, withscores=True)
         ]
         if dues:
-            state = self.client.hgetall(self.desk.keys.state)
-            assert self.client.zscore(self.desk.keys.leases, state[b"appt_owner"]) > self.desk.now_us()
-            assert state[b"appt_owner"].decode() in self.keeping
-            assert self.desk.now_us() < float(state[b"appt"]) <= min(dues)
+            state = self.client.hgetall(self.scripts.keys.state)
+            assert (
+                self.client.zscore(self.scripts.keys.leases, state[b"next_look_owner"])
+                > self.scripts.now_us()
+            )
+            assert state[b"next_look_owner"].decode() in self.keeping
+            assert self.scripts.now_us() < float(state[b"next_look"]) <= min(dues)
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):
             return
-        while self.desk.partition.purge().run(self.client).more:
+        while self.scripts.partition.purge().run(self.client).more:
             pass
         for consumer in CONSUMERS:
             for message_id, each in list(self.model.held.get(consumer, {}).items()):
                 assert (
-                    self.desk.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
+                    self.scripts.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
                     == 0
                 )
         # Tokens of slow rates, quotas and what must be remembered; nothing else.
-        allowed = {"leases", "quotas", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
-        allowed |= {f"lenient:{consumer}" for consumer in CONSUMERS}
-        assert self.desk.left_over() - allowed - {"producer:p", "wake"} == set()
+        allowed = {"leases", "quotas", "pauses", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
+        allowed |= {f"reap_grace:{consumer}" for consumer in CONSUMERS}
+        assert self.scripts.left_over() - allowed - {"producer:p", "wake"} == set()

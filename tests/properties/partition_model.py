@@ -6,46 +6,13 @@ Rates are so slow that no token comes back during a test; what a tenant has take
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
+
+from tests.properties.partition_messages import Held, Message, Quota, Took
 
 STRICT = 1e15
-PLACES = ("turn", "throttled", "limited", "parked")
-
-
-@dataclass
-class Quota:
-    burst: int = 0  # 0 is no rate
-    weight: float = 1.0
-    concurrency: int = 0
-    paused: bool = False
-
-
-@dataclass
-class Message:
-    id: str
-    task: str
-    tenant: str
-    priority: int
-    expired: bool
-    delayed: bool = False
-    score: float = 0.0
-    crashes: int = 0
-    returned: bool = False
-    reason: str = ""
-    settled: bool = False
-
-
-@dataclass
-class Held:
-    claim: int
-    message: Message
-    charge: float = 0.0
-
-
-@dataclass
-class Took:
-    entries: list[tuple[str, str, int, bool]] = field(default_factory=list)
-    suspect: bool = False
+PLACES = ("turn", "throttled", "at_concurrency", "paused")
 
 
 class Model:
@@ -54,12 +21,14 @@ class Model:
         self.waiting: dict[str, list[Message]] = {}
         self.delayed: dict[str, float] = {}
         self.discards: list[Message] = []
+        self.discard_tags: dict[str, float] = {}
         self.held: dict[str, dict[str, Held]] = {}
         self.dead: dict[str, Message] = {}
         self.tombstones: set[str] = set()
         self.producers: dict[str, int] = {}
         self.quotas: dict[str, Quota] = {}
         self.default = Quota()
+        self.pauses: set[str] = set()
         self.used: dict[str, int] = {}
         self.v = 0.0
         self.start: dict[str, float] = {}
@@ -74,7 +43,8 @@ class Model:
     # -- small things
 
     def quota(self, tenant: str) -> Quota:
-        return self.quotas.get(tenant, self.default)
+        quota = self.quotas.get(tenant, self.default)
+        return dataclasses.replace(quota, paused=quota.paused or tenant in self.pauses)
 
     def slots(self, tenant: str) -> int:
         return sum(
@@ -106,9 +76,9 @@ class Model:
         if not self.waiting.get(tenant):
             return None
         if quota.paused:
-            return "parked"
+            return "paused"
         if quota.concurrency and self.slots(tenant) >= quota.concurrency:
-            return "limited"
+            return "at_concurrency"
         if quota.burst and self.used.get(tenant, 0) >= quota.burst:
             return "throttled"
         return "turn"
@@ -151,9 +121,15 @@ class Model:
         line.sort(key=lambda each: (each.score, each.id.encode()))
 
     def discard(self, message: Message, reason: str) -> None:
+        """Behind the discards of its tenant, which take turns with those of the others."""
+        first = self.first_discard(0.0)
         message.reason = reason
-        message.score = self.seq()
+        message.score = max(first, self.discard_tags.get(message.tenant, 0.0))
+        self.discard_tags[message.tenant] = message.score + 1
         self.rediscard(message)
+
+    def first_discard(self, otherwise: float) -> float:
+        return self.discards[0].score if self.discards else otherwise
 
     def rediscard(self, message: Message) -> None:
         self.discards.append(message)
@@ -192,7 +168,15 @@ class Model:
             self.wait(message)
         self.put_in_place()
 
-    def claim(self, consumer: str, want: int, free: int, max_deliveries: int, suspects: bool = True) -> Took:
+    def claim(
+        self,
+        consumer: str,
+        want: int,
+        free: int,
+        max_deliveries: int,
+        suspects: bool = True,
+        besides: int | None = None,
+    ) -> Took:
         self.promote()
         took = Took()
         number = self.claims + 1
@@ -202,8 +186,6 @@ class Model:
             self.held.setdefault(consumer, {})[message.id] = Held(number, message, charge)
             took.entries.append((message.id, message.reason, message.crashes, message.returned))
 
-        while self.discards and len(took.entries) < want:
-            hold(self.discards.pop(0))
         passed: set[str] = set()
         while len(took.entries) < want:
             line = [t for t in self.start if t not in passed]
@@ -215,32 +197,43 @@ class Model:
                 passed.add(tenant)
                 continue
             message = self.waiting[tenant][0]
-            if message.expired:
-                message.reason = "expired"
-            elif message.crashes >= max_deliveries:
-                message.reason = "dead:max_deliveries"
-                self.bury(message)
-            elif message.crashes and not suspects:
+            if message.expired or message.crashes >= max_deliveries:
+                if not message.expired:
+                    self.bury(message)
+                self.waiting[tenant].pop(0)
+                self.discard(message, "expired" if message.expired else "dead:max_deliveries")
+                self.put_in_place()
+                continue
+            if message.crashes and not suspects:
                 passed.add(tenant)
                 continue
-            elif message.crashes:
+            if message.crashes:
                 if took.entries:
                     break
                 took.suspect = True
             self.waiting[tenant].pop(0)
             hold(message)
-            if not message.reason:
-                self.v = max(self.v, self.start[tenant])
-                self.start[tenant] += 1 / quota.weight
-                free -= bool(quota.concurrency)
-                if quota.burst:
-                    self.used[tenant] = self.used.get(tenant, 0) + 1
+            self.v = max(self.v, self.start[tenant])
+            self.start[tenant] += 1 / quota.weight
+            free -= bool(quota.concurrency)
+            if quota.burst:
+                self.used[tenant] = self.used.get(tenant, 0) + 1
             self.put_in_place()
             if took.suspect:
                 break
+        if want and not took.suspect:
+            self.take_discards(want if besides is None else besides, hold)
         if took.entries:
             self.claims = number
         return took
+
+    def take_discards(self, most: int, hold: Callable[[Message], None]) -> None:
+        taken, self.discards = self.discards[:most], self.discards[most:]
+        for message in taken:
+            hold(message)
+        if taken:
+            first = self.first_discard(math.inf)
+            self.discard_tags = {t: tag for t, tag in self.discard_tags.items() if tag > first}
 
     def find(self, consumer: str, claim: str, message_id: str) -> Message | None:
         found = self.held.get(consumer, {}).get(message_id)
@@ -268,6 +261,8 @@ class Model:
     def release(self, consumer: str, tags: list[tuple[str, str]], mode: str, max_deliveries: int) -> int:
         stale = 0
         charges: dict[str, float] = {}
+        new: list[tuple[Message, str]] = []
+        again: list[Message] = []
         for tag in tags:
             message = self.find(consumer, *tag)
             if message is None:
@@ -285,19 +280,26 @@ class Model:
                     self.bury(message)
                     self.drop(message)
                 else:
-                    self.rediscard(message)
+                    again.append(message)
                 continue
             if mode == "unstarted" and self.quota(message.tenant).burst and self.used.get(message.tenant):
                 self.used[message.tenant] -= 1
             if over:
                 self.bury(message)
-                self.discard(message, "dead:max_deliveries")
+                new.append((message, "dead:max_deliveries"))
             elif message.task in self.tombstones:
-                self.discard(message, "cancelled")
+                new.append((message, "cancelled"))
             else:
                 self.wait(message)
                 if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
                     charges[message.tenant] = charges.get(message.tenant, 0.0) + charge
+        # What comes back was among the first, whatever has come meanwhile.
+        first = self.first_discard(math.inf)
+        for message in again:
+            message.score = min(message.score, first)
+            self.rediscard(message)
+        for message, reason in new:
+            self.discard(message, reason)
         self.put_in_place()
         self.refund(charges)
         return stale
@@ -349,6 +351,7 @@ class Model:
         self.waiting.clear()
         self.delayed.clear()
         self.discards.clear()
+        self.discard_tags.clear()
         self.put_in_place()
         return len(gone)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_dq.dedup.machine import Machine, State, Verdict
+from celery_dq.dedup.machine import DedupMachine, DedupState, Verdict
 
 TIMEOUT = 10.0
 
@@ -15,7 +15,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine()
+        self.machine = DedupMachine()
         self.now = 0.0
         self.calls = 0
         self.tokens = 0
@@ -166,11 +166,11 @@ class Histories(RuleBasedStateMachine):
         known = [each.id for each in (machine.head, machine.heir, machine.tail) if each is not None]
         assert known == ([self.running[0]] if self.running else []) + self.waiting
         if head is None:
-            assert machine.state is State.INIT
+            assert machine.state is DedupState.INIT
         elif len(known) == 1:
-            assert machine.state is State.PROCESS
+            assert machine.state is DedupState.PROCESS
         else:
-            assert machine.state is State.BLOCK
+            assert machine.state is DedupState.BLOCK
         for late in (machine.heir, machine.tail):
             assert late is None or not late.started
         assert machine.token == self.tokens

@@ -9,18 +9,24 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.inbox import Inbox
-from celery_dq.transport.redis.message import Message
-from celery_dq.transport.redis.record import Record
-from celery_dq.transport.redis.replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 QUEUES = st.sampled_from(["mail", "bills"])
 TENANTS = st.sampled_from(["", "a", "b", "c"])
+#: The line of a queue's discards.
+DISCARDS = "discards"
 
 
-def message(number: int, queue: str, tenant: str) -> Message:
-    record = Record(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
-    return Message(record, ClaimedEntry(str(number), "1", 0, "", b""), f"1/{number}", queue, None)
+def message(number: int, queue: str, tenant: str, reason: str = "") -> Message:
+    record = RedisRecord(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
+    return Message(record, ClaimedEntry(str(number), "1", 0, reason, b""), f"1/{number}", queue, None)
+
+
+def line_of(each: Message) -> str:
+    return DISCARDS if each.discard else each.record.tenant
 
 
 class InboxMachine(RuleBasedStateMachine):
@@ -38,18 +44,25 @@ class InboxMachine(RuleBasedStateMachine):
     def claim(self, queue: str, tenant: str, amount: int) -> None:
         for _ in range(amount):
             self.number += 1
-            self.inbox.put(message(self.number, queue, tenant))
+            self.inbox.add(message(self.number, queue, tenant))
             self.lines.setdefault((queue, tenant), []).append(self.number)
+
+    @rule(queue=QUEUES, tenant=TENANTS)
+    def claim_discard(self, queue: str, tenant: str) -> None:
+        self.number += 1
+        self.inbox.add(message(self.number, queue, tenant, "cancelled"))
+        self.lines.setdefault((queue, DISCARDS), []).append(self.number)
 
     @precondition(lambda self: any(self.lines.values()))
     @rule()
     def deliver(self) -> None:
-        taken: Any = self.inbox.take()
-        queue, tenant = taken.queue, taken.record.tenant
+        taken: Any = self.inbox.take_next()
+        queue, tenant = taken.queue, line_of(taken)
         # Within a tenant in the order of the claims.
         assert int(taken.message_id) == self.lines[queue, tenant].pop(0)
         for (name, other), line in self.lines.items():
-            if name == queue and other != tenant and line:
+            if name == queue and other not in (tenant, DISCARDS) and line:
+                assert tenant != DISCARDS, "a discard before a message"
                 passed = self.passed.setdefault((queue, other), Counter())
                 passed[tenant] += 1
                 # Nobody has two turns while somebody waits for one.
@@ -59,14 +72,16 @@ class InboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: not any(self.lines.values()))
     @rule()
     def deliver_nothing(self) -> None:
-        assert self.inbox.take() is None
+        assert self.inbox.take_next() is None
         assert not self.inbox
 
     @rule(queue=QUEUES)
     def give_back(self, queue: str) -> None:
-        given: dict[tuple[str, str], list[int]] = {(queue, tenant): [] for tenant in ("", "a", "b", "c")}
-        for each in self.inbox.take_back(queue):
-            given[queue, each.record.tenant].append(int(each.message_id))
+        given: dict[tuple[str, str], list[int]] = {
+            (queue, tenant): [] for tenant in ("", "a", "b", "c", DISCARDS)
+        }
+        for each in self.inbox.take_all(queue):
+            given[queue, line_of(each)].append(int(each.message_id))
         for key, numbers in given.items():
             assert numbers == self.lines.pop(key, [])[::-1]
             self.passed.pop(key, None)

@@ -17,10 +17,11 @@ from hypothesis.stateful import (
 )
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.replies import Outgoing
-from tests.lua.desk import LEASE_MS, Desk, make_record
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
 from tests.properties.partition_invariants import CONSUMERS, TENANTS, WatchedPartition
-from tests.properties.partition_model import Message, Model, Quota
+from tests.properties.partition_messages import Message, Quota
+from tests.properties.partition_model import Model
 
 TASKS = ("x", "y", "z", "u", "w", "x~1")
 MAX_DELIVERIES = 2
@@ -59,11 +60,11 @@ class PartitionMachine(WatchedPartition):
     )
     def begin(self, batch: list[tuple[str, str, int, str]], limits: list[tuple[str, Quota]]) -> None:
         self.client.flushdb()
-        self.desk = Desk(self.client)
+        self.scripts = PartitionScripts(self.client)
         self.model = Model()
         self.tags: list[tuple[str, tuple[str, str]]] = []
         self.sequence = 0
-        self.last: list[Outgoing] = []
+        self.last: list[OutgoingRecord] = []
         self.token_taken = False
         self.keeping = set()
         for tenant, quota in limits:
@@ -77,10 +78,10 @@ class PartitionMachine(WatchedPartition):
         outgoing = []
         for task, tenant, priority, kind in batch:
             self.sequence += 1
-            due = self.desk.now_us() + 10**12 if kind == "delayed" else 0
+            due = self.scripts.now_us() + 10**12 if kind == "delayed" else 0
             record = make_record(tenant, priority=priority, due_us=due, expires_us=kind == "expired")
-            outgoing.append(Outgoing(self.sequence, task, record))
-        pushed = self.desk.partition.push(outgoing, producer=producer).run(self.client)
+            outgoing.append(OutgoingRecord(self.sequence, task, record))
+        pushed = self.scripts.partition.push(outgoing, producer=producer).run(self.client)
         for (task, tenant, priority, kind), each, sent in zip(batch, pushed, outgoing, strict=True):
             expected = self.model.unique(plain(task))
             assert each.id == expected if expected else each.id.startswith(f"{plain(task)}~1")
@@ -94,33 +95,33 @@ class PartitionMachine(WatchedPartition):
     @precondition(lambda self: self.last)
     @rule()
     def push_again(self) -> None:
-        pushed = self.desk.partition.push(self.last, producer="p").run(self.client)
+        pushed = self.scripts.partition.push(self.last, producer="p").run(self.client)
         assert {each.status for each in pushed} == {"seen"}
 
     @rule(task=st.sampled_from(TASKS), stone=st.sampled_from([False, False, True]))
     def cancel(self, task: str, stone: bool) -> None:
-        call = self.desk.partition.cancel([task], tombstone_ttl_ms=10**7 if stone else 0)
+        call = self.scripts.partition.cancel([task], tombstone_ttl_ms=10**7 if stone else 0)
         assert call.run(self.client) == [self.model.cancel(plain(task), stone)]
         self.token_taken = False
 
     @precondition(lambda self: self.model.tombstones)
     @rule()
     def tombstones_expire(self) -> None:
-        stones = self.desk.keys.tombstones
+        stones = self.scripts.keys.tombstones
         self.client.zadd(stones, dict.fromkeys(self.model.tombstones, 1), xx=True)
         self.model.tombstones.clear()
 
     @precondition(lambda self: len(self.model.messages) > 10)
     @rule(tenant=tenants)
     def cancel_tenant(self, tenant: str) -> None:
-        assert self.desk.partition.cancel_tenant(tenant).run(self.client).moved == (
+        assert self.scripts.partition.cancel_tenant(tenant).run(self.client).moved == (
             self.model.cancel_tenant(tenant)
         )
 
     @precondition(lambda self: len(self.model.messages) > 24)
     @rule()
     def purge(self) -> None:
-        assert self.desk.partition.purge().run(self.client) == (self.model.purge(), False)
+        assert self.scripts.partition.purge().run(self.client) == (self.model.purge(), False)
 
     # -- consumers
 
@@ -142,37 +143,46 @@ class PartitionMachine(WatchedPartition):
         free=st.integers(0, 9),
         hold=st.sampled_from([True, False, None]),
         suspects=st.booleans(),
+        discards=st.integers(0, 9),
     )
     def claim(
-        self, data: st.DataObject, consumer: str, want: int, free: int, hold: bool | None, suspects: bool
+        self,
+        data: st.DataObject,
+        consumer: str,
+        want: int,
+        free: int,
+        hold: bool | None,
+        suspects: bool,
+        discards: int,
     ) -> None:
         settle = self.some_tags(data, consumer)
         finish = self.some_tags(data, consumer)
-        claimed = self.desk.claim(
+        claimed = self.scripts.claim(
             want,
             consumer,
             free=free,
             hold=hold,
             max_deliveries=MAX_DELIVERIES,
             suspects=suspects,
+            discards=discards,
             settle=settle,
             finish=finish,
         )
         stale = self.model.settle(consumer, settle) + self.model.finish(consumer, finish)
-        expected = self.model.claim(consumer, want, free, MAX_DELIVERIES, suspects)
+        expected = self.model.claim(consumer, want, free, MAX_DELIVERIES, suspects, discards)
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         assert claimed.suspect == expected.suspect
         assert claimed.stale == stale
         assert claimed.more == bool(self.model.start or self.model.discards)
-        self.remembers(consumer, claimed.appointment_s)
+        self.remembers(consumer, claimed.next_look_s)
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def claim_much(self, consumer: str) -> None:
         """The common case, more often than its share."""
-        claimed = self.desk.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
-        self.remembers(consumer, claimed.appointment_s)
+        claimed = self.scripts.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
+        self.remembers(consumer, claimed.next_look_s)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
@@ -183,19 +193,19 @@ class PartitionMachine(WatchedPartition):
         self.keeping.discard(consumer)
         if appointment_s is not None:
             self.keeping.add(consumer)
-            assert self.client.hget(self.desk.keys.state, "appt_owner") == consumer.encode()
+            assert self.client.hget(self.scripts.keys.state, "next_look_owner") == consumer.encode()
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def settle(self, data: st.DataObject, consumer: str) -> None:
         tags = self.some_tags(data, consumer)
-        assert self.desk.partition.settle(consumer, tags).run(self.client) == (
+        assert self.scripts.partition.settle(consumer, tags).run(self.client) == (
             self.model.settle(consumer, tags)
         )
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def finish(self, data: st.DataObject, consumer: str) -> None:
         tags = self.some_tags(data, consumer)
-        assert self.desk.partition.finish(consumer, tags).run(self.client) == (
+        assert self.scripts.partition.finish(consumer, tags).run(self.client) == (
             self.model.finish(consumer, tags)
         )
 
@@ -206,19 +216,19 @@ class PartitionMachine(WatchedPartition):
     )
     def release(self, data: st.DataObject, consumer: str, mode: Any) -> None:
         tags = self.some_tags(data, consumer)
-        call = self.desk.partition.release(consumer, tags, mode=mode, max_deliveries=MAX_DELIVERIES)
+        call = self.scripts.partition.release(consumer, tags, mode=mode, max_deliveries=MAX_DELIVERIES)
         assert call.run(self.client) == self.model.release(consumer, tags, mode, MAX_DELIVERIES)
 
     @precondition(lambda self: any(self.model.held.values()))
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def dead_letter(self, data: st.DataObject, consumer: str) -> None:
         for tag in self.some_tags(data, consumer)[:1]:
-            call = self.desk.partition.dead_letter(consumer, tag, reason="failed", worker="w")
+            call = self.scripts.partition.dead_letter(consumer, tag, reason="failed", worker="w")
             assert call.run(self.client) == self.model.dead_letter(consumer, tag)
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def resign(self, consumer: str) -> None:
-        assert self.desk.partition.resign(consumer).run(self.client) == 0
+        assert self.scripts.partition.resign(consumer).run(self.client) == 0
         self.keeping.discard(consumer)
         self.model.give_all(consumer, "unstarted", MAX_DELIVERIES)
         self.token_taken = False
@@ -226,8 +236,8 @@ class PartitionMachine(WatchedPartition):
     @rule(consumer=st.sampled_from(CONSUMERS))
     def lose_and_reap(self, consumer: str) -> None:
         self.keeping.discard(consumer)
-        self.desk.lose(consumer)
-        assert self.desk.reap(max_deliveries=MAX_DELIVERIES) == (
+        self.scripts.lose(consumer)
+        assert self.scripts.reap(max_deliveries=MAX_DELIVERIES) == (
             self.model.give_all(consumer, "crashed", MAX_DELIVERIES)
         )
         self.model.promote()
@@ -237,17 +247,17 @@ class PartitionMachine(WatchedPartition):
     def come_back_after_an_outage(self, first: str, claims: bool) -> None:
         """All leases are over, and nobody takes another one for dead."""
         for consumer in CONSUMERS:
-            self.desk.lose(consumer)
+            self.scripts.lose(consumer)
         for consumer in sorted(CONSUMERS, key=lambda each: each != first):
             if claims:
-                self.remembers(consumer, self.desk.claim(0, consumer).appointment_s)
-            assert self.desk.reap(consumer, max_deliveries=MAX_DELIVERIES) == 0
+                self.remembers(consumer, self.scripts.claim(0, consumer).next_look_s)
+            assert self.scripts.reap(consumer, max_deliveries=MAX_DELIVERIES) == 0
         self.model.promote()
         self.token_taken = False
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def renew(self, consumer: str) -> None:
-        self.desk.partition.renew(consumer, lease_ms=LEASE_MS).run(self.client)
+        self.scripts.partition.heartbeat(consumer, lease_ms=LEASE_MS).run(self.client)
         self.model.promote()
         self.token_taken = False
 
@@ -259,14 +269,14 @@ class PartitionMachine(WatchedPartition):
         later = sorted(set(self.model.delayed) - set(self.model.due()))
         message_id = data.draw(st.sampled_from(later))
         self.sequence += 1
-        self.client.zadd(self.desk.keys.delayed, {message_id: self.sequence})
+        self.client.zadd(self.scripts.keys.delayed, {message_id: self.sequence})
         self.model.delayed[message_id] = self.sequence
         self.token_taken = True  # time passes without a script
 
     @rule(consumer=st.sampled_from([*CONSUMERS, ""]))
     def nudge(self, consumer: str) -> None:
         self.model.promote()
-        served = self.desk.partition.nudge(consumer).run(self.client)
+        served = self.scripts.partition.hand_over_wakeup(consumer).run(self.client)
         assert served == bool(self.model.start or self.model.discards)
         self.keeping.discard(consumer)
         self.token_taken = False
@@ -274,20 +284,29 @@ class PartitionMachine(WatchedPartition):
     @rule()
     def take_token(self) -> None:
         """Somebody takes the token and dies."""
-        self.token_taken = self.desk.take_token() or self.token_taken
+        self.token_taken = self.scripts.take_token() or self.token_taken
 
     # -- operators
 
     @rule(tenant=tenants, quota=quotas | st.none())
     def set_quota(self, tenant: str, quota: Quota | None) -> None:
-        self.desk.partition.set_quota(tenant, pack(quota) if quota else None).run(self.client)
+        self.scripts.partition.set_quota(tenant, pack(quota) if quota else None).run(self.client)
         self.model.set_quota(tenant, quota)
+        self.token_taken = False
+
+    @rule(tenant=tenants, pauses=st.booleans())
+    def pause_or_resume(self, tenant: str, pauses: bool) -> None:
+        partition = self.scripts.partition
+        changed = (partition.pause if pauses else partition.resume)(tenant).run(self.client)
+        assert changed == (pauses != (tenant in self.model.pauses))
+        self.model.pauses = self.model.pauses | {tenant} if pauses else self.model.pauses - {tenant}
+        self.model.put_in_place()
         self.token_taken = False
 
     @rule(quota=quotas)
     def set_default(self, quota: Quota) -> None:
-        self.desk.partition.set_shared_quota("default", pack(quota)).run(self.client)
-        self.desk.partition.place(TENANTS).run(self.client)
+        self.scripts.partition.set_default_quota(pack(quota)).run(self.client)
+        self.scripts.partition.place_held_back(TENANTS).run(self.client)
         self.model.default = quota
         for tenant in TENANTS:
             self.model.used[tenant] = min(self.model.used.get(tenant, 0), self.model.quota(tenant).burst)
@@ -301,7 +320,7 @@ class PartitionMachine(WatchedPartition):
         # Its due time would be in the future: send it to run at once.
         dead = self.model.dead[message_id]
         record = make_record(dead.tenant, priority=dead.priority, expires_us=dead.expired)
-        new_id = self.desk.partition.replay(message_id, record=record).run(self.client)
+        new_id = self.scripts.partition.replay(message_id, record=record).run(self.client)
         assert new_id == message_id if message_id not in self.model.messages else new_id != message_id
         assert new_id is not None
         assert new_id not in self.model.messages
@@ -312,7 +331,7 @@ class PartitionMachine(WatchedPartition):
     @rule()
     def forget_dead(self) -> None:
         ids = sorted(self.model.dead)[:2]
-        assert self.desk.partition.forget_dead(ids).run(self.client) == len(ids)
+        assert self.scripts.partition.forget_dead(ids).run(self.client) == len(ids)
         for each in ids:
             del self.model.dead[each]
 

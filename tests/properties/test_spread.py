@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from hypothesis import given, strategies as st
 
 from celery_dq.clock import ManualClock
-from celery_dq.singleton.spread import LOOK_S, Spread
+from celery_dq.singleton.balancer import LOOK_S, Balancer
 
 #: Seconds between two questions of a term whether it should yield.
 ASKS_S = 0.5
 
 
 class Place:
-    """One worker's place in one line; an office to its `Spread`."""
+    """One worker's place in one line; an office to its `Balancer`."""
 
     def __init__(self, line: list[Place], worker: str) -> None:
         self.line = line
@@ -28,7 +28,7 @@ class Place:
         self.term: object | None = None
         self.asked = 0
 
-    def standing(self) -> list[str]:
+    def candidates(self) -> list[str]:
         self.asked += 1
         return [place.who for place in self.line]
 
@@ -40,14 +40,14 @@ class Town:
         self.clock = ManualClock()
         self.lines: dict[str, list[Place]] = {}
         self.offices: dict[str, dict[str, Place]] = {}
-        self.spreads: dict[str, Spread] = {}
+        self.spreads: dict[str, Balancer] = {}
         self.moves = 0
         for worker, queues in stands_for.items():
-            offices = {queue: Place(self.lines.setdefault(queue, []), worker) for queue in sorted(queues)}
-            for place in offices.values():
+            electors = {queue: Place(self.lines.setdefault(queue, []), worker) for queue in sorted(queues)}
+            for place in electors.values():
                 place.line.append(place)
-            self.offices[worker] = offices
-            self.spreads[worker] = Spread(offices, self.clock)
+            self.offices[worker] = electors
+            self.spreads[worker] = Balancer(electors, self.clock)
         for line in self.lines.values():
             line[0].term = "the first one"
 
@@ -104,7 +104,7 @@ def test_leadership_comes_to_rest_in_balance(town: Town) -> None:
                 assert town.lead_over(one, other) < 2
 
 
-def test_a_queue_of_ones_own_says_nothing_about_balance() -> None:
+def test_a_queue_of_ones_own_reports_nothing_about_balance() -> None:
     # A worker that leads a queue only it can lead, and one that both can: the other has its own, too
     town = Town({"ann": {"ledger", "payments"}, "bob": {"ledger", "audit"}})
     assert town.look(100) == 0

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.replies import Outgoing, Tag
-from tests.lua.desk import PLACES, Desk, make_keyed_record, make_quota, make_record
+from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
+from tests.lua.partition_scripts import PLACES, PartitionScripts, make_keyed_record, make_quota, make_record
 
 TENANTS = ("", "a", "b", "c", "d")
 CONSUMERS = ("c1", "c2")
@@ -51,10 +51,10 @@ class StandingMachine(RuleBasedStateMachine):
     @initialize(batch=st.lists(calls, min_size=4, max_size=12))
     def begin(self, batch: list[tuple[str, str, str, dict[str, bool]]]) -> None:
         self.client.flushdb()
-        self.desk = Desk(self.client)
+        self.scripts = PartitionScripts(self.client)
         self.calls = 0
         self.plain: list[str] = []
-        self.held: dict[str, list[Tag]] = {consumer: [] for consumer in CONSUMERS}
+        self.held: dict[str, list[DeliveryTag]] = {consumer: [] for consumer in CONSUMERS}
         self.push(batch)
         self.claim_all("c1", True)
 
@@ -65,7 +65,7 @@ class StandingMachine(RuleBasedStateMachine):
         outgoing = []
         for tenant, key, kind, options in batch:
             self.calls += 1
-            now_us = self.desk.now_us()
+            now_us = self.scripts.now_us()
             if key:
                 record = make_keyed_record(
                     tenant, key, kind, now_us, **{"replace": False, "waiting": True, **options}
@@ -74,28 +74,28 @@ class StandingMachine(RuleBasedStateMachine):
                 self.plain.append(f"m{self.calls}")
                 due_us = now_us + 10**12 if kind == "delayed" else 0
                 record = make_record(tenant, due_us=due_us, expires_us=kind == "expired")
-            outgoing.append(Outgoing(0, f"m{self.calls}", record))
-        self.desk.partition.push(outgoing).run(self.client)
+            outgoing.append(OutgoingRecord(0, f"m{self.calls}", record))
+        self.scripts.partition.push(outgoing).run(self.client)
 
     @rule()
     def fall_due(self) -> None:
-        delayed = self.client.zrange(self.desk.keys.delayed, 0, -1)
+        delayed = self.client.zrange(self.scripts.keys.delayed, 0, -1)
         if delayed:
-            self.client.zadd(self.desk.keys.delayed, dict.fromkeys(delayed, 1))
+            self.client.zadd(self.scripts.keys.delayed, dict.fromkeys(delayed, 1))
 
     # -- consumers
 
-    def some(self, data: st.DataObject, consumer: str) -> list[Tag]:
+    def some(self, data: st.DataObject, consumer: str) -> list[DeliveryTag]:
         mine = self.held[consumer]
         return data.draw(st.lists(st.sampled_from(mine), max_size=4, unique=True)) if mine else []
 
-    def let_go(self, consumer: str, tags: list[Tag]) -> None:
+    def let_go(self, consumer: str, tags: list[DeliveryTag]) -> None:
         self.held[consumer] = [tag for tag in self.held[consumer] if tag not in tags]
 
     @rule(consumer=consumers, suspects=st.booleans())
     def claim_all(self, consumer: str, suspects: bool) -> None:
         """The common case, more often than its share."""
-        claimed = self.desk.claim(20, consumer, suspects=suspects, max_deliveries=MAX_DELIVERIES)
+        claimed = self.scripts.claim(20, consumer, suspects=suspects, max_deliveries=MAX_DELIVERIES)
         self.held[consumer] += [entry.tag for entry in claimed.entries]
 
     @rule(
@@ -107,7 +107,7 @@ class StandingMachine(RuleBasedStateMachine):
     )
     def claim(self, data: st.DataObject, consumer: str, want: int, free: int, suspects: bool) -> None:
         settle, finish = self.some(data, consumer), self.some(data, consumer)
-        claimed = self.desk.claim(
+        claimed = self.scripts.claim(
             want,
             consumer,
             free=free,
@@ -120,18 +120,18 @@ class StandingMachine(RuleBasedStateMachine):
         self.held[consumer] += [entry.tag for entry in claimed.entries]
 
     def settle_some(self, data: st.DataObject, consumer: str) -> None:
-        assert self.desk.settle(*self.some(data, consumer), consumer=consumer) == 0
+        assert self.scripts.settle(*self.some(data, consumer), consumer=consumer) == 0
 
     @rule(data=st.data(), consumer=consumers)
     def finish(self, data: st.DataObject, consumer: str) -> None:
         tags = self.some(data, consumer)
-        assert self.desk.finish(*tags, consumer=consumer) == 0
+        assert self.scripts.finish(*tags, consumer=consumer) == 0
         self.let_go(consumer, tags)
 
     @rule(data=st.data(), consumer=consumers, mode=st.sampled_from(["unstarted", "requeue", "crashed"]))
     def release(self, data: st.DataObject, consumer: str, mode: str) -> None:
         tags = self.some(data, consumer)
-        assert self.desk.release(*tags, mode=mode, consumer=consumer, max_deliveries=MAX_DELIVERIES) == 0
+        assert self.scripts.release(*tags, mode=mode, consumer=consumer, max_deliveries=MAX_DELIVERIES) == 0
         self.let_go(consumer, tags)
 
     @rule(data=st.data(), consumer=consumers, more=st.lists(calls, max_size=3), dies=st.booleans())
@@ -150,19 +150,19 @@ class StandingMachine(RuleBasedStateMachine):
         if dies:
             self.kill(consumer)
         else:
-            assert self.desk.partition.resign(consumer).run(self.client) == 0
+            assert self.scripts.partition.resign(consumer).run(self.client) == 0
             self.held[consumer].clear()
 
     def kill(self, consumer: str) -> None:
-        self.desk.lose(consumer)
-        assert self.desk.reap(max_deliveries=MAX_DELIVERIES) == len(self.held[consumer])
+        self.scripts.lose(consumer)
+        assert self.scripts.reap(max_deliveries=MAX_DELIVERIES) == len(self.held[consumer])
         self.held[consumer].clear()
 
     @rule(data=st.data(), consumer=consumers)
     def take(self, data: st.DataObject, consumer: str) -> None:
         # A keyed one that is taken by name may still be replaced by a later call.
         ids = data.draw(st.lists(st.sampled_from(self.plain), max_size=2, unique=True)) if self.plain else []
-        entries = self.desk.partition.take(consumer, ids, lease_ms=60_000).run(self.client)
+        entries = self.scripts.partition.take(consumer, ids, lease_ms=60_000).run(self.client)
         self.held[consumer] += [entry.tag for entry in entries]
 
     # -- operators
@@ -170,23 +170,28 @@ class StandingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         ids = [f"m{data.draw(st.integers(1, self.calls))}" for _ in range(2)]
-        self.desk.partition.cancel(ids, tombstone_ttl_ms=0).run(self.client)
+        self.scripts.partition.cancel(ids, tombstone_ttl_ms=0).run(self.client)
 
     @rule(tenant=tenants)
     def cancel_tenant(self, tenant: str) -> None:
-        self.desk.partition.cancel_tenant(tenant).run(self.client)
+        self.scripts.partition.cancel_tenant(tenant).run(self.client)
 
     @rule(tenant=tenants, key=st.sampled_from(["k", "l"]))
     def evict(self, tenant: str, key: str) -> None:
-        self.desk.partition.evict(tenant, key).run(self.client)
+        self.scripts.partition.evict(tenant, key).run(self.client)
 
     @rule(limit=st.integers(1, 4))
     def purge_a_few(self, limit: int) -> None:
-        self.desk.partition.purge(limit=limit).run(self.client)
+        self.scripts.partition.purge(limit=limit).run(self.client)
 
     @rule(tenant=tenants, quota=few_quotas)
     def set_quota(self, tenant: str, quota: bytes | None) -> None:
-        self.desk.partition.set_quota(tenant, quota).run(self.client)
+        self.scripts.partition.set_quota(tenant, quota).run(self.client)
+
+    @rule(tenant=tenants, pauses=st.booleans())
+    def pause_or_resume(self, tenant: str, pauses: bool) -> None:
+        partition = self.scripts.partition
+        (partition.pause if pauses else partition.resume)(tenant).run(self.client)
 
     # -- what must always hold
 
@@ -196,31 +201,31 @@ class StandingMachine(RuleBasedStateMachine):
     @invariant()
     def who_has_something_waiting_stands_in_one_place(self) -> None:
         standing = Counter(
-            tenant for place in PLACES for tenant in self.ids_in(getattr(self.desk.keys, place))
+            tenant for place in PLACES for tenant in self.ids_in(getattr(self.scripts.keys, place))
         )
-        assert standing == Counter(tenant for tenant in TENANTS if self.desk.waiting(tenant))
+        assert standing == Counter(tenant for tenant in TENANTS if self.scripts.waiting(tenant))
 
     @invariant()
     def what_waits_is_in_one_form(self) -> None:
-        keys = self.desk.keys
+        keys = self.scripts.keys
         for tenant in TENANTS:
-            sole = self.client.hexists(keys.sole, tenant)
-            assert not (sole and self.client.exists(keys.tenant(tenant)))
+            single = self.client.hexists(keys.single, tenant)
+            assert not (single and self.client.exists(keys.tenant(tenant)))
 
     @invariant()
     def every_message_is_in_one_place(self) -> None:
-        keys = self.desk.keys
-        found = [each for tenant in TENANTS for each in self.desk.waiting(tenant)]
+        keys = self.scripts.keys
+        found = [each for tenant in TENANTS for each in self.scripts.waiting(tenant)]
         found += [each for key in (keys.delayed, keys.discards, keys.blocked) for each in self.ids_in(key)]
         found += [each.decode() for each in self.client.hkeys(keys.following)]
         found += [tag.id for tags in self.held.values() for tag in tags]
         assert len(found) == len(set(found))
         assert {each.decode() for each in self.client.hkeys(keys.messages)} == set(found)
-        assert self.desk.state("held") == sum(map(len, self.held.values()))
+        assert self.scripts.state("held") == sum(map(len, self.held.values()))
 
     @invariant()
     def slots_are_those_of_what_is_held(self) -> None:
-        running = sum(int(slots) for slots in self.client.hvals(self.desk.keys.running))
+        running = sum(int(slots) for slots in self.client.hvals(self.scripts.keys.running))
         assert running <= sum(map(len, self.held.values()))
 
     def teardown(self) -> None:
@@ -228,14 +233,15 @@ class StandingMachine(RuleBasedStateMachine):
         if not hasattr(self, "held"):
             return
         for tenant in TENANTS:
-            self.desk.partition.set_quota(tenant, None).run(self.client)
+            self.scripts.partition.set_quota(tenant, None).run(self.client)
+            self.scripts.partition.resume(tenant).run(self.client)
         for consumer in CONSUMERS:
             self.kill(consumer)
         for _ in range(2 * self.calls + 10):
             self.fall_due()
-            entries = self.desk.claim(9, max_deliveries=MAX_DELIVERIES).entries
-            assert self.desk.finish(*[entry.tag for entry in entries]) == 0
-        left = self.desk.left_over()
+            entries = self.scripts.claim(9, max_deliveries=MAX_DELIVERIES).entries
+            assert self.scripts.finish(*[entry.tag for entry in entries]) == 0
+        left = self.scripts.left_over()
         assert left <= {"leases", "wake", "verdicts", "dead", "dead_info", "dead_index", "limiter"}
 
 
@@ -261,20 +267,20 @@ def test_who_has_something_waiting_is_in_line(client: Any) -> None:
 
 def test_a_tail_that_is_let_go_beside_a_message_that_came_back(client: Any) -> None:
     client.flushdb()
-    desk = Desk(client)
+    scripts = PartitionScripts(client)
 
     def call(task_id: str) -> None:
         record = make_keyed_record("", "k", "", 0, replace=False, waiting=True)
-        desk.partition.push([Outgoing(0, task_id, record)]).run(client)
+        scripts.partition.push([OutgoingRecord(0, task_id, record)]).run(client)
 
     call("head")
-    desk.push("plain")
-    head, _ = desk.claim(2).entries
+    scripts.push("plain")
+    head, _ = scripts.claim(2).entries
     call("tail")
-    desk.settle(head.tag)
-    desk.lose()
-    assert desk.reap() == 2  # the head is over, so its tail waits now, and the plain one waits again
-    assert desk.waiting() == ["plain", "tail"]
-    assert desk.take(2, suspects=False) == []
-    assert desk.take(2) == ["plain"]
-    assert desk.take(2) == ["tail"]
+    scripts.settle(head.tag)
+    scripts.lose()
+    assert scripts.reap() == 2  # the head is over, so its tail waits now, and the plain one waits again
+    assert scripts.waiting() == ["plain", "tail"]
+    assert scripts.take(2, suspects=False) == []
+    assert scripts.take(2) == ["plain"]
+    assert scripts.take(2) == ["tail"]

@@ -1,4 +1,4 @@
-"""The long siege: ``python -m tests.singleton [--rounds N] [--seed S] [--tick MS] [--pool P] [fault …]``."""
+"""The fault run: ``python -m tests.singleton [--rounds N] [--seed S] [--tick MS] [--pool P] [fault …]``."""
 
 from __future__ import annotations
 

@@ -9,25 +9,25 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from tests.singleton.office import Bank
+from tests.singleton.posting_workers import PostingWorkers
 
 
 @pytest.fixture(scope="session")
 def book_server() -> Iterator[RedisServer]:
-    """Where the judge keeps his book."""
+    """The Redis of the book."""
     with RedisServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def numbers() -> Iterator[int]:
-    """Databases of the broker's server, over and over."""
+    """The databases of the broker's server, in rotation."""
     return cycle(range(1, 16))
 
 
 @pytest.fixture(params=["zookeeper", "redis"])
 def election(request: pytest.FixtureRequest) -> str:
-    """The setting ``dq_election``."""
+    """The value of ``dq_election``."""
     if request.param == "redis":
         return ""
     server: ZooKeeperServer = request.getfixturevalue("zookeeper")
@@ -35,16 +35,16 @@ def election(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def open_bank(
+def open_posting(
     redis_server: RedisServer, book_server: RedisServer, numbers: Iterator[int]
-) -> Iterator[Callable[..., Bank]]:
-    """Make a bank with settings of its own."""
-    opened: list[Bank] = []
+) -> Iterator[Callable[..., PostingWorkers]]:
+    """Return a function that makes a bank with the given settings."""
+    opened: list[PostingWorkers] = []
 
-    def open_one(**options: Any) -> Bank:
+    def open_one(**options: Any) -> PostingWorkers:
         db = next(numbers)
         redis_server.flush(db)
-        opened.append(Bank(redis_server, book_server, db, **options))
+        opened.append(PostingWorkers(redis_server, book_server, db, **options))
         return opened[-1]
 
     yield open_one
@@ -53,11 +53,11 @@ def open_bank(
 
 
 @pytest.fixture
-def bank(open_bank: Callable[..., Bank], election: str) -> Bank:
-    return open_bank(election=election)
+def posting(open_posting: Callable[..., PostingWorkers], election: str) -> PostingWorkers:
+    return open_posting(election=election)
 
 
 @pytest.fixture
-def till(open_bank: Callable[..., Bank]) -> Bank:
-    """A bank whose broker holds the election: for what does not depend on who does."""
-    return open_bank()
+def redis_posting(open_posting: Callable[..., PostingWorkers]) -> PostingWorkers:
+    """A bank whose broker holds the election, for tests that do not depend on the kind of election."""
+    return open_posting()

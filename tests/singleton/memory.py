@@ -1,4 +1,4 @@
-"""A worker on ``memory://`` that leads a queue: ``python -m tests.singleton.memory <redis url>``."""
+"""A worker on ``memory://`` with a singleton queue: ``python -m tests.singleton.memory <redis url>``."""
 
 from __future__ import annotations
 

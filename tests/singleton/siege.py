@@ -1,8 +1,8 @@
-"""Workers on a led queue under load, an ensemble of three, and everything that can go wrong between them.
+"""Workers with a singleton queue under load, an ensemble of three servers, and faults between them.
 
-Every worker reaches every server through proxies of its own, and every ZooKeeper reaches its peers through
-proxies, so that any two can be cut from each other. The book is the judge: it lies in a Redis that no fault
-touches, and it refuses stale tokens.
+Every worker reaches every server through its own proxies. The ZooKeeper servers also reach each other through
+proxies. So any two processes can be cut off from each other. The book checks the result: it is in a Redis
+that no fault affects, and it refuses stale tokens.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import Member, ZooKeeperEnsemble, ZooKeeperServer
 from tests.chaos.proxy import Proxy
-from tests.singleton.bank import Entry
-from tests.singleton.office import Bank
-from tests.singleton.thief import EavesdroppingProxy, end_sessions
+from tests.singleton.posting_app import Entry
+from tests.singleton.posting_workers import PostingWorkers
+from tests.singleton.session_takeover import EavesdroppingProxy, end_sessions
 from tests.singleton.verdict import Verdict
 from tests.workers import WorkerProcess
 
 SESSION_S = 2.0
-#: Seconds between two messages, and that one takes.
+#: Seconds between two messages, and seconds of work for one message.
 PACE_S, WORK_S = 0.05, 0.02
-#: Messages that must come through before and after every fault.
+#: Number of messages that must be finished before and after every fault.
 STEADY = 8
 
 
 @dataclass
-class Crew:
-    """One worker and the wires it hangs on."""
+class SiegeWorker:
+    """One worker and the proxies of its connections."""
 
     worker: WorkerProcess
     zookeepers: list[EavesdroppingProxy]
@@ -50,7 +50,7 @@ class Crew:
 
 
 class Siege:
-    """A context manager that brings everything up, and takes it down."""
+    """A context manager that starts and stops all servers and workers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Siege:
         self._pace_s = pace_s
         self.ensemble = ZooKeeperEnsemble(tick_ms=tick_ms, route=self._route)
         self.redis, self.book_server = RedisServer(), RedisServer()
-        self.crews: list[Crew] = []
+        self.crews: list[SiegeWorker] = []
         self.verdict = Verdict()
         self._stop = threading.Event()
         self._load = threading.Thread(target=self._publish, name="siege-load", daemon=True)
@@ -81,7 +81,7 @@ class Siege:
         self.redis.start()
         self.book_server.start()
         self.ensemble.start()
-        self.bank = Bank(self.redis, self.book_server, 1, election="zookeeper://set-per-worker")
+        self.posting = PostingWorkers(self.redis, self.book_server, 1, election="zookeeper://set-per-worker")
         for _ in range(self._hands):
             self.hire()
         self._load.start()
@@ -94,76 +94,76 @@ class Siege:
             self._load.join(10)
         for crew in self.crews:
             self._dismiss(crew)
-        self.bank.close()
+        self.posting.close()
         for proxy in self._links.values():
             proxy.stop()
         self.ensemble.stop()
         self.redis.stop()
         self.book_server.stop()
 
-    def hire(self) -> Crew:
-        """One more worker."""
+    def hire(self) -> SiegeWorker:
+        """Start one more worker."""
         zookeepers = [EavesdroppingProxy(server.port) for server in self.ensemble.servers]
         for proxy in zookeepers:
             proxy.start()
         broker = Proxy(self.redis.port).start()
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in zookeepers)
-        worker = self.bank.worker(
+        worker = self.posting.worker(
             self._pool,
             concurrency=1,
             conf={
                 "broker_url": f"dq-redis://127.0.0.1:{broker.port}/1",
                 "dq_election": f"zookeeper://{hosts}/bank",
                 "dq_election_session": self._session_s,
-                # However slow the machine, some messages are ready before their turn.
+                # With this setting, some messages are prefetched even on a slow machine.
                 "dq_claim_ahead": 1,
                 "worker_prefetch_multiplier": 16,
                 "broker_transport_options": {"socket_timeout": 3},
             },
         )
         worker.start().wait_ready()
-        crew = Crew(worker, zookeepers, broker)
+        crew = SiegeWorker(worker, zookeepers, broker)
         self.crews.append(crew)
         return crew
 
-    def _dismiss(self, crew: Crew) -> None:
+    def _dismiss(self, crew: SiegeWorker) -> None:
         crew.worker.discard()
         for proxy in (*crew.zookeepers, crew.broker):
             proxy.stop()
 
     def _publish(self) -> None:
-        with self.bank.app.connection_for_write() as connection:
+        with self.posting.app.connection_for_write() as connection:
             while not self._stop.wait(self._pace_s):
-                self.bank.send(
+                self.posting.send(
                     "post_late", self.verdict.sent, WORK_S, connection=connection, ignore_result=True
                 )
                 self.verdict.sent += 1
 
-    # -- looking
+    # -- state
 
     def last(self) -> Entry:
-        """The last line of the book."""
-        return self.bank.book.entries()[-1]
+        """Return the last entry of the book."""
+        return self.posting.book.entries()[-1]
 
-    def leader(self) -> Crew:
-        """Who wrote it."""
+    def leader(self) -> SiegeWorker:
+        """Return the worker that wrote the last entry."""
         worker = self.last().worker
         return next(crew for crew in self.crews if crew.name == worker)
 
     def progress(self, after: str, count: int = STEADY, deadline: float = 40.0) -> None:
-        """Wait until so many more messages are finished."""
-        before = len(self.bank.book.numbers("finish"))
+        """Wait until `count` more messages are finished."""
+        before = len(self.posting.book.numbers("finish"))
         wait_until(
-            lambda: len(self.bank.book.numbers("finish")) >= before + count,
+            lambda: len(self.posting.book.numbers("finish")) >= before + count,
             deadline,
             what=lambda: f"progress after {after}; last was {self.last()}\n" + self.logs(),
             interval_s=0.05,
         )
 
     def replaced(self, token: int, after: str, deadline: float = 40.0) -> None:
-        """Wait until a later term has finished something."""
+        """Wait until a later term has finished a message."""
         wait_until(
-            lambda: any(entry.token > token for entry in self.bank.book.entries("finish")),
+            lambda: any(entry.token > token for entry in self.posting.book.entries("finish")),
             deadline,
             what=lambda: f"a term after {token} after {after}\n" + self.logs(),
             interval_s=0.05,
@@ -172,15 +172,15 @@ class Siege:
     def logs(self) -> str:
         return "\n".join(f"--- {crew.name}\n{crew.worker.log[-3000:]}" for crew in self.crews)
 
-    def server_of(self, crew: Crew) -> ZooKeeperServer:
-        """The ZooKeeper server that a worker is connected to."""
+    def server_of(self, crew: SiegeWorker) -> ZooKeeperServer:
+        """Return the ZooKeeper server to which a worker is connected."""
         return self.ensemble.servers[self.wire_of(crew)]
 
-    def wire_of(self, crew: Crew) -> int:
-        """Which of its wires a worker uses; it may be about to take another one."""
+    def wire_of(self, crew: SiegeWorker) -> int:
+        """Return the index of the proxy that a worker uses; the worker may be about to change it."""
         return wait_until(lambda: self._wires_of(crew), 40, what="a connection to ZooKeeper")[0]
 
-    def _wires_of(self, crew: Crew) -> list[int]:
+    def _wires_of(self, crew: SiegeWorker) -> list[int]:
         remote = {
             connection.raddr.port
             for connection in psutil.Process(crew.worker.pid).net_connections("tcp")
@@ -188,7 +188,7 @@ class Siege:
         }
         return [number for number, proxy in enumerate(crew.zookeepers) if proxy.port in remote]
 
-    # -- faults: each returns how to heal it
+    # -- faults: each method returns a function that ends the fault
 
     def kill_leader(self) -> Callable[[], None]:
         crew = self.leader()
@@ -203,11 +203,11 @@ class Siege:
         return heal
 
     def pause_leader(self) -> Callable[[], None]:
-        """All of its processes, for longer than the session."""
+        """Stop all processes of the leader for longer than the session."""
         return self._pause(self.leader().processes())
 
     def pause_leaders_head(self) -> Callable[[], None]:
-        """Its main process only: the pool's child goes on, until its alarm."""
+        """Stop only the leader's main process; the pool's child continues until its alarm."""
         return self._pause(self.leader().processes()[:1])
 
     def _pause(self, processes: list[psutil.Process]) -> Callable[[], None]:
@@ -216,7 +216,7 @@ class Siege:
 
         def heal() -> None:
             for process in processes:
-                # It may die of it that its master goes on.
+                # The process may die, because its parent continues.
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
 
@@ -228,14 +228,14 @@ class Siege:
         return server.resume
 
     def swallow_its_zookeeper(self) -> Callable[[], None]:
-        """The connection stays, and nothing passes."""
+        """Keep the leader's connection to ZooKeeper open, and pass no data."""
         crew = self.leader()
         proxy = crew.zookeepers[self.wire_of(crew)]
         proxy.black_hole()
         return proxy.restore
 
     def cut_its_follower(self) -> Callable[[], None]:
-        """The server it talks to is cut from the ensemble, but not from the worker."""
+        """Cut the leader's ZooKeeper server off from the ensemble, but not from the leader."""
         leader = self.ensemble.leader().number
         crew = self.leader()
         number = self.wire_of(crew) + 1
@@ -262,7 +262,7 @@ class Siege:
         return self._swallow(list(self.leader().zookeepers))
 
     def expire_session(self) -> Callable[[], None]:
-        """It hears of that when a successor may lead already."""
+        """End the leader's session; the leader gets to know it when a successor may lead already."""
         crew = self.leader()
         end_sessions(crew.zookeepers[self.wire_of(crew)], self.ensemble.hosts)
         return lambda: None
@@ -300,7 +300,7 @@ class Siege:
         return heal
 
     def roll(self) -> Callable[[], None]:
-        """Restart every worker in good order, under load."""
+        """Restart every worker with a warm shutdown, under load."""
         for crew in list(self.crews):
             self.hire()
             crew.worker.stop(deadline=60)
@@ -308,10 +308,10 @@ class Siege:
             self._dismiss(crew)
         return lambda: None
 
-    # -- judging
+    # -- verdict
 
     def suffer(self, fault: str) -> None:
-        """One fault, from steady progress to steady progress."""
+        """Inject one fault, and require steady progress before and after it."""
         self.progress(f"before {fault}")
         token, began = self.last().token, time.monotonic()
         heal = getattr(self, fault)()
@@ -321,57 +321,57 @@ class Siege:
             elif fault in MUST_REPLACE:
                 self.replaced(token, fault)
             if fault in MUST_LAST:
-                time.sleep(2 * self._session_s)  # how long the fault lasts
+                time.sleep(2 * self._session_s)  # duration of the fault
             if fault != "lose_quorum":
                 self.progress(fault)
         finally:
             heal()
         self.progress(f"healing {fault}")
-        # Who was stopped for too long has died of it by now, a moment after it was let go.
+        # A worker that was stopped for too long has died by now, a moment after it was continued.
         self._replace_the_dead()
         self.verdict.outages.append((fault, self._silence(began)))
 
     def _replace_the_dead(self) -> None:
-        """Where the pool has no processes of its own, the guard ends the worker; somebody supervises it."""
+        """Replace dead workers, as a supervisor would. Without pool processes, the guard kills the worker."""
         for crew in [crew for crew in self.crews if not crew.worker.alive]:
             self.crews.remove(crew)
             self._dismiss(crew)
             self.hire()
 
     def _nothing_runs(self) -> None:
-        """Without a quorum nobody leads, once the last term has run out."""
-        # That nothing happens shows in no event: only time can pass.
+        """Check that no worker leads without a quorum after the last term has expired."""
+        # No event shows that nothing happens, so the test must wait.
         time.sleep(self._session_s + 1)
         before = self.last()
         time.sleep(1.0)
         assert self.last() == before
 
     def _silence(self, since: float) -> float:
-        """The longest time without a finished message."""
+        """Return the longest time without a finished message."""
         times = [
             since,
-            *(entry.monotonic for entry in self.bank.book.entries("finish") if entry.monotonic > since),
+            *(entry.monotonic for entry in self.posting.book.entries("finish") if entry.monotonic > since),
         ]
         return max(later - earlier for earlier, later in pairwise(times))
 
     def judge(self) -> Verdict:
-        """Stop the load, let everything finish, and read the book."""
+        """Stop the load, let all messages finish, and check the book."""
         self._stop.set()
         self._load.join(10)
         verdict = self.verdict
         wait_until(
-            lambda: set(range(verdict.sent)) <= set(self.bank.book.numbers("finish")),
+            lambda: set(range(verdict.sent)) <= set(self.posting.book.numbers("finish")),
             60,
             what=lambda: (
-                f"{sorted(set(range(verdict.sent)) - set(self.bank.book.numbers('finish')))[:20]} unfinished"
+                f"{sorted(set(range(verdict.sent)) - set(self.posting.book.numbers('finish')))[:20]} open"
                 f"\n{self.logs()}"
             ),
         )
-        verdict.read(self.bank.book)
+        verdict.read(self.posting.book)
         return verdict
 
 
-#: After these somebody else must lead.
+#: Faults after which another worker must lead.
 MUST_REPLACE = (
     "kill_leader",
     "pause_leader",
@@ -380,7 +380,7 @@ MUST_REPLACE = (
     "cut_from_zookeeper",
     "expire_session",
 )
-#: These are borne by the session, or not: what counts is how long they last.
+#: Faults that a session may survive; their duration matters.
 MUST_LAST = ("pause_its_zookeeper", "swallow_its_zookeeper", "kill_ensemble_leader")
 FAULTS = (
     *MUST_REPLACE,

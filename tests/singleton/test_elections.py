@@ -1,4 +1,4 @@
-"""Who holds the elections: a server that forgets, the broker in ZooKeeper, nobody."""
+"""Servers of elections: a server that loses its data, the broker with ZooKeeper, and no server."""
 
 from __future__ import annotations
 
@@ -16,74 +16,79 @@ from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.worker.singleton import ARGUMENT
-from tests.singleton.bank import QUEUE
-from tests.singleton.office import Bank
+from tests.singleton.posting_app import QUEUE
+from tests.singleton.posting_workers import PostingWorkers
 
 
-def test_a_server_that_forgets_everything_hands_out_no_token_anew(till: Bank) -> None:
-    with till.worker("prefork", 1) as worker:
-        till.post(range(3))
-        till.finished(3)
-        # The same worker is elected by a server that knows nothing of its terms, nor of the queue
-        till.forget_everything()
-        worker.wait_for_log("Elected to lead", 30, occurrences=2)
-        till.post(range(3, 6))
-        assert till.finished(6, 30) == list(range(6))
-    assert [entry.token for entry in till.book.entries("start")] == [1, 1, 1, 2, 2, 2]
+def test_a_server_that_forgets_everything_hands_out_no_token_anew(redis_posting: PostingWorkers) -> None:
+    with redis_posting.worker("prefork", 1) as worker:
+        redis_posting.post(range(3))
+        redis_posting.finished(3)
+        # The same worker is elected by a server that knows neither its terms nor the queue.
+        redis_posting.forget_everything()
+        worker.wait_for_log("was elected to lead", 30, occurrences=2)
+        redis_posting.post(range(3, 6))
+        assert redis_posting.finished(6, 30) == list(range(6))
+    assert [entry.token for entry in redis_posting.book.entries("start")] == [1, 1, 1, 2, 2, 2]
 
 
 def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
-    open_bank: Callable[..., Bank], zookeeper: ZooKeeperServer
+    open_posting: Callable[..., PostingWorkers], zookeeper: ZooKeeperServer
 ) -> None:
     place = f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:8]}"
-    bank = open_bank(
+    posting = open_posting(
         broker="zookeeper", broker_url=f"dq-zookeeper://{place}", election=f"zookeeper://{place}"
     )
-    with bank.worker("threads", 2), bank.worker("threads", 2):
-        posted = bank.post(range(6), seconds=0.1)
-        assert bank.finished(6, 40) == posted
-    assert bank.overlaps() == 0
-    assert {entry.token for entry in bank.book.entries()} == {1}
+    with posting.worker("threads", 2), posting.worker("threads", 2):
+        posted = posting.post(range(6), seconds=0.1)
+        assert posting.finished(6, 40) == posted
+    assert posting.overlaps() == 0
+    assert {entry.token for entry in posting.book.entries()} == {1}
 
 
-def test_who_stands_by_has_nothing_to_hand_over(till: Bank) -> None:
-    with till.worker("threads", 1), till.worker("threads", 1), till.worker("threads", 1, queues=["mail"]):
-        leader = till.leader()
-        told: dict[str, Any] = {}
+def test_who_stands_by_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
+    with (
+        redis_posting.worker("threads", 1),
+        redis_posting.worker("threads", 1),
+        redis_posting.worker("threads", 1, queues=["mail"]),
+    ):
+        leader = redis_posting.leader()
+        reported: dict[str, Any] = {}
         for each in (
-            till.app.control.broadcast("resign", {"queue": QUEUE}, reply=True, timeout=4.0, limit=3) or []
+            redis_posting.app.control.broadcast("resign", {"queue": QUEUE}, reply=True, timeout=4.0, limit=3)
+            or []
         ):
-            told.update(each)
-        assert told["w3@proof"] == {"error": f"this worker does not volunteer for a queue {QUEUE!r}"}
-        assert sorted(str(answer) for node, answer in told.items() if node != "w3@proof") == [
-            str({"ok": f"hands over {QUEUE!r}"}),
-            str({"ok": f"stands by for {QUEUE!r}, and has nothing to hand over"}),
+            reported.update(each)
+        assert reported["w3@proof"] == {"error": f"this worker is no candidate for queue {QUEUE!r}"}
+        assert sorted(str(answer) for node, answer in reported.items() if node != "w3@proof") == [
+            str({"ok": f"this worker does not lead {QUEUE!r}, and has nothing to hand over"}),
+            str({"ok": f"this worker hands over {QUEUE!r}"}),
         ]
-        wait_until(lambda: till.leader() != leader, 20)
+        wait_until(lambda: redis_posting.leader() != leader, 20)
 
 
 def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
-    open_bank: Callable[..., Bank], rabbitmq_server: RabbitMQServer
+    open_posting: Callable[..., PostingWorkers], rabbitmq_server: RabbitMQServer
 ) -> None:
     name = f"one-{uuid.uuid4().hex[:8]}"
     declared = {"exchange": name, "binding_key": name, "queue_arguments": {ARGUMENT: True}}
-    bank = open_bank(
+    posting = open_posting(
         broker="stock",
         broker_url=rabbitmq_server.url(),
         task_default_queue=name,
         task_queues={name: declared},
         dq_singleton_queues=[],
     )
-    with bank.worker("solo", 1, queues=[name]):
-        posted = bank.post(range(2))
-        assert bank.finished(2, 40) == posted
-    assert {entry.token for entry in bank.book.entries()} == {0}
-    with bank.app.connection_for_write() as connection:
+    with posting.worker("solo", 1, queues=[name]):
+        posted = posting.post(range(2))
+        assert posting.finished(2, 40) == posted
+    assert {entry.token for entry in posting.book.entries()} == {0}
+    with posting.app.connection_for_write() as connection:
         channel: Any = connection.default_channel
         channel.queue_delete(name)
 
 
-def test_nobody_to_hold_elections_is_an_error_that_says_for_what() -> None:
+def test_nobody_to_hold_elections_is_an_error_that_reports_for_what() -> None:
     with pytest.raises(ConfigurationError, match=r"'ledger' .* dq_election to zookeeper://"):
         Elections(resolve({}), "w1", None, "the queue 'ledger'")
 
@@ -94,7 +99,7 @@ def test_a_zookeeper_without_its_client_library_is_an_error(monkeypatch: pytest.
         Elections(resolve({"dq_election": "zookeeper://zoo1:2181"}), "w1", None, "the queue 'ledger'")
 
 
-def test_what_is_wrong_with_the_credentials_is_said_by_the_users_name_for_them() -> None:
+def test_what_is_wrong_with_the_credentials_is_reported_by_the_users_name_for_them() -> None:
     options = resolve({"dq_election": "zookeeper://zoo1", "dq_election_options": {"auth": [("digest", "a")]}})
     with pytest.raises(ConfigurationError, match=r"dq_election_options\['auth'\]"):
         Elections(options, "w1", None, "the queue 'ledger'").candidate("ledger")

@@ -1,4 +1,4 @@
-"""The guard, on real processes."""
+"""The guard, with real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK = SystemClock()
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run `work` in a child; returns its pid."""
+    """Run `work` in a child process; return its process id."""
     pid = os.fork()
     if pid == 0:  # pragma: no cover - the child
         try:
@@ -27,13 +27,13 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def fate(pid: int) -> int:
-    """How the child ended: 0, or minus the signal that killed it."""
+    """Return how the child ended: 0, or minus the signal that killed it."""
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def toil(seconds: float) -> None:
-    """As stubborn as Python can be."""
+    """Compute without a blocking call, like the worst task."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(10_000))
@@ -48,16 +48,16 @@ def make(until_s: float = 60, token: int = 1) -> Guard:
 def begin_soon_before_the_end(
     guard: Guard, queue: str = "ledger", token: int = 1, left_s: float = 0.3
 ) -> None:
-    """Begin a message in this child so many seconds before trust ends.
+    """Start a message in this child `left_s` seconds before trust ends.
 
-    The child says when that is: a machine that stands still while it is forked would let trust end before.
+    The child computes the time: if the machine is stopped during the fork, trust would end too early.
     """
     guard.trust(queue, token, CLOCK.monotonic() + left_s)
     guard.begin(queue, token)
 
 
 def stubborn_at_work(guard: Guard, token: int = 1) -> int:
-    """A child that works on the ledger under that token for long, once it has begun; returns its pid."""
+    """Return the process id of a child that runs a long message of the ledger with this token."""
 
     def work() -> None:
         guard.begin("ledger", token)
@@ -116,8 +116,8 @@ def test_the_end_of_a_message_is_the_end_of_its_alarm() -> None:
 def test_a_revoked_term_ends_at_once() -> None:
     guard = make(30)
     pid = stubborn_at_work(guard)
-    guard.revoke("ledger", 2)  # not this one
-    time.sleep(0.2)  # for an alarm that must not come
+    guard.revoke("ledger", 2)  # the token of another term
+    time.sleep(0.2)  # time for an alarm that must not come
     assert guard.runs("ledger")
     began = time.monotonic()
     guard.revoke("ledger", 1)
@@ -127,17 +127,17 @@ def test_a_revoked_term_ends_at_once() -> None:
 
 
 def test_a_revoked_term_is_not_trusted_again() -> None:
-    """A leader that hands over by abort goes on renewing its term until what runs has ended."""
+    """A leader that hands over by abort continues to renew its term until its work has ended."""
     guard = make(30)
     pid = stubborn_at_work(guard)
     guard.revoke("ledger", 1)
     guard.trust("ledger", 1, CLOCK.monotonic() + 30)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 8  # the work would end by itself after 10 s
+    assert time.monotonic() - began < 8  # the work itself would end after 10 s
     guard.trust("ledger", 2, CLOCK.monotonic() + 30)
     later = stubborn_at_work(guard, 2)
-    guard.revoke("ledger", 1)  # too late for anything
+    guard.revoke("ledger", 1)  # too late for any effect
     assert guard.runs("ledger")
     guard.revoke("ledger", 2)
     assert fate(later) == -signal.SIGALRM
@@ -167,11 +167,11 @@ def test_a_stopped_process_dies_when_it_goes_on() -> None:
     pid = forked(work)
     wait_until(lambda: guard.runs("ledger"))
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(0.8)  # how long it stands still
+    time.sleep(0.8)  # duration of the stop
     os.kill(pid, signal.SIGCONT)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 2  # the work would end by itself after 10 s
+    assert time.monotonic() - began < 2  # the work itself would end after 10 s
 
 
 def test_two_queues_have_two_ends() -> None:
@@ -227,7 +227,7 @@ def test_a_message_after_many_others_is_killed_like_the_first() -> None:
     pid = forked(work)
     wait_until(lambda: guard.runs("ledger"))
     guard.revoke("ledger", 1)
-    # Killed by the alarm, or at the begin of one that came after.
+    # The child is killed by the alarm, or at the start of the next message.
     assert fate(pid) in (-signal.SIGALRM, -signal.SIGKILL)
 
 
@@ -281,10 +281,10 @@ def test_the_guard_looks_now_and_then_and_not_at_every_message() -> None:
         for _ in range(300):
             guard.begin("ledger", 1)
             guard.end("ledger")
-            # As a pool's child waits for its next message: other threads may run.
+            # A pool's child waits like this for its next message, and other threads may run.
             select.select([], [], [], 0.001)
         looks = 2 + (CLOCK.monotonic() - began) / LOOK_S
-        # At most: how long to sleep, what to set the alarm to, and that of the message that sets it anew.
+        # The maximum per check: the time to sleep, the time of the alarm, and the message that sets it again.
         os._exit(0 if clock.asked - before <= 5 * looks else 1)
 
     assert fate(forked(work)) == 0

@@ -1,7 +1,8 @@
-"""What runs again where the broker has not heard that it ran."""
+"""Messages that run again because the broker has not received their acks."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import suppress
 from itertools import pairwise
@@ -12,26 +13,27 @@ import redis
 from kombu import Connection, Consumer, Queue
 
 from celery_dq.clock import SystemClock
-from celery_dq.hooks import WIRES, Permit, Wires
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.options.resolve import resolve
+from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.ledger import Held, Ledger
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
 from celery_dq.wiring import register_transports
 from tests.broker.proxy import Proxy as CuttingProxy
 from tests.chaos.proxy import Proxy
-from tests.singleton.bank import QUEUE
-from tests.singleton.office import DEADLINE_S, Bank
+from tests.singleton.posting_app import QUEUE
+from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
-#: The last are sent when it has been cut off, however long that took.
+#: The last messages are sent after the leader was cut off, however long that takes.
 MESSAGES, AFTER = 40, 5
 
 
 @pytest.mark.parametrize(("task", "keeps"), [("post_late", False), ("refuse_late", True)])
 def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
-    till: Bank, redis_server: RedisServer, task: str, keeps: bool
+    redis_posting: PostingWorkers, redis_server: RedisServer, task: str, keeps: bool
 ) -> None:
-    """It has more messages at hand. The one it finished last comes back, and must not come after others."""
+    """Its last finished message returns, and must not come after the messages that it has prefetched."""
     proxy = Proxy(redis_server.port).start()
     conf = {
         "dq_lease": 1.5,
@@ -40,57 +42,120 @@ def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
         "worker_prefetch_multiplier": 16,
         "dq_dead_letter_failures": keeps,
     }
-    url = till.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
+    url = redis_posting.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
     try:
-        with till.worker(concurrency=1, conf={**conf, "broker_url": url}) as cut:
-            assert till.leader() == cut.name
-            with till.worker(concurrency=1, conf=conf):
-                till.post(range(MESSAGES), task=task, seconds=0.02)
-                till.wait_started(20)
+        with redis_posting.worker(concurrency=1, conf={**conf, "broker_url": url}) as cut:
+            assert redis_posting.leader() == cut.name
+            with redis_posting.worker(concurrency=1, conf=conf):
+                redis_posting.post(range(MESSAGES), task=task, seconds=0.02)
+                redis_posting.wait_started(20)
                 proxy.black_hole()
-                till.post(range(MESSAGES, MESSAGES + AFTER), task=task)
+                redis_posting.post(range(MESSAGES, MESSAGES + AFTER), task=task)
                 everything = set(range(MESSAGES + AFTER))
-                wait_until(lambda: set(till.book.numbers("finish")) == everything, DEADLINE_S)
+                wait_until(lambda: set(redis_posting.book.numbers("finish")) == everything, DEADLINE_S)
                 proxy.restore()
                 proxy.sever()
     finally:
         proxy.stop()
-    assert till.book.entries()[-1].worker != cut.name
-    steps = {later - earlier for earlier, later in pairwise(till.book.numbers("start"))}
-    assert steps <= {0, 1}, till.book.numbers("start")
+    assert redis_posting.book.entries()[-1].worker != cut.name
+    steps = {later - earlier for earlier, later in pairwise(redis_posting.book.numbers("start"))}
+    assert steps <= {0, 1}, redis_posting.book.numbers("start")
 
 
-class Reign:
-    """A term that does not end, of a worker that is not there."""
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_leader_cut_from_its_broker_starts_nothing_after_an_ack_that_is_not_confirmed(
+    redis_posting: PostingWorkers, redis_server: RedisServer, pool: str
+) -> None:
+    """It has prefetched messages and acks each one at its start; only the last one may run again."""
+    proxy = Proxy(redis_server.port).start()
+    conf = {
+        "dq_lease": 1.5,
+        "dq_election_session": 2,
+        "dq_claim_ahead": 0.9,
+        "worker_prefetch_multiplier": 64,
+    }
+    url = redis_posting.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
+    try:
+        with redis_posting.worker(pool, concurrency=1, conf={**conf, "broker_url": url}) as cut:
+            assert redis_posting.leader() == cut.name
+            with redis_posting.worker(pool, concurrency=1, conf=conf):
+                redis_posting.post(range(MESSAGES), seconds=0.03)
+                redis_posting.wait_started(20)
+                proxy.black_hole()
+                redis_posting.post(range(MESSAGES, MESSAGES + AFTER))
+                everything = set(range(MESSAGES + AFTER))
+                wait_until(lambda: set(redis_posting.book.numbers("start")) == everything, DEADLINE_S)
+                proxy.restore()
+                proxy.sever()
+    finally:
+        proxy.stop()
+    assert redis_posting.book.entries()[-1].worker != cut.name
+    starts = redis_posting.book.numbers("start")
+    assert len(starts) - len(everything) <= 1, starts
+    assert {later - earlier for earlier, later in pairwise(starts)} <= {0, 1}, starts
 
-    firm = True
 
-    def governs(self, queue: str) -> bool:
+class SlowProxy(Proxy):
+    """A proxy that delays all data."""
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await asyncio.sleep(0.03)
+            writer.write(data)
+        writer.close()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_what_waits_for_a_late_confirmation_begins_when_it_comes(
+    redis_posting: PostingWorkers, redis_server: RedisServer, pool: str, most: int
+) -> None:
+    """The last messages start although no message wakes the worker and its next heartbeat is minutes away."""
+    proxy = SlowProxy(redis_server.port).start()
+    url = redis_posting.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
+    conf = {"worker_prefetch_multiplier": 64, "dq_claim_ahead": 2, "dq_lease": 600, "most_unconfirmed": most}
+    try:
+        with redis_posting.worker(pool, concurrency=1, conf={**conf, "broker_url": url}):
+            redis_posting.post(range(MESSAGES))
+            assert redis_posting.finished(MESSAGES) == list(range(MESSAGES))
+    finally:
+        proxy.stop()
+    assert redis_posting.book.numbers("start") == list(range(MESSAGES))
+
+
+class FirmTerm:
+    """A term without an end, of a worker that does not exist."""
+
+    is_firm = True
+
+    def is_singleton(self, queue: str) -> bool:
         return True
 
-    def term(self, queue: str) -> int:
+    def term_token(self, queue: str) -> int:
         return 1
 
-    def stands(self, queue: str, token: int) -> bool:
+    def is_current(self, queue: str, token: int) -> bool:
         return True
 
-    def permit(self, queue: str, token: int) -> Permit:
+    def permit(self, queue: str, token: int) -> TermPermit:
         return self
 
-    def attach(self, *_: Any) -> None:
-        """Nobody resigns."""
+    def attach_consumer(self, *_: Any) -> None:
+        """Do nothing: no leader resigns."""
 
-    refused = doubt = listen = unlisten = attach
+    report_fenced = report_doubt = add_listener = remove_listener = attach_consumer
 
 
-def test_what_the_keeper_is_telling_is_not_told_yet(redis_server: RedisServer, redis_url: str) -> None:
-    """A late ack is on its way on another connection than the one on which the loop hears answers."""
+def test_what_the_heartbeat_is_reporting_is_not_reported_yet(
+    redis_server: RedisServer, redis_url: str
+) -> None:
+    """A late ack is under way on another connection than the one on which the loop reads answers."""
     register_transports()
-    wires = Wires(QUEUE, lambda: resolve({}))
-    wires.terms = Reign()  # type: ignore[assignment]  # as much of it as is asked for
+    context = AppContext(QUEUE, lambda: resolve({}))
+    context.leaderships = FirmTerm()  # type: ignore[assignment]  # as much of it as is asked for
     with (
         CuttingProxy(redis_server.port) as proxy,
-        Connection(f"dq-{redis_url}", transport_options={WIRES: wires}) as connection,
+        Connection(f"dq-{redis_url}", transport_options={APP_CONTEXT: context}) as connection,
     ):
         channel: Any = connection.default_channel
         got: list[Any] = []
@@ -103,16 +168,16 @@ def test_what_the_keeper_is_telling_is_not_told_yet(redis_server: RedisServer, r
         with Consumer(channel, [queue], on_message=got.append):
             while not got:
                 connection.drain_events(timeout=DEADLINE_S)
-            process, ledger = channel.process, channel.ledger
+            process, ledger = channel.process, channel.in_flight
             tag = got[0].delivery_tag
             key = ledger.get(tag).partition
-            ledger.get(tag).late = True
+            ledger.get(tag).acked_late = True
             ledger.finish(tag)
             proxy.black_hole.set()
             far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
-            tell = threading.Thread(target=_tell, args=(process.keeper, process.keeper.queue(key), far))
+            tell = threading.Thread(target=_tell, args=(process.heartbeat, process.heartbeat.queue(key), far))
             tell.start()
-            wait_until(lambda: not ledger.outbox(key), DEADLINE_S)
+            wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)
             with suppress(TimeoutError):
                 while True:
                     connection.drain_events(timeout=0.5)
@@ -121,26 +186,28 @@ def test_what_the_keeper_is_telling_is_not_told_yet(redis_server: RedisServer, r
             tell.join(DEADLINE_S)
             while len(got) < 2:
                 connection.drain_events(timeout=DEADLINE_S)
-            assert not ledger.outbox(key)
+            assert not ledger.pending_acks(key)
             got[1].ack()
 
 
-def _tell(keeper: Any, queue: Any, client: Any) -> None:
+def _tell(heartbeat: Any, queue: Any, client: Any) -> None:
     with suppress(redis.RedisError):
-        keeper.tell(queue, client)
+        heartbeat.send_pending_acks(queue, client)
 
 
-def test_who_sees_that_a_message_is_over_sees_that_it_is_to_be_told() -> None:
-    held: list[Held] = []
+def test_who_sees_that_a_message_is_over_sees_that_it_is_to_be_reported() -> None:
+    held: list[InFlightMessage] = []
     seen: list[bool] = []
 
     class Watch(SystemClock):
         def monotonic(self) -> float:
-            seen.extend(each.gone for each in held)
+            seen.extend(each.done for each in held)
             return super().monotonic()
 
-    ledger = Ledger(Watch(), lease_s=15.0)
-    held.append(ledger.hold("p", "m", "1"))
+    ledger = InFlightMessages(Watch(), lease_s=15.0)
+    claimed = ledger.add("p", "m", "1")
+    assert claimed is not None
+    held.append(claimed)
     ledger.finish(held[0].tag)
     assert seen == [False]
-    assert held[0].gone
+    assert held[0].done

@@ -35,7 +35,7 @@ def test_every_part_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"dq_singleton_queues": "ledger"}, "not a dict"),
         ({"dq_singleton_queues": [7]}, "not the name of a queue"),
@@ -50,6 +50,6 @@ def test_every_part_is_read() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ConfigurationError, match=reported):
         resolve(settings)

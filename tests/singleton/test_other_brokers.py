@@ -1,4 +1,4 @@
-"""Led queues on brokers that cannot refuse a stale token: the guard stops before each message."""
+"""Singleton queues on brokers that cannot refuse a stale token: the guard stops before each message."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ import pytest
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.singleton.bank import QUEUE
-from tests.singleton.office import DEADLINE_S, SHORT_S, Bank
+from tests.singleton.posting_app import QUEUE
+from tests.singleton.posting_workers import DEADLINE_S, SHORT_S, PostingWorkers
 from tests.workers import ROOT
 
 
 @pytest.fixture
-def plain(open_bank: Callable[..., Bank], redis_server: RedisServer) -> Bank:
-    """A bank on Celery's own Redis transport; the same server holds the election, in another database."""
-    return plain_bank(open_bank, redis_server)
+def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
+    """A bank with Celery's own Redis transport; another database of the same server holds the election."""
+    return plain_bank(open_posting, redis_server)
 
 
 @pytest.fixture
-def hasty(open_bank: Callable[..., Bank], redis_server: RedisServer) -> Bank:
-    """One whose leader is missed soon."""
-    return plain_bank(open_bank, redis_server, dq_election_session=SHORT_S)
+def hasty(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
+    """A bank with a short session, so that a missing leader is replaced soon."""
+    return plain_bank(open_posting, redis_server, dq_election_session=SHORT_S)
 
 
-def plain_bank(open_bank: Callable[..., Bank], redis_server: RedisServer, **conf: Any) -> Bank:
-    # An election of its own: who was killed in another test may lead there for a while.
+def plain_bank(
+    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer, **conf: Any
+) -> PostingWorkers:
+    # The election is separate: a killed worker of another test may still lead in a shared one.
     environment = {"dq_environment": "sandbox", "dq_key_prefix": f"t{uuid.uuid4().hex[:8]}"}
-    return open_bank(broker="stock", election=redis_server.url(0), **environment, **conf)
+    return open_posting(broker="stock", election=redis_server.url(0), **environment, **conf)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_messages_run_one_after_the_other_with_the_token(plain: Bank, pool: str) -> None:
+def test_messages_run_one_after_the_other_with_the_token(plain: PostingWorkers, pool: str) -> None:
     posted = plain.post(range(10), task="post_late") + plain.post(range(10, 20))
     with plain.worker(pool=pool, concurrency=4):
         assert plain.finished(20) == posted
@@ -48,7 +50,7 @@ def test_messages_run_one_after_the_other_with_the_token(plain: Bank, pool: str)
     assert min(tokens) > 0
 
 
-def test_a_killed_leader_is_replaced(hasty: Bank) -> None:
+def test_a_killed_leader_is_replaced(hasty: PostingWorkers) -> None:
     with hasty.worker() as first:
         hasty.post(range(2))
         hasty.finished(2)
@@ -59,14 +61,14 @@ def test_a_killed_leader_is_replaced(hasty: Bank) -> None:
             children = first.children()
             assert first.process is not None
             first.process.kill()
-            # Acknowledged when it began: it is not run again.
+            # The message was acknowledged at its start, so it does not run again.
             assert hasty.finished(7) == [0, 1, 3, 4, 5, 6, 7]
             for child in children:
-                child.wait(30)  # the guard's alarm has ended them
+                child.wait(30)  # the guard's alarm has killed them
     assert hasty.book.refused() == []
 
 
-def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: Bank) -> None:
+def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: PostingWorkers) -> None:
     with hasty.worker() as first:
         hasty.post(range(2))
         hasty.finished(2)
@@ -78,14 +80,14 @@ def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: Bank) -> None:
             for process in processes:
                 process.suspend()
             hasty.post(range(5, 8))
-            # What the stopped one had received is its own until its broker's visibility timeout.
+            # The stopped leader keeps its received messages until the visibility timeout of its broker.
             hasty.finished(2 + 3)
-            # For it, and for who runs it again.
+            # One release is for the stopped leader, and one for the worker that runs the message again.
             hasty.book.release("2", 2)
             for process in processes:
                 process.resume()
             hasty.post(range(8, 10))
-            # The one that was running may come back by now.
+            # The message that was running may come back by now.
             wait_until(lambda: 9 in hasty.book.numbers("finish"), DEADLINE_S)
             assert [each for each in hasty.book.numbers("finish") if each > 4] == [5, 6, 7, 8, 9]
     tokens = [entry.token for entry in hasty.book.entries("start")]
@@ -93,7 +95,7 @@ def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: Bank) -> None:
     assert hasty.book.refused() == []
 
 
-def test_who_is_told_to_consume_no_more_hands_over(plain: Bank) -> None:
+def test_who_is_reported_to_consume_no_more_hands_over(plain: PostingWorkers) -> None:
     with plain.worker(), plain.worker():
         leader = plain.leader(2)
         plain.post(range(3))
@@ -118,10 +120,13 @@ def test_the_memory_broker_has_leaders_too(redis_url: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
-    open_bank: Callable[..., Bank], redis_server: RedisServer, rabbitmq_server: RabbitMQServer, pool: str
+    open_posting: Callable[..., PostingWorkers],
+    redis_server: RedisServer,
+    rabbitmq_server: RabbitMQServer,
+    pool: str,
 ) -> None:
     queue = f"ledger-{uuid.uuid4().hex[:8]}"
-    bank = open_bank(
+    posting = open_posting(
         broker="stock",
         election=redis_server.url(0),
         broker_url=rabbitmq_server.url(),
@@ -129,18 +134,18 @@ def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
         dq_singleton_queues=[queue],
         dq_election_session=SHORT_S,
     )
-    with bank.worker(pool, 2, queues=[queue]) as first:
-        posted = bank.post(range(10))
-        assert bank.finished(10) == posted
-        with bank.worker(pool, 2, queues=[queue]):
-            bank.send("hold_late", 10)
-            bank.wait_started(10)
-            bank.post(range(11, 20))
+    with posting.worker(pool, 2, queues=[queue]) as first:
+        posted = posting.post(range(10))
+        assert posting.finished(10) == posted
+        with posting.worker(pool, 2, queues=[queue]):
+            posting.send("hold_late", 10)
+            posting.wait_started(10)
+            posting.post(range(11, 20))
             assert first.process is not None
             first.process.kill()
-            bank.wait_started(10, times=2)
-            # One for the dead, if their connection has not been missed.
-            bank.book.release("10", 2)
-            assert bank.finished(20) == list(range(20))
-    assert bank.book.refused() == []
-    assert bank.overlaps() <= 1
+            posting.wait_started(10, times=2)
+            # One release is for the dead worker's run, if the broker has not noticed its closed connection.
+            posting.book.release("10", 2)
+            assert posting.finished(20) == list(range(20))
+    assert posting.book.refused() == []
+    assert posting.overlaps() <= 1

@@ -1,4 +1,4 @@
-"""A short siege, chosen by a seed; the long one is ``python -m tests.singleton``."""
+"""A short fault run, chosen by a seed; ``python -m tests.singleton`` is the long one."""
 
 from __future__ import annotations
 

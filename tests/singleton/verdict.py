@@ -1,23 +1,24 @@
-"""What the book says when a siege is over."""
+"""The result of a fault run, from the book."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.singleton.bank import Book, Entry
+from tests.singleton.posting_app import Book, Entry
 
 
 @dataclass
 class Verdict:
-    """What the book says when all is over."""
+    """The result of a fault run."""
 
     sent: int = 0
     lost: list[int] = field(default_factory=list)
     disordered: list[tuple[int, int]] = field(default_factory=list)
     run_again: list[int] = field(default_factory=list)
-    #: Entries of an older term after a newer one had begun: an overlap of execution. The book refuses them.
+    #: Entries of an older term after the start of a newer one (overlapping executions); the book refuses
+    #: them.
     stale: list[Entry] = field(default_factory=list)
-    #: Accepted although stale: never.
+    #: Entries that were accepted although stale; never allowed.
     accepted_stale: int = 0
     terms: int = 0
     #: (fault, seconds without progress)
@@ -37,7 +38,7 @@ class Verdict:
         )
 
     def read(self, book: Book) -> None:
-        """Judge by the book alone."""
+        """Compute the result from the book alone."""
         entries = book.entries()
         finished = [entry.number for entry in entries if entry.event == "finish"]
         self.lost = sorted(set(range(self.sent)) - set(finished))
@@ -46,7 +47,7 @@ class Verdict:
         for entry in entries:
             self.accepted_stale += entry.token < token
             token = max(token, entry.token)
-            # A message starts when the one before it has started; one that was cut short may start again.
+            # A message starts after the one before it has started; an interrupted one may start again.
             if entry.event == "start":
                 if entry.number not in (position, position + 1):
                     self.disordered.append((position, entry.number))

@@ -1,4 +1,4 @@
-"""How a task, a call, a retry and beat say whose work a message is, on an unmodified Celery app."""
+"""The tenant of a message from a task, a call, a retry and beat, on an unmodified Celery app."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app() -> Iterator[Any]:
 
 @pytest.fixture
 def published() -> Iterator[list[dict[str, Any]]]:
-    """The properties of every message, as Celery hands them to the broker."""
+    """Record the properties of each message that Celery publishes."""
     seen: list[dict[str, Any]] = []
 
     def note(properties: dict[str, Any], headers: dict[str, Any], **_: Any) -> None:
@@ -41,18 +41,18 @@ def published() -> Iterator[list[dict[str, Any]]]:
 
 
 def nothing() -> None:
-    """A task for apps that need none of their own."""
+    """A task for apps without their own tasks."""
 
 
 def test_setup_is_idempotent_and_reads_nothing(app: Any) -> None:
-    control, amqp, face, steps = (
+    control, amqp, dq, steps = (
         app.control_cls,
         app.amqp_cls,
         app.dq,
         {k: set(v) for k, v in app.steps.items()},
     )
     assert celery_dq.setup(app) is app
-    assert (app.control_cls, app.amqp_cls, app.dq) == (control, amqp, face)
+    assert (app.control_cls, app.amqp_cls, app.dq) == (control, amqp, dq)
     assert app.steps == steps
     assert not app.configured
 

@@ -1,4 +1,4 @@
-"""What judges and tells the figures: the worst window, the table of ratios, and its way into the README."""
+"""The evaluation of benchmark figures: the worst window, the table of ratios, and the README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks.at_claim import read_held
 from benchmarks.measure import Report, Series
 from benchmarks.quotas import rates_of, worst_excess
-from benchmarks.readme import show_in_readme
+from benchmarks.readme import HEADLINES, write_figures
 from benchmarks.summary import curve, summary
 
 CLAIMS = {
@@ -29,9 +29,9 @@ CLAIMS = {
         # the third comes half an interval early, the fourth at once with it
         ([0, 0, 0.05], 0.5),
         ([0, 0, 0.05, 0.05], 1.5),
-        # a full burst again after a silence is right
+        # a full burst after a pause is within the quota
         ([0, 0, 1.0, 1.0, 1.1], 0.0),
-        # in whatever order they are told
+        # in any order
         ([0.05, 0, 0], 0.5),
     ],
 )
@@ -45,7 +45,7 @@ def test_rates_add_up() -> None:
     assert sum(rates) == pytest.approx(5000, rel=0.02)
 
 
-def test_what_is_held_tells_when_it_was_claimed() -> None:
+def test_what_is_held_reports_when_it_was_claimed() -> None:
     entry = bytes.fromhex("3ff000000000000040000000000000004008000000000000003ff0000000000000")
     assert read_held(entry + "größe".encode()) == (2.0, (3, "größe"))
 
@@ -93,32 +93,43 @@ def test_ratios_are_those_of_rounds(results: Path) -> None:
     ]
     assert rows["consume commands per message (less is better)"][2] == "0.0556x"
     assert rows["``apply_async``, buffered on disk, to the broker/s"][2] == "30x"
-    # What was not measured has no row.
+    # A quantity without a measurement has no row.
     assert not [what for what in rows if "latency" in what or "trips" in what]
 
 
-def test_the_curve_is_told_when_both_ends_are_there() -> None:
+def test_the_curve_is_reported_when_both_ends_are_there() -> None:
     assert curve(CLAIMS) == "60,000 tenants against 10: rate 0.5 (0.5-0.5)x, Redis CPU per message 1.2x"
     assert curve({"10": CLAIMS["10"]}) == ""
 
 
-def test_the_readme_shows_the_results(results: Path, tmp_path: Path) -> None:
-    readme, figures = tmp_path / "README.rst", tmp_path / "figures"
-    readme.write_text("Title\n\n.. ratios-start\n\nold\n\n.. ratios-end\n\nrest\n")
-    show_in_readme(results, readme, figures)
-    once = readme.read_text()
-    assert once.startswith("Title\n\n.. ratios-start\n\n====")
-    assert once.endswith("took turns; a ratio compares two rounds of one turn.\n\n.. ratios-end\n\nrest\n")
-    assert "60,000 tenants" in once
-    assert "100 tenants" not in once
+def test_the_readme_and_the_guide_show_the_results(results: Path, tmp_path: Path) -> None:
+    readme, guide, figures = tmp_path / "README.rst", tmp_path / "guide.rst", tmp_path / "figures"
+    for file in (readme, guide):
+        file.write_text("Title\n\n.. ratios-start\n\nold\n\n.. ratios-end\n\nrest\n")
+    write_figures(results, readme, guide, figures)
+    written = [readme.read_text(), guide.read_text()]
+    for text in written:
+        assert text.startswith("Title\n\n.. ratios-start\n\n====")
+        assert text.endswith(
+            "took turns; a ratio compares two rounds of one turn.\n\n.. ratios-end\n\nrest\n"
+        )
+        assert "60,000 tenants" in text
+        assert " 100 tenants" not in text
+    # The README has headlines only.
+    assert ["consume commands" in text for text in written] == [False, True]
     assert (figures / "tenants.png").read_bytes().startswith(b"\x89PNG")
-    show_in_readme(results, readme, figures)
-    assert readme.read_text() == once
+    write_figures(results, readme, guide, figures)
+    assert [readme.read_text(), guide.read_text()] == written
+
+
+def test_the_table_of_the_readme_has_every_headline() -> None:
+    readme = (Path(__file__).parents[2] / "README.rst").read_text()
+    assert [what for what in HEADLINES if f"\n{what}  " not in readme] == []
 
 
 def test_an_empty_folder_leaves_the_readme_alone(tmp_path: Path) -> None:
     readme = tmp_path / "README.rst"
     readme.write_text(".. ratios-start\n\nold\n\n.. ratios-end\n")
     with pytest.raises(ValueError, match="no results"):
-        show_in_readme(tmp_path, readme, tmp_path)
+        write_figures(tmp_path, readme, readme, tmp_path)
     assert "old" in readme.read_text()

@@ -63,6 +63,16 @@ def test_a_failed_probe_opens_it_again() -> None:
     assert breaker.admit(5) == 2.0
 
 
+def test_a_failed_probe_opens_it_again_before_so_many_calls_have_failed() -> None:
+    clock = ManualClock()
+    breaker = CircuitBreaker(5, 2.0, clock)
+    breaker.failed(DOWN, hung=True)
+    clock.advance(2)
+    assert breaker.admit(5) == 0
+    breaker.failed(DOWN, hung=False)
+    assert (breaker.state, breaker.admit(5)) == ("open", 2.0)
+
+
 def test_a_probe_without_an_outcome_lets_another_one_go() -> None:
     clock = ManualClock()
     breaker = opened(clock)

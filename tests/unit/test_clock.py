@@ -8,7 +8,7 @@ import pytest
 from celery_dq.clock import Clock, ManualClock, SystemClock
 
 
-def test_system_clock_tells_wall_and_monotonic_time() -> None:
+def test_system_clock_reports_wall_and_monotonic_time() -> None:
     clock: Clock = SystemClock()
     assert abs(clock.wall() - time.time()) < 5
     first = clock.monotonic()
@@ -20,7 +20,7 @@ def test_the_monotonic_clock_counts_suspend_where_the_system_can() -> None:
     assert abs(SystemClock().monotonic() - counts) < 5
 
 
-def test_manual_clock_moves_only_when_told() -> None:
+def test_manual_clock_moves_only_when_reported() -> None:
     clock = ManualClock(wall=100.0, monotonic=5.0)
     clock.advance(2.5)
     assert (clock.wall(), clock.monotonic()) == (102.5, 7.5)
@@ -33,5 +33,5 @@ def test_a_jump_of_the_wall_clock_leaves_the_monotonic_one() -> None:
 
 
 def test_time_does_not_go_back() -> None:
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="would move time back"):
         ManualClock().advance(-1)

@@ -34,7 +34,7 @@ class TestSameCall:
         key = Key("t", refresh, rule)
         assert len({key((1,), {}), key((), {"sku": 1}), key((1, "eu"), {}), key((1,), {"region": "eu"})}) == 1
 
-    def test_types_are_told_apart(self) -> None:
+    def test_types_are_reported_apart(self) -> None:
         key = Key("t", refresh, "{sku}")
         values = [
             1,
@@ -150,7 +150,7 @@ plain = st.recursive(
 
 
 def typed(value: Any) -> Any:
-    """What makes two values two, written in another way than the code under test does."""
+    """Return an identity of a value, computed in another way than in the code under test."""
     if isinstance(value, list):
         return ("list", *map(typed, value))
     if isinstance(value, dict):

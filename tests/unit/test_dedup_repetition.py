@@ -10,7 +10,7 @@ from celery_dq.dedup.repetition import RepetitionKind, repetition
 
 def test_the_three_kinds() -> None:
     assert repetition("abcdefgh", 3).kind is RepetitionKind.NONE
-    # The example of the document: r1 comes again at distance 4, with three consumers.
+    # The example of the document: r1 is repeated at distance 4, with three consumers.
     assert repetition("abcda", 3).kind is RepetitionKind.SPARSE
     assert repetition("aaaab", 3).kind is RepetitionKind.HIGH
 

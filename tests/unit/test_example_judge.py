@@ -1,4 +1,4 @@
-"""The example's judge and plan: pure, so each finding of the verdict is made here by hand."""
+"""The verdict and the plan of the example. Each finding of the verdict has constructed records here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the example's ledger: pure, so each finding of the verdict is made here by hand."""
+"""The verdict on the example's ledger. Each finding has constructed lines here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_order_shows(books: ModuleType) -> None:
 
 
 def test_an_overlap_shows(books: ModuleType) -> None:
-    # Two read the same balance.
+    # Two postings read the same balance.
     verdict = judged(books, [(1, 1000, 1), (2, 1100, 1), (3, 900, 1)])
     assert not verdict["clean"]
     assert verdict["wrong"] == 1

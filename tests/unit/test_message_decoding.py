@@ -1,4 +1,4 @@
-"""A message's body is decoded as kombu decodes it, by the short way as by the long one."""
+"""The fast and the general path decode the body of a message as kombu does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kombu.message import Message as KombuMessage
 from kombu.utils import json as kombu_json
 
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.message import JSON, Message
-from celery_dq.transport.redis.record import Record
-from celery_dq.transport.redis.replies import ClaimedEntry
+from celery_dq.transport.redis.in_flight.message import JSON, Message
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 VALUES = {
     "plain": [[42, "order", 1.5], {"merchant": "bakery"}, {"callbacks": None, "chain": None}],
@@ -59,7 +59,7 @@ HOSTILE = {
     "NaN": b"NaN",
 }
 
-#: Kombu's types do not know it.
+#: Read by `vars`, because kombu's type stubs lack it.
 REGISTRY: Any = vars(serialization)["registry"]
 
 
@@ -69,14 +69,14 @@ def received(
     encoding: str | None = "utf-8",
     headers: dict[str, Any] | None = None,
 ) -> Message:
-    """The message that a consumer gets of this body."""
+    """Return the message that a consumer gets with this body."""
     packed = envelope.pack(headers or {}, {}, content_type, encoding)
-    record = Record.unpack(Record("", "shop.order", 0, 0, 0, packed, body).pack())
+    record = RedisRecord.unpack(RedisRecord("", "shop.order", 0, 0, 0, packed, body).pack())
     return Message(record, ClaimedEntry("id", "1", 0, "", record.pack()), "1/id", "push", None)
 
 
 def outcome(decode: Any, message: Message) -> tuple[str, Any]:
-    """What it returns, in a form that can be compared, or what it raises."""
+    """Return the result of a function in a comparable form, or its exception."""
     try:
         value = decode(message)
     except Exception as error:

@@ -89,18 +89,20 @@ def test_every_setting_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "told"),
+    ("conf", "reported"),
     [
         ({"dq_laese": 3}, "there is no setting 'dq_laese'; did you mean 'dq_lease'?"),
         ({"dq_xyzzy": 3}, "there is no setting 'dq_xyzzy'; known are dq_allow_eviction, "),
         ({"dq_lease": "soon"}, "dq_lease = 'soon' is not a duration"),
         ({"dq_lease": None}, "dq_lease = None is not a duration"),
-        ({"dq_lease": 0.5}, "dq_lease = 0.5 is too small: give 1s or more"),
-        ({"dq_lease": "2h"}, "dq_lease = '2h' is too large: give 1h or less"),
+        ({"dq_lease": "15"}, "is a text without a unit; from 1s to 1h"),
+        ({"dq_lease": 10**400}, "is not a duration"),
+        ({"dq_lease": 0.5}, "dq_lease = 0.5 is too small: give 1s or more, 1h at most"),
+        ({"dq_lease": "2h"}, "dq_lease = '2h' is too large: give 1h or less, 1s at least"),
         ({"dq_environment": "onlin"}, "'onlin' is not 'online' or 'sandbox'; did you mean 'online'?"),
         ({"dq_environment": 3}, "dq_environment = 3 is not a text"),
         ({"dq_max_deliveries": 0}, "dq_max_deliveries = 0 is too small: give 1 or more"),
-        ({"dq_max_deliveries": 2.0}, "dq_max_deliveries = 2.0 is not a whole number"),
+        ({"dq_max_deliveries": 2.0}, "dq_max_deliveries = 2.0 is not a whole number; from 1 to 1000000"),
         ({"dq_max_deliveries": True}, "dq_max_deliveries = True is not a whole number"),
         ({"dq_allow_eviction": "no"}, "dq_allow_eviction = 'no' is not True or False"),
         ({"dq_watchdog": 1}, "dq_watchdog = 1 is too small: give 5s or more, or 0 for off"),
@@ -140,10 +142,10 @@ def test_every_setting_is_read() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_refused_with_a_remedy(conf: dict[str, Any], told: str) -> None:
+def test_a_wrong_setting_is_refused_with_a_remedy(conf: dict[str, Any], reported: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         resolve(conf)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 def test_a_long_lease_lengthens_the_default_watchdog() -> None:
@@ -188,7 +190,7 @@ def test_options_are_immutable_values() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_every_setting_says_what_it_means_and_accepts_its_own_default(setting: Any) -> None:
+def test_every_setting_reports_what_it_means_and_accepts_its_own_default(setting: Any) -> None:
     assert setting.meaning.endswith(".")
     shown = f"{setting.default}us" if setting.kind.name == "DURATION" and setting.default else setting.default
     assert setting.check(shown) == setting.default

@@ -19,7 +19,7 @@ quotas = st.builds(
 )
 
 
-def test_a_quota_that_says_nothing_limits_nothing() -> None:
+def test_a_quota_that_reports_nothing_limits_nothing() -> None:
     quota = Quota()
     assert quota.interval_us == 0
     assert quota.pack() == struct.pack(">ddddB", 0, 1, 1, 0, 0)
@@ -41,7 +41,7 @@ def test_a_rate_that_a_person_wrote_comes_back(rate: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"rate": 0}, "rate = 0 is not from"),
         ({"rate": 100_001}, "rate = 100001"),
@@ -57,8 +57,8 @@ def test_a_rate_that_a_person_wrote_comes_back(rate: float | None) -> None:
         ({"paused": 1}, "paused = 1 is not True or False"),
     ],
 )
-def test_an_impossible_quota_is_refused(wrong: dict[str, object], told: str) -> None:
-    with pytest.raises(InvalidQuota, match=told):
+def test_an_impossible_quota_is_refused(wrong: dict[str, object], reported: str) -> None:
+    with pytest.raises(InvalidQuota, match=reported):
         Quota(**wrong)  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_a_quota_is_read_over_a_base() -> None:
 
 
 def test_an_unknown_part_of_a_quota_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(InvalidQuota, match=r"quota of '42': 'brust' is no part .* mean 'burst'"):
+    with pytest.raises(InvalidQuota, match=r"quota of '42': 'brust' is not a part .* mean 'burst'"):
         Quota.parse({"brust": 3}, where="quota of '42'")
 
 

@@ -20,5 +20,5 @@ def test_a_server_of_ones_own_leaves_nothing_behind() -> None:
         assert not running(pid)
     assert not folder.exists()
     with socket.socket() as probe:
-        # Nobody listens there any more.
+        # No process listens there any more.
         assert probe.connect_ex(("127.0.0.1", port)) != 0

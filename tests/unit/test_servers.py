@@ -12,13 +12,13 @@ import redis
 
 from celery_dq.testing import local_server
 from celery_dq.testing.processes import find_redis_server, free_port
+from celery_dq.testing.raw_redis import ErrorReply
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.wire import ServerSaid
 
 
 def running(pid: int) -> bool:
-    """Whether `pid` runs; one that has ended and was not waited for does not."""
+    """Return whether a process runs. A zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -76,7 +76,7 @@ def test_stopping_twice_is_no_error_and_leaves_no_files() -> None:
 
 def test_settings_reach_the_server_and_errors_come_back() -> None:
     with RedisServer(config={"maxmemory-policy": "allkeys-lru", "requirepass": "secret"}) as server:
-        with pytest.raises(ServerSaid, match="NOAUTH"):
+        with pytest.raises(ErrorReply, match="NOAUTH"):
             server.ask("GET", "x")
         with redis.Redis.from_url(server.url().replace("//", "//:secret@")) as client:
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
@@ -87,7 +87,7 @@ def test_a_server_on_a_unix_socket() -> None:
         assert client.ping()
 
 
-def test_a_server_that_does_not_start_says_why() -> None:
+def test_a_server_that_does_not_start_reports_why() -> None:
     with pytest.raises(RuntimeError, match="did not start(.|\n)*nonsense"):
         RedisServer(config={"nonsense": 1}).start()
 
@@ -102,7 +102,7 @@ def test_a_server_takes_another_port_when_somebody_was_faster(monkeypatch: pytes
         with RedisServer() as server:
             assert server.port != taken
             assert server.ask("PING") == "PONG"
-            # It stays there, even when it cannot.
+            # The server keeps its port, even if the port is taken.
             server.kill()
             with socket.socket() as another:
                 another.bind(("127.0.0.1", server.port))

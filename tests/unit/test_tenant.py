@@ -86,7 +86,7 @@ def notify(merchant_id: Any, order: Any = None, /, *more: Any, urgent: bool = Fa
 
 
 def plain(merchant_id: Any, order: Any = 7) -> None:
-    """A task as most are."""
+    """An ordinary task."""
 
 
 @pytest.mark.parametrize(

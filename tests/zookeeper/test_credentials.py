@@ -1,4 +1,4 @@
-"""Who we are to ZooKeeper, on real servers: SASL by a JAAS file, TLS with certificates of their own."""
+"""Credentials and TLS on real servers: SASL with a JAAS file, TLS with certificates of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.testing.certificates import Certificate, make_certificate
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.zookeeper.session import Session, State
+from celery_dq.zookeeper.session import Session, SessionState
 from tests.workers import ROOT
 
 LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
@@ -24,7 +24,7 @@ LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate, Certificate]:
-    """Of the server, which holds for 127.0.0.1 only, and of its client."""
+    """The certificates of the server, which is valid for 127.0.0.1 only, and of its client."""
     folder = tmp_path_factory.mktemp("certificates")
     return make_certificate(folder, "server"), make_certificate(folder, "client")
 
@@ -37,7 +37,7 @@ def tls_server(certificates: tuple[Certificate, Certificate]) -> Iterator[ZooKee
 
 @pytest.fixture
 def tls(certificates: tuple[Certificate, Certificate]) -> dict[str, Any]:
-    """What is right."""
+    """Correct TLS settings."""
     server, client = certificates
     return {
         "ca": str(server.certificate),
@@ -53,13 +53,13 @@ def sasl_server() -> Iterator[ZooKeeperServer]:
 
 
 def refused(match: str, hosts: str, **credentials: Any) -> None:
-    """Opening says why, long before its time is up, and leaves nothing open."""
+    """Check that opening a session raises the reason long before its timeout, and leaves nothing open."""
     session = Session(hosts, timeout_s=15, **credentials)
     began = time.monotonic()
     with pytest.raises(ConfigurationError, match=match):
         session.open(30)
     assert time.monotonic() - began < 10
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 def works(session: Session) -> bool:
@@ -76,12 +76,12 @@ def works(session: Session) -> bool:
         ({"auth": "digest"}, "list of .scheme, credential. pairs"),
         ({"auth": [("digest", "shop")]}, "'user:password'"),
         ({"sasl": {"username": "shop"}}, "no mechanism"),
-        ({"tls": {"cafile": "x"}}, "'cafile'. is unknown: there are ca,"),
+        ({"tls": {"cafile": "x"}}, "'cafile'. is unknown: use ca,"),
         ({"tls": {"ca": "/nowhere"}}, "'/nowhere' cannot be read"),
         ({"tls": {"certfile": __file__}}, "needs tls.'keyfile'."),
     ],
 )
-def test_what_cannot_work_is_said_before_a_connection(credentials: dict[str, Any], match: str) -> None:
+def test_what_cannot_work_is_reported_before_a_connection(credentials: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         Session("127.0.0.1:1", **credentials)
 
@@ -90,20 +90,22 @@ def test_sasl(sasl_server: ZooKeeperServer) -> None:
     hosts = sasl_server.hosts
     assert works(Session(f"{hosts}/shop", timeout_s=15, sasl=LOGIN))
     refused("refused the credentials", hosts, sasl={**LOGIN, "password": "wrong"})
-    refused("serves nobody without any: check sasl", hosts)
-    refused("serves nobody without any: check sasl", f"{hosts}/shop", auth=[("digest", "shop:secret")])
+    refused("serves no client without any: check sasl", hosts)
+    refused("serves no client without any: check sasl", f"{hosts}/shop", auth=[("digest", "shop:secret")])
 
 
-def test_a_password_that_was_changed_is_told_to_the_next_one_who_asks(sasl_server: ZooKeeperServer) -> None:
+def test_a_password_that_was_changed_is_reported_to_the_next_one_who_asks(
+    sasl_server: ZooKeeperServer,
+) -> None:
     session = Session(sasl_server.hosts, timeout_s=15, sasl=LOGIN)
     try:
         session.open()
         sasl_server.users["shop"] = "changed"
         sasl_server.restart()
-        wait_until(lambda: session.state is State.LOST, 60)
+        wait_until(lambda: session.state is SessionState.LOST, 60)
         with pytest.raises(ConfigurationError, match="refused the credentials"):
             session.ask(lambda client: client.exists_async("/"), 30)
-        # Nothing is stuck: when it is right again, so are we.
+        # The session is not stuck: with the correct password, the next request works.
         sasl_server.users["shop"] = "secret"
         sasl_server.restart()
         assert works(session)
@@ -122,10 +124,10 @@ def test_tls_checks_the_host_name(tls_server: ZooKeeperServer, tls: dict[str, An
 
 
 def test_tls_trusts_nobody_unasked(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
-    refused("does not hold .self-signed", tls_server.tls_hosts, tls={**tls, "ca": None})
+    refused("is not valid .self-signed", tls_server.tls_hosts, tls={**tls, "ca": None})
 
 
-def test_tls_says_that_a_certificate_is_wanted(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+def test_tls_reports_that_a_certificate_is_wanted(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
     refused("if the server wants a certificate", tls_server.tls_hosts, tls={"ca": tls["ca"]})
 
 
@@ -147,7 +149,7 @@ def test_tls_in_a_green_process(patched: str, tls_server: ZooKeeperServer, tls: 
         "assert session.ask(lambda client: client.exists_async('/'), 30) is not None\n"
         "print(type(client.handler).__mro__[1].__name__, flush=True)\n"
     )
-    # Left open on purpose: an interpreter must end well with it.
+    # The session is left open on purpose: the interpreter must exit cleanly with it.
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(ROOT)), *sys.path])},

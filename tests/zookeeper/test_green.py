@@ -1,4 +1,4 @@
-"""The ZooKeeper session in a process of greenlets: it waits and fails as in one of threads."""
+"""The ZooKeeper session in a process of greenlets: it waits and fails as in a process of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 
-#: Opens a session, is told that nobody answers any more, and asks. The session outlives all of it.
+#: Opens a session, waits for an outage, and sends a request. The session outlives the outage.
 PROGRAM = """
 import sys
 from celery_dq.zookeeper.session import Session
@@ -35,7 +35,7 @@ say(lambda: session.ask(lambda client: client.get_async("/"), 0.2))
 say(lambda: ask_all(session, lambda client: [client.get_async("/")], 0.2))
 say(client.get_async("/").get_nowait)
 """
-#: The caller's own timeout is shorter than ours.
+#: The caller's own timeout is shorter than the timeout of the session.
 IMPATIENT = """
 import gevent
 try:
@@ -47,7 +47,7 @@ except gevent.Timeout:
 
 
 def unheard(patch: str, program: str, hosts: str, server: ZooKeeperServer) -> list[str]:
-    """What the program prints after its server has fallen silent."""
+    """Return the output of the program after its server has stopped to answer."""
     proxy = Proxy(server.port).start()
     child = subprocess.Popen(
         [
@@ -75,10 +75,10 @@ def unheard(patch: str, program: str, hosts: str, server: ZooKeeperServer) -> li
 
 @pytest.mark.parametrize("patch", ["gevent.monkey.patch_all", "eventlet.monkey_patch"])
 def test_no_answer_in_time_is_an_ordinary_error(patch: str, zookeeper: ZooKeeperServer, hosts: str) -> None:
-    """One that is not ends the greenlet that waits, and with it the office of a leader."""
-    told = unheard(patch, UNANSWERED, hosts, zookeeper)
+    """A timeout of another kind would end the waiting greenlet, and with it the elector of a leader."""
+    reported = unheard(patch, UNANSWERED, hosts, zookeeper)
     late = "TimeoutError" if patch.startswith("eventlet") else "KazooTimeoutError"
-    assert told == ["ZooKeeperUnreachable", "ZooKeeperUnreachable", late]
+    assert reported == ["ZooKeeperUnreachable", "ZooKeeperUnreachable", late]
 
 
 def test_a_timeout_of_the_callers_goes_through(zookeeper: ZooKeeperServer, hosts: str) -> None:

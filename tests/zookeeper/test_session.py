@@ -11,12 +11,14 @@ import time
 from typing import Any
 
 import pytest
+from kazoo.exceptions import NoNodeError
 
 from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.zookeeper.session import Session, State
-from tests.curator.expiry import expire
+from celery_dq.zookeeper.session import Session, SessionState
+from tests.curator.expiry import break_connection, expire
+from tests.zookeeper.removal import delete_chroot
 
 
 def test_needs_hosts() -> None:
@@ -29,38 +31,40 @@ def test_makes_its_chroot_and_knows_the_negotiated_timeout(hosts: str) -> None:
     try:
         client = session.open()
         assert client.get_children("/") == []
-        # The servers of the tests grant no more.
+        # The test servers grant no longer session.
         assert session.timeout_s == 60
         assert session.id is not None
     finally:
         session.close()
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
-def test_tells_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
+def test_reports_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
     session = Session(hosts, timeout_s=15)
-    heard: list[State] = []
-    session.listen(heard.append)
+    received: list[SessionState] = []
+    session.add_listener(received.append)
     try:
         session.open()
         before = session.id
-        session.drop()
-        wait_until(lambda: heard == [State.CONNECTED, State.SUSPENDED, State.CONNECTED])
+        break_connection(session)
+        wait_until(
+            lambda: received == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        )
         assert session.id == before
     finally:
         session.close()
-    assert heard[-1] is State.CLOSED
+    assert received[-1] is SessionState.CLOSED
 
 
 def test_an_expired_session_is_lost(hosts: str) -> None:
     session = Session(hosts, timeout_s=15)
-    heard: list[State] = []
+    received: list[SessionState] = []
     try:
         session.open()
-        session.listen(heard.append)
+        session.add_listener(received.append)
         before = session.id
         expire(session)
-        wait_until(lambda: State.LOST in heard and session.state is State.CONNECTED)
+        wait_until(lambda: SessionState.LOST in received and session.state is SessionState.CONNECTED)
         assert session.id != before
     finally:
         session.close()
@@ -71,13 +75,13 @@ def test_a_paused_server_is_noticed_and_nothing_is_queued_for_it(own_zookeeper: 
     try:
         session.open()
         own_zookeeper.pause()
-        wait_until(lambda: session.state is State.SUSPENDED)
+        wait_until(lambda: session.state is SessionState.SUSPENDED)
         with pytest.raises(ZooKeeperUnreachable, match="did not answer within 0.1 s"):
             session.ask(lambda client: client.create_async("/late", b""), 0.1)
         own_zookeeper.resume()
 
         def late() -> list[Any]:
-            # The session has ended meanwhile, perhaps while we ask: then it is asked for in the next one.
+            # The session has ended, perhaps during the request; the request is then sent in the next session.
             with contextlib.suppress(ZooKeeperUnreachable):
                 return [session.ask(lambda client: client.exists_async("/late"), 5)]
             return []
@@ -147,10 +151,29 @@ def test_digest_credentials_protect_what_they_made(hosts: str) -> None:
     try:
         ours.ask(lambda client: client.create_async("/mine", b"x"), 30)
         assert ours.ask(lambda client: client.get_async("/mine"), 30)[0] == b"x"
-        # Whoever does not know the password hears it when the session is opened, not when work begins.
+        # A client without the password gets the error when the session is opened, and not at its first
+        # request.
         for stranger in (Session(hosts), Session(hosts, auth=[("digest", "shop:wrong")])):
-            with pytest.raises(ConfigurationError, match="does not let us in there: check auth and sasl"):
+            with pytest.raises(ConfigurationError, match="denied access to the node: check auth and sasl"):
                 stranger.open()
-            assert stranger.state is State.CLOSED
+            assert stranger.state is SessionState.CLOSED
     finally:
         ours.close()
+
+
+def test_a_folder_that_is_deleted_is_made_again(zookeeper: ZooKeeperServer, hosts: str) -> None:
+    session = Session(f"{hosts}/shop", timeout_s=15)
+
+    def created() -> bool:
+        with contextlib.suppress(ZooKeeperUnreachable, NoNodeError):
+            session.ask(lambda client: client.create_async("/mine", makepath=True), 30)
+            return True
+        return False
+
+    try:
+        for _ in range(2):
+            wait_until(created)
+            delete_chroot(zookeeper, hosts)
+        wait_until(created)
+    finally:
+        session.close()

@@ -1,4 +1,4 @@
-"""Connections to a broker in a ZooKeeper folder of the test's own."""
+"""Connections to a broker in a ZooKeeper folder that belongs to the test."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def schemes() -> None:
 
 @pytest.fixture
 def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
-    """Opens a connection; they are closed after the test.
+    """Return a function that opens a connection; all connections are closed after the test.
 
-    Sessions last 15 seconds unless said otherwise: none ends because the machine stands still.
+    Sessions last 15 seconds by default, so that none expires when the machine is stopped for a moment.
     """
     opened: list[Connection] = []
 
@@ -36,7 +36,7 @@ def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture
 def looker(hosts: str) -> Iterator[Session]:
-    """A session of a bystander, to look at nodes."""
+    """An independent session for looking at nodes."""
     session = Session(hosts)
     yield session
     session.close()

@@ -1,4 +1,4 @@
-"""Ending the session of a kombu connection behind its back."""
+"""Ending the session of a kombu connection without its knowledge."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.zookeeper_transport.kinds import transport_of
 
 
 def expire(connection: Connection) -> None:
-    """End the session of a connection; it has another one when this returns, and has lost what it held."""
+    """End the session of a connection, and return when it has a new session and has lost its locks."""
     expire_session(transport_of(connection).session)

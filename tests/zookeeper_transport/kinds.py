@@ -1,4 +1,4 @@
-"""What kombu's types do not say: of which kind its objects are with this broker."""
+"""Casts of kombu's types to the types of this broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kombu import Connection
 
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.transport.zookeeper.transport import Transport
-from tests.conformance.mailroom import Mailroom
+from tests.conformance.kombu_queue import KombuQueue
 
 
 def transport_of(connection: Connection) -> Transport:
@@ -16,6 +16,6 @@ def transport_of(connection: Connection) -> Transport:
     return cast("Transport", connection.transport)
 
 
-def stored(room: Mailroom) -> list[StoredMessage]:
-    """What a consumer has received; the same list."""
+def stored(room: KombuQueue) -> list[StoredMessage]:
+    """Return the list of messages that a consumer has received; the list is not copied."""
     return cast("list[StoredMessage]", room.received)

@@ -1,4 +1,4 @@
-"""How large a message may be, how many there are, and what purging takes."""
+"""The size of a message, the number of messages, and purging."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import MessageTooLarge
-from celery_dq.hooks import WIRES, Wires
 from celery_dq.options import resolve
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
-from tests.conformance.mailroom import Mailroom, drain_until
+from tests.conformance.kombu_queue import KombuQueue, drain_until
 from tests.zookeeper_transport.expiry import expire
 from tests.zookeeper_transport.kinds import stored, transport_of
 
 NODES = BrokerNodes("online").queue("q")
 
 
-def largest(room: Mailroom) -> bytes:
-    """The largest body that is taken, in steps of 16 bytes; it lies in the queue afterwards."""
+def largest(room: KombuQueue) -> bytes:
+    """Return the largest body that is accepted, in steps of 16 bytes; its message stays in the queue."""
     fits, fails = 1_000_000, 1_048_576
     while fails - fits > 16:
         size = (fits + fails) // 2
@@ -38,13 +38,13 @@ def largest(room: Mailroom) -> bytes:
     return b"x" * fits
 
 
-def test_the_largest_message_can_be_given_back_and_given_up_on(connect: Callable[..., Connection]) -> None:
-    # Given a message that just fits
-    strict = Wires("strict", lambda: resolve({"dq_max_deliveries": 1}))
-    options: dict[str, Any] = {WIRES: strict}
-    room = Mailroom(connect(**options), "q")
+def test_the_largest_message_can_be_released_and_given_up_on(connect: Callable[..., Connection]) -> None:
+    # Given a message of the maximum size
+    strict = AppContext("strict", lambda: resolve({"dq_max_deliveries": 1}))
+    options: dict[str, Any] = {APP_CONTEXT: strict}
+    room = KombuQueue(connect(**options), "q")
     body = largest(room)
-    # When it is given back, its consumer is lost, and it is given up on
+    # When it is requeued, its consumer is lost, and it becomes a dead letter
     room.consume(prefetch_count=1)
     room.drain(1, deadline=60)
     room.received[0].requeue()
@@ -52,19 +52,19 @@ def test_the_largest_message_can_be_given_back_and_given_up_on(connect: Callable
     expire(room.connection)
     with pytest.raises(room.connection.connection_errors):
         drain_until(room.connection, lambda: False, deadline=60)
-    again = Mailroom(connect(**options), "q")
+    again = KombuQueue(connect(**options), "q")
     assert again.bound.get() is None
-    # Then no step of that was too large, and it is sent again as it was.
-    graveyard = again.channel.graveyard("q")
-    (letter,) = wait_until(graveyard.list, 30)
-    assert graveyard.replay(letter.id)
+    # Then none of these requests was too large, and the replayed message is unchanged.
+    dead_letters = again.channel.dead_letters("q")
+    (letter,) = wait_until(dead_letters.list, 30)
+    assert dead_letters.replay(letter.id)
     again.consume(ack=True)
     again.drain(1, deadline=60)
     assert stored(again)[0].body == body
 
 
 def test_what_is_too_large_leaves_everything_else_as_it_was(connect: Callable[..., Connection]) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     room.publish("before")
     session = transport_of(room.connection).session.id
     with pytest.raises(MessageTooLarge, match="store the data elsewhere"):
@@ -76,14 +76,15 @@ def test_what_is_too_large_leaves_everything_else_as_it_was(connect: Callable[..
 
 
 def test_counting_and_purging(connect: Callable[..., Connection], looker: Session) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     room.publish("held", "waits", "waits, too")
     due = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
     room.publish("delayed", headers={"eta": due.isoformat()})
     assert room.count() == 3
     room.consume(prefetch_count=1)
     room.drain(1, deadline=60)
-    # What somebody has, and what is not due, does not count as waiting; purged is what nobody has.
+    # Messages in flight and delayed messages do not count as waiting. A purge deletes all except those in
+    # flight.
     wait_until(lambda: room.count() == 2)
     assert room.bound.purge() == 3
     assert room.count() == 0

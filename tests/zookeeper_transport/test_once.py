@@ -1,4 +1,4 @@
-"""A create whose answer is lost enqueues once."""
+"""A create whose answer is lost enqueues a message once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from kombu import Connection, Producer, Queue
 
 from celery_dq.clock import SystemClock
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper.publisher import Item, Publisher, Stamp
+from celery_dq.transport.zookeeper.publisher import Item, Stamp, ZooKeeperPublisher
 from celery_dq.znodes import JOURNALS, BrokerNodes
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import create, set_data, transact
 from tests.broker.proxy import Proxy
+from tests.conformance.kombu_queue import KombuQueue
+from tests.zookeeper_transport.kinds import stored
 
 NODES = BrokerNodes("online")
 
 
 def bodies(connection: Connection, amount: int) -> list[Any]:
-    """What is in the queue, taken out of it: so many messages, and what there is besides."""
+    """Take the expected number of messages from the queue, and any further ones, and return their bodies."""
     with connection.SimpleQueue("q") as simple:
         found: list[Any] = []
         while True:
@@ -34,8 +37,9 @@ def bodies(connection: Connection, amount: int) -> list[Any]:
             found.append(message.payload)
 
 
-def test_a_lost_answer_to_a_create(
-    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection]
+@pytest.mark.parametrize("drops", [1, 2])
+def test_lost_answers_to_a_create(
+    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection], drops: int
 ) -> None:
     with Proxy(zookeeper.port) as proxy:
         folder = hosts.partition("/")[2]
@@ -44,11 +48,11 @@ def test_a_lost_answer_to_a_create(
         producer = Producer(channel)
         Queue("q")(channel).declare()
         producer.publish("before", routing_key="q", serializer="json")
-        proxy.drop_answers_to, proxy.drops_left = b"precious", 1
+        proxy.drop_answers_to, proxy.drops_left = b"precious", drops
         producer.publish("precious", routing_key="q", serializer="json")
-        assert proxy.dropped == 1
+        assert proxy.dropped == drops
         with producer.batch() if hasattr(producer, "batch") else nullcontext():
-            proxy.drops_left = 1
+            proxy.drops_left = drops
             for number in range(3):
                 producer.publish(f"precious {number}", routing_key="q", serializer="json")
         producer.publish("after", routing_key="q", serializer="json")
@@ -56,11 +60,39 @@ def test_a_lost_answer_to_a_create(
     assert bodies(connect(), len(published)) == published
 
 
+@pytest.mark.parametrize("verb", ["ack", "requeue", "reject"])
+def test_two_lost_answers_to_what_becomes_of_a_message(
+    zookeeper: ZooKeeperServer,
+    hosts: str,
+    connect: Callable[..., Connection],
+    looker: Session,
+    verb: str,
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        folder = hosts.partition("/")[2]
+        room = KombuQueue(connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{folder}"), "q")
+        room.publish("first", "second")
+        room.consume(prefetch_count=2)
+        room.drain(2, deadline=30)
+        # The answers to the transaction and to the question about its outcome are lost.
+        proxy.drop_answers_to, proxy.drops_left = b"/locks/queue-", 2
+        getattr(room.received[0], verb)()
+        wait_until(lambda: proxy.dropped == 2)
+        if verb == "requeue":
+            assert room.drain(3, deadline=60) == ["first", "second", "first"]
+            # No consumer was lost.
+            assert stored(room)[2].deliveries == 0
+            room.received[2].ack()
+        room.received[1].ack()
+        wait_until(lambda: looker.open().get_children(NODES.queue("q").ready) == [])
+        assert room.bodies == ["first", "second", *(["first"] if verb == "requeue" else [])]
+
+
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_another_connection_goes_on_with_a_publish_in_doubt(
     hosts: str, connect: Callable[..., Connection], looker: Session, carried_out: bool
 ) -> None:
-    # Given an attempt of which nobody knows whether it was carried out, because its connection is gone
+    # Given an attempt of unknown outcome, because its connection is gone
     Queue("q")(connect().channel()).declare()
     client = looker.open()
     node = client.create(f"{JOURNALS}/gone", b"", makepath=True)
@@ -69,13 +101,13 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
         steps = [set_data(node, b"", 0), create(item.prefix, item.data, sequence=True)]
         transact(looker, steps, 30)
     stamps = {"q": Stamp(node, 0)}
-    # When another connection publishes it again, and again
+    # When another connection publishes the message twice
     session = Session(hosts)
-    publisher = Publisher(session, SystemClock())
+    publisher = ZooKeeperPublisher(session, SystemClock())
     try:
         assert publisher.put([item], stamps, "q") is None
         assert publisher.put([item], stamps, "q") is None
-        # Then it is there once, and others are not mistaken for it.
+        # Then the queue has the message once, and another message is not mistaken for it.
         assert len(client.get_children(NODES.queue("q").ready)) == 1
         assert publisher.put([item], {}, "q") is None
         assert len(client.get_children(NODES.queue("q").ready)) == 2
@@ -87,7 +119,7 @@ def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: 
     folder = hosts.partition("/")[2]
     with Proxy(zookeeper.port) as proxy:
         session = Session(f"127.0.0.1:{proxy.port}/{folder}", timeout_s=2)
-        publisher = Publisher(session, SystemClock())
+        publisher = ZooKeeperPublisher(session, SystemClock())
         item = Item("q", NODES.queue("q").ready_prefix(0), b"data")
         assert publisher.put([item], {}) == "q"
         proxy.black_hole.set()

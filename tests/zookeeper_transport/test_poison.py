@@ -1,9 +1,10 @@
-"""What kills its consumers over and over: it is counted, comes alone, and is given up on."""
+"""A message that crashes its consumers repeatedly is counted, delivered alone, and becomes a dead letter."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from kombu import Connection, pools
 
 import celery_dq
 from celery_dq.cli import dq
+from celery_dq.clock import SystemClock
+from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.apps import DQCelery
-from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 from tests.zookeeper_transport.expiry import expire
 from tests.zookeeper_transport.kinds import stored
 
@@ -28,17 +32,17 @@ NODES = BrokerNodes("online").queue("q")
 Connect = Callable[..., Connection]
 
 
-def lose(room: Mailroom) -> None:
-    """End a consumer's session behind its back, as its crash would; its connection is of no use any more."""
+def lose(room: KombuQueue) -> None:
+    """End a consumer's session as its crash would; its connection cannot be used any more."""
     expire(room.connection)
     with pytest.raises(room.connection.connection_errors):
         drain_until(room.connection, lambda: False, deadline=60)
     room.connection.close()
 
 
-def taken(connect: Connect, amount: int = 1, **options: Any) -> Mailroom:
-    """A consumer that holds `amount` messages."""
-    room = Mailroom(connect(), "q")
+def taken(connect: Connect, amount: int = 1, **options: Any) -> KombuQueue:
+    """Return a consumer that has taken `amount` messages."""
+    room = KombuQueue(connect(), "q")
     room.consume(prefetch_count=amount, **options)
     room.drain(amount, deadline=60)
     return room
@@ -55,7 +59,7 @@ def app(hosts: str) -> Iterator[DQCelery]:
 
 
 def kill(connect: Connect, times: int) -> None:
-    """Let the first message of the queue lose its consumer so many times."""
+    """Let the first message of the queue lose `times` consumers."""
     for number in range(times):
         room = taken(connect)
         (message,) = stored(room)
@@ -63,13 +67,13 @@ def kill(connect: Connect, times: int) -> None:
         lose(room)
 
 
-def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> None:
-    Mailroom(connect(), "q").publish("poison")
+def test_crashes_are_counted_and_what_is_released_is_not(connect: Connect) -> None:
+    KombuQueue(connect(), "q").publish("poison")
     room = taken(connect)
     (message,) = stored(room)
     assert "redelivered" not in message.delivery_info
     assert (message.deliveries, message.headers.get("dq_deliveries")) == (0, None)
-    # It is rejected, its connection is closed, its consumer is cancelled: nobody was lost.
+    # A requeue, a closed connection and a cancelled consumer do not count as lost consumers.
     message.requeue()
     room.drain(2, deadline=60)
     room.connection.close()
@@ -82,7 +86,7 @@ def test_crashes_are_counted_and_what_is_given_back_is_not(connect: Connect) -> 
 
 
 def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     room.publish("first", "second")
     room.consume()
     drain_until(room.connection, lambda: bool(room.received), deadline=60)
@@ -92,12 +96,12 @@ def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
 
 
 def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect, looker: Session) -> None:
-    Mailroom(connect(), "q").publish("poison")
+    KombuQueue(connect(), "q").publish("poison")
     kill(connect, 1)
-    Mailroom(connect(), "q").publish("a", "b", "c")
-    room = Mailroom(connect(), "q")
+    KombuQueue(connect(), "q").publish("a", "b", "c")
+    room = KombuQueue(connect(), "q")
     room.consume()
-    # With room for all of them, it is in nobody's company, and what was lost before is known by its node.
+    # With room for all messages, the suspect is still delivered alone. A node records its last consumer.
     room.drain(4, deadline=60)
     assert sorted(room.bodies) == ["a", "b", "c", "poison"]
     assert [message.deliveries for message in stored(room) if message.payload != "poison"] == [0, 0, 0]
@@ -109,10 +113,10 @@ def test_a_suspect_comes_alone_and_takes_no_neighbours_with_it(connect: Connect,
 
 
 def test_one_suspect_at_a_time(connect: Connect) -> None:
-    Mailroom(connect(), "q").publish("one", "two")
+    KombuQueue(connect(), "q").publish("one", "two")
     lose(taken(connect, 2))
-    Mailroom(connect(), "q").publish("fine")
-    room = Mailroom(connect(), "q")
+    KombuQueue(connect(), "q").publish("fine")
+    room = KombuQueue(connect(), "q")
     room.consume()
     room.drain(2, deadline=60)
     drain_idle(room.connection)
@@ -124,16 +128,39 @@ def test_one_suspect_at_a_time(connect: Connect) -> None:
     assert sorted(room.bodies) == ["fine", "one", "two"]
 
 
+def test_a_suspect_of_another_queue_comes_when_the_one_before_it_has_ended(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The periodic full look must not be the cause of the delivery.
+    monkeypatch.setattr(fetcher_module, "LOOK_AROUND_S", 3600.0)
+    for queue in ("q", "other"):
+        room = KombuQueue(connect(), queue)
+        room.publish(queue)
+        room.consume()
+        room.drain(1, deadline=60)
+        lose(room)
+    connection = connect()
+    rooms = [KombuQueue(connection, queue) for queue in ("q", "other")]
+    for room in rooms:
+        room.consume()
+    drain_until(connection, lambda: any(room.received for room in rooms), deadline=60)
+    drain_idle(connection)
+    first, second = sorted(rooms, key=lambda room: -len(room.received))
+    assert (len(first.received), len(second.received)) == (1, 0)
+    first.received[0].ack()
+    second.drain(1, deadline=20)
+
+
 def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: DQCelery, looker: Session) -> None:
     # Given a task that has lost five consumers
     task_id = app.send_task("poison", ("x",), {"y": 1}, queue="q", priority=4).id
     kill(connect, 5)
-    # When the next one takes it
-    room = Mailroom(connect(), "q")
+    # When the next consumer takes it
+    room = KombuQueue(connect(), "q")
     room.publish("fine", priority=0)
     room.consume(ack=True)
     assert room.drain(1, deadline=60) == ["fine"]
-    # Then nobody gets it, and it lies with reason and last worker where one looks for it.
+    # Then it is not delivered, and becomes a dead letter with its reason and last worker.
     client = looker.open()
     wait_until(lambda: len(app.dq.dead_letters["q"]) == 1)
     assert client.get_children(NODES.dead) == [task_id]
@@ -147,7 +174,7 @@ def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: DQCelery, loo
     assert letter.at is not None
     assert letter.worker.rpartition(":")[0]
     room.connection.close()
-    # Sent again, it starts anew, and keeps its priority.
+    # A replayed message starts with no lost consumers, and keeps its priority.
     assert letters.replay("unknown") == 0
     assert (letters.replay(), len(letters)) == (1, 0)
     (message,) = stored(taken(connect))
@@ -163,7 +190,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     def bury() -> None:
         kill(connect, 1)
         with app.connection_for_read() as connection:
-            assert Mailroom(connection, "q").bound.get() is None
+            assert KombuQueue(connection, "q").bound.get() is None
         wait_until(lambda: len(letters) == 1)
 
     bury()
@@ -183,16 +210,32 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
         assert result.exit_code == 0, result.output
         return result.output
 
-    # A queue that is deleted keeps what was given up on in it.
+    # A deleted queue keeps its dead letters.
     with app.connection_for_write() as connection:
         channel: Any = connection.default_channel
         channel.queue_delete("q")
     assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
     assert run("dead", "purge", "q", task_id) == "Deleted 1.\n"
     assert len(letters) == 0
-    # The other doors are those of the tenant broker.
+    # The other operations need the dq-redis broker.
     with pytest.raises(ConfigurationError, match="dq-redis"):
         app.dq.queues["q"].snapshot()
+
+
+def test_a_dead_letter_that_is_due_later_waits_when_it_is_sent_again(
+    connect: Connect, looker: Session
+) -> None:
+    # The message may have been dead-lettered on a machine whose clock was ahead.
+    room = KombuQueue(connect(), "q")
+    room.publish("x")
+    client = looker.open()
+    (name,) = client.get_children(NODES.ready)
+    data = frame([*unframe(client.get(NODES.item(name))[0]), b"{}"])
+    client.create(NODES.dead_letter("x"), data, makepath=True)
+    due_ms = round(SystemClock().wall() * 1000) + 3_600_000
+    assert room.channel.dead_letters("q").replay("x", lambda record: replace(record, due_ms=due_ms))
+    assert client.get_children(NODES.ready) == [name]
+    assert len(client.get_children(NODES.delayed)) == 1
 
 
 def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: DQCelery) -> None:
@@ -201,7 +244,7 @@ def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: DQCelery) ->
         app.send_task("poison", (number,), queue="q", task_id="same")
         kill(connect, 1)
         with app.connection_for_read() as connection:
-            assert Mailroom(connection, "q").bound.get() is None
+            assert KombuQueue(connection, "q").bound.get() is None
     wait_until(lambda: len(app.dq.dead_letters["q"]) == 2)
     assert sorted(letter.id.partition("~")[0] for letter in app.dq.dead_letters["q"].list()) == ["same"] * 2
     assert app.dq.dead_letters["q"].purge() == 2

@@ -1,4 +1,4 @@
-"""A ZooKeeper that wants to know who it is talking to, as a user of Celery meets it: TLS, SASL, ACLs."""
+"""A ZooKeeper server with TLS, SASL and ACLs, from the view of a user of Celery."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl, make_digest_acl
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_dq.app.face import dq_of
+from celery_dq.app.api.api import dq_of
 from celery_dq.errors import AccessDenied, ConfigurationError, DeliveriesExhausted
 from celery_dq.testing.certificates import make_certificate
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper.counting import count_of
+from celery_dq.transport.zookeeper.delivery_count import count_of
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.brokers import BROKERS
-from tests.conformance.mailroom import Mailroom
-from tests.conformance.workplace import Workplace
+from tests.conformance.celery_app import CeleryApp
+from tests.conformance.kombu_queue import KombuQueue
 from tests.zookeeper_transport.kinds import transport_of
 
 WAIT = 60
@@ -36,7 +36,7 @@ LOGIN = {"mechanism": "DIGEST-MD5", "username": "shop", "password": "secret"}
 
 
 class Fortress(NamedTuple):
-    """A server that speaks TLS and serves whom it knows by SASL."""
+    """A server with TLS that serves only clients with a SASL login."""
 
     server: ZooKeeperServer
     authority: str
@@ -57,7 +57,7 @@ def folder() -> str:
 
 
 def settings(fortress: Fortress, folder: str, **changes: Any) -> dict[str, Any]:
-    """What is right, as a user writes it."""
+    """Return correct settings in the form that a user writes."""
     return {
         "broker_url": f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}",
         "broker_login_method": "DIGEST-MD5",
@@ -69,48 +69,54 @@ def settings(fortress: Fortress, folder: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def workplace(
-    fortress: Fortress, folder: str, redis_server: RedisServer, looker: Session
-) -> Iterator[Workplace]:
+def celery_app(
+    fortress: Fortress,
+    folder: str,
+    redis_server: RedisServer,
+    looker: Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[CeleryApp]:
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # pickle needs this if the tests run as root
     broker = BROKERS["zookeeper"]
     broker.prepare()
-    opened = Workplace(broker, redis_server, broker_port=fortress.server.port, **settings(fortress, folder))
+    conf = {"accept_content": ["json", "pickle"], **settings(fortress, folder)}
+    opened = CeleryApp(broker, redis_server, broker_port=fortress.server.port, **conf)
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def looker(fortress: Fortress, folder: str) -> Iterator[Session]:
-    """Who looks past Celery."""
+    """A session that looks at the nodes directly."""
     session = Session(f"{fortress.server.hosts}/{folder}", sasl=LOGIN)
     yield session
     session.close()
 
 
-def test_a_worker_behind_tls_and_sasl(workplace: Workplace, looker: Session) -> None:
-    nodes = NODES.queue(workplace.queue)
-    with workplace.worker("prefork", concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
-        # Tasks, with a chord over the result backend, and remote control both ways.
-        assert workplace.send("add", 2, 3).get(timeout=WAIT) == 5
-        header = [workplace.signature("add", number, 1) for number in range(3)]
-        assert chord(header)(workplace.signature("total")).get(timeout=WAIT) == 6
-        assert workplace.ask("ping") == {"ok": "pong"}
-        # What kills its process every time is given up on, and the task is told so.
-        died = workplace.send("die", key := uuid4().hex)
-        with pytest.raises(DeliveriesExhausted, match="given up on after 1 deliveries"):
+def test_a_worker_behind_tls_and_sasl(celery_app: CeleryApp, looker: Session) -> None:
+    nodes = NODES.queue(celery_app.queue)
+    with celery_app.worker("prefork", concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
+        # Tasks run, with a chord over the result backend, and remote control works in both directions.
+        assert celery_app.send("add", 2, 3).get(timeout=WAIT) == 5
+        header = [celery_app.signature("add", number, 1) for number in range(3)]
+        assert chord(header)(celery_app.signature("total")).get(timeout=WAIT) == 6
+        assert celery_app.ask("ping") == {"ok": "pong"}
+        # A task that kills its process every time becomes a dead letter, and its result is an error.
+        died = celery_app.send("die", key := uuid4().hex, serializer="pickle")
+        with pytest.raises(DeliveriesExhausted, match="dead-lettered after 1 deliveries"):
             died.get(timeout=WAIT)
-        assert len(workplace.witness.told(f"attempt:{key}")) == 1
-        (letter,) = wait_until(dq_of(workplace.app).dead_letters[workplace.queue].list, WAIT)
+        assert len(celery_app.witness.told(f"attempt:{key}")) == 1
+        (letter,) = wait_until(dq_of(celery_app.app).dead_letters[celery_app.queue].list, WAIT)
         assert (letter.id, letter.reason, letter.deliveries) == (died.id, "max_deliveries", 1)
-        # A warm shutdown gives back what has not begun, and that is counted to nobody's debit.
-        held = workplace.send("hold_late", key)
-        workplace.witness.wait(f"started:{key}")
-        waiting = [workplace.send("hold_late", uuid4().hex) for _ in range(2)]
+        # A warm shutdown releases messages that were not started, and does not count them as lost consumers.
+        held = celery_app.send("hold_late", key)
+        celery_app.witness.wait(f"started:{key}")
+        waiting = [celery_app.send("hold_late", uuid4().hex) for _ in range(2)]
         client = looker.open()
         wait_until(lambda: len(client.get_children(nodes.locks)) == 3, WAIT)
         os.kill(worker.pid, signal.SIGTERM)
         worker.wait_for_log("Warm shutdown", WAIT)
-        workplace.witness.release(key)
+        celery_app.witness.release(key)
         assert held.get(timeout=WAIT) == key
         wait_until(lambda: not worker.alive, WAIT)
     left = client.get_children(nodes.ready)
@@ -119,7 +125,7 @@ def test_a_worker_behind_tls_and_sasl(workplace: Workplace, looker: Session) -> 
 
 
 def open_to(fortress: Fortress, folder: str, **changes: Any) -> Connection:
-    """A connection as Celery would make it."""
+    """Open a connection as Celery would."""
     given = settings(fortress, folder, **changes)
     return Connection(
         given["broker_url"],
@@ -129,19 +135,21 @@ def open_to(fortress: Fortress, folder: str, **changes: Any) -> Connection:
     )
 
 
-def test_what_is_wrong_is_said_in_the_users_words_and_loses_nothing(fortress: Fortress, folder: str) -> None:
+def test_what_is_wrong_is_reported_in_the_users_words_and_loses_nothing(
+    fortress: Fortress, folder: str
+) -> None:
     with open_to(fortress, folder) as connection:
-        Mailroom(connection, "q").publish("precious")
+        KombuQueue(connection, "q").publish("precious")
     url = f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}"
     by_name = url.replace("127.0.0.1", "localhost")
     tls = {"ca_certs": fortress.authority}
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"broker_use_ssl": {"ca_certs": fortress.stranger}}, r"check broker_use_ssl\['ca'\]"),
         ({"broker_use_ssl": {"ca_certs": "/nowhere"}}, r"broker_use_ssl\['ca'\] = '/nowhere' cannot be read"),
-        ({"broker_use_ssl": True}, r"does not hold .self-signed.*check broker_use_ssl\['ca'\]"),
+        ({"broker_use_ssl": True}, r"is not valid .self-signed.*check broker_use_ssl\['ca'\]"),
         ({"broker_url": by_name}, "not valid for 'localhost'.*host name"),
         ({"broker_url": url.replace("secret", "wrong")}, "credentials.*check .*broker_login_method"),
-        ({"broker_login_method": None}, "serves nobody without any: check broker_login_method"),
+        ({"broker_login_method": None}, "serves no client without any: check broker_login_method"),
         ({"broker_url": url.replace("shop:secret@", "")}, "needs a username and a password"),
     ]
     for changes, match in refusals:
@@ -153,14 +161,15 @@ def test_what_is_wrong_is_said_in_the_users_words_and_loses_nothing(fortress: Fo
         assert "secret" not in str(refusal.value)
     unchecked = {**tls, "cert_reqs": ssl.CERT_NONE}
     with open_to(fortress, folder, broker_url=by_name, broker_use_ssl=unchecked) as connection:
-        room = Mailroom(connection, "q")
+        room = KombuQueue(connection, "q")
         room.consume(ack=True)
         assert room.drain(1, deadline=WAIT) == ["precious"]
 
 
-def test_a_worker_with_a_wrong_password_ends_and_says_why(workplace: Workplace) -> None:
-    wrong = workplace.conf["broker_url"].replace("secret", "wrong")
-    worker = workplace.worker("solo", conf={"broker_url": wrong})
+@pytest.mark.logged_error("it refused the credentials")
+def test_a_worker_with_a_wrong_password_ends_and_reports_why(celery_app: CeleryApp) -> None:
+    wrong = celery_app.conf["broker_url"].replace("secret", "wrong")
+    worker = celery_app.worker("solo", conf={"broker_url": wrong})
     try:
         worker.start()
         wait_until(lambda: not worker.alive, WAIT)
@@ -179,17 +188,17 @@ def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, fo
     with Connection(
         f"dq-zookeeper://shop:secret@{zookeeper.hosts}/{folder}", transport_options=options
     ) as connection:
-        room = Mailroom(connection, Queue("q", Exchange("x", type="direct"), routing_key="k"))
+        room = KombuQueue(connection, Queue("q", Exchange("x", type="direct"), routing_key="k"))
         room.publish("mine", exchange="x", routing_key="k")
         room.consume()
         room.drain(1, deadline=WAIT)
-        # A stranger may look, at everything, and change nothing.
+        # A stranger may read all nodes and change nothing.
         with closing(Session(f"{zookeeper.hosts}/{folder}")) as session:
             client = session.open()
             found = list(below(client, "/dq"))
             assert NODES.queue("q").item("").rstrip("/") in found
             assert any(path.startswith(NODES.queue("q").locks + "/") for path in found)
-            # Others are not shown whose a digest is.
+            # ZooKeeper hides the digests in ACLs from strangers.
             own = transport_of(connection).session.open()
             for path in found:
                 assert sorted(own.get_acls(path)[0]) == sorted([owner, everybody]), path
@@ -206,7 +215,7 @@ def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, fo
 
 
 def below(client: Any, path: str) -> Iterator[str]:
-    """All paths from `path` on."""
+    """Yield `path` and all paths below it."""
     yield path
     for name in client.get_children(path):
         yield from below(client, f"{path}/{name}")

@@ -1,4 +1,4 @@
-"""Delays, priorities and places; transient queues; what others put there; rights."""
+"""Delays, priorities and order; transient queues; foreign nodes; access rights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.zookeeper import channel as channel_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
-from tests.conformance.mailroom import Mailroom, drain_idle, drain_until
+from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 from tests.zookeeper_transport.kinds import stored, transport_of
 
 NODES = BrokerNodes("online")
@@ -27,7 +27,7 @@ def due(seconds: float) -> dict[str, object]:
 
 
 def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callable[..., Connection]) -> None:
-    rooms = [Mailroom(connect(), "q") for _ in range(3)]
+    rooms = [KombuQueue(connect(), "q") for _ in range(3)]
     for room in rooms:
         room.consume(ack=True)
     began = time.time()
@@ -44,12 +44,12 @@ def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callab
     wait_until(lambda: len(all_heard()) >= 3)
     assert time.time() - began >= 2
     assert sorted(all_heard()) == ["late", "now", "soon"]
-    # Its time has come: a worker must not hold it back again.
+    # The ETA has passed, so the worker must not hold the message back again.
     assert all(message.headers.get("eta") is None for room in rooms for message in room.received)
 
 
 def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connection]) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     room.publish("low", priority=1)
     room.publish("delayed", priority=5, **due(0.1))
     room.consume(prefetch_count=1)
@@ -69,7 +69,7 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
 
 
 def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     nodes = NODES.queue("q")
     for folder in (nodes.delayed, nodes.locks, nodes.unreadable):
         looker.open().delete(folder)
@@ -80,7 +80,7 @@ def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connecti
 
 
 def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     nodes = NODES.queue("q")
     looker.open().create(nodes.ready_prefix(9), b"not ours", sequence=True)
     looker.open().create(f"{nodes.delayed}/stranger", b"")
@@ -94,7 +94,7 @@ def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], 
 def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
     connect: Callable[..., Connection], looker: Session
 ) -> None:
-    room = Mailroom(connect(), "q")
+    room = KombuQueue(connect(), "q")
     room.publish(*range(3))
     room.consume()
     room.drain(3, deadline=60)
@@ -108,7 +108,7 @@ def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
 def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection], looker: Session) -> None:
     exchange = Exchange("all", type="fanout")
     queue = Queue("mine", exchange, auto_delete=True, durable=False)
-    room = Mailroom(connect(), queue)
+    room = KombuQueue(connect(), queue)
     assert looker.open().exists(NODES.queue("mine").ready)
     room.connection.close()
     assert not looker.open().exists(NODES.queue("mine").path)
@@ -118,7 +118,7 @@ def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection]
 
 def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connection], looker: Session) -> None:
     connection = connect()
-    Mailroom(connection, Queue("kept", auto_delete=True))
+    KombuQueue(connection, Queue("kept", auto_delete=True))
     looker.open().ensure_path(f"{NODES.transients}/left")
     for folder in NODES.queue("left").folders:
         looker.open().ensure_path(folder)
@@ -135,8 +135,8 @@ def test_broadcasts_to_one_who_does_not_listen_are_bounded(
 ) -> None:
     monkeypatch.setattr(channel_module, "TRANSIENT_CAP", 3)
     exchange = Exchange("all", type="fanout")
-    deaf = Mailroom(connect(), Queue("deaf", exchange, auto_delete=True))
-    keen = Mailroom(connect(), Queue("keen", exchange, auto_delete=True))
+    deaf = KombuQueue(connect(), Queue("deaf", exchange, auto_delete=True))
+    keen = KombuQueue(connect(), Queue("keen", exchange, auto_delete=True))
     keen.consume(ack=True)
     producer = Producer(connect().channel(), exchange=exchange)
     for number in range(6):
@@ -155,7 +155,7 @@ def test_an_environment_of_its_own(connect: Callable[..., Connection], hosts: st
     app.conf.dq_environment = "sandbox"
     celery_dq.setup(app)
     with app.connection_for_write() as connection:
-        Mailroom(connection, "q").publish(1)
+        KombuQueue(connection, "q").publish(1)
         assert looker.open().exists("/dq/sandbox/broker/queues/q")
         assert not looker.open().exists("/dq/online")
     app.close()
@@ -163,7 +163,7 @@ def test_an_environment_of_its_own(connect: Callable[..., Connection], hosts: st
 
 def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], hosts: str) -> None:
     host, _, folder = hosts.partition("/")
-    owner = Mailroom(connect(f"dq-zookeeper://shop:secret@{host}/{folder}"), "q")
+    owner = KombuQueue(connect(f"dq-zookeeper://shop:secret@{host}/{folder}"), "q")
     owner.publish(1)
     stranger = connect()
     with pytest.raises((AccessDenied, *stranger.channel_errors)):

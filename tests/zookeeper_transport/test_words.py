@@ -1,4 +1,4 @@
-"""What needs no server: URLs, options, node names, the bytes of a message."""
+"""Parts that need no server: URLs, options, node names, and the format of a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kombu import Connection
 from celery_dq.errors import ConfigurationError, CorruptRecord, InvalidMessage
 from celery_dq.transport.zookeeper.address import address_in, host_list, nobody_listens, session_options
 from celery_dq.transport.zookeeper.publisher import Item, transactions
-from celery_dq.transport.zookeeper.record import Record, record_of
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of
 from celery_dq.znodes import BrokerNodes, QueueNodes, binding_of, due_ms_of, served_in_order
 
 
@@ -74,7 +74,7 @@ def test_a_login_method_names_a_mechanism_of_sasl() -> None:
         assert (options(digest)["sasl"], options(digest)["auth"]) == (None, [("digest", "shop:secret")])
 
 
-def test_certificates_are_checked_unless_it_is_said_otherwise() -> None:
+def test_certificates_are_checked_unless_it_is_reported_otherwise() -> None:
     def tls(ssl_options: bool | dict[str, Any]) -> object:
         return session_options(Connection("dq-zookeeper://h1/x", ssl=ssl_options))["tls"]
 
@@ -100,7 +100,7 @@ def test_unusable_options_are_named(given: dict[str, object], named: str) -> Non
         session_options(connection)
 
 
-def test_without_kazoo_the_error_says_what_to_install() -> None:
+def test_without_kazoo_the_error_reports_what_to_install() -> None:
     code = (
         "import sys; sys.modules['kazoo'] = None\n"
         "from kombu import Connection; from celery_dq.wiring import register_transports\n"
@@ -128,6 +128,8 @@ def test_names_are_those_of_curator() -> None:
     assert nodes.ready_prefix(2) == "/q/ready/queue-100000007"
     assert nodes.delayed_prefix(0x18BCFE56800) == "/q/delayed/queue-|18BCFE56800|"
     assert due_ms_of("queue-|18BCFE56800|0000000000") == 0x18BCFE56800
+    # A failing Curator consumer has requeued this item.
+    assert due_ms_of("queue-0000000002") == 0
 
 
 def test_urgent_first_then_by_age_over_the_roll_over() -> None:
@@ -145,19 +147,19 @@ def test_a_binding_reads_back() -> None:
 
 @pytest.mark.parametrize("body", ["text ü", b"\x00\xff", ""])
 def test_a_record_reads_back(body: str | bytes) -> None:
-    record = Record(7, 1_700_000_000_123, b'[0,{},{},"x","y"]', body)
+    record = ZooKeeperRecord(7, 1_700_000_000_123, b'[0,{},{},"x","y"]', body)
     packed = record.pack()
-    assert Record.unpack(packed) == record
-    # Curator: version, item, length; at the end, no more items.
+    assert ZooKeeperRecord.unpack(packed) == record
+    # Curator's format starts with the version, an item mark and its length, and ends with an end mark.
     assert packed[:5] == bytes.fromhex("0001000101")
     assert packed[-1:] == b"\x02"
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-2], lambda data: b"", lambda data: b"{}" + data])
-def test_damaged_bytes_are_said_to_be(damage: object) -> None:
-    data = Record(0, 0, b"[0,{},{}]", "x").pack()
+def test_damaged_bytes_are_reported_to_be(damage: object) -> None:
+    data = ZooKeeperRecord(0, 0, b"[0,{},{}]", "x").pack()
     with pytest.raises(CorruptRecord):
-        Record.unpack(damage(data))  # type: ignore[operator]  # a parameter
+        ZooKeeperRecord.unpack(damage(data))  # type: ignore[operator]  # a parameter
 
 
 def test_an_unusable_eta_is_named() -> None:

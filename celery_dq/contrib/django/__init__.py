@@ -1,5 +1,11 @@
-"""celery-dq in a Django project: ``INSTALLED_APPS += ["celery_dq.contrib.django"]``.
+"""The Django app: ``INSTALLED_APPS += ["celery_dq.contrib.django"]``.
 
-Settings carry the namespace that the project gave to Celery, so ``CELERY_DQ_LEASE`` with the usual
-``namespace="CELERY"``. The project's Celery app is found by itself; see :mod:`.conf`.
+Settings carry the namespace that the project gave to Celery, e.g. ``CELERY_DQ_LEASE`` with the usual
+``namespace="CELERY"``.
+
+``conf``    finds the Celery app of the project
+``apps``    calls ``celery_dq.setup`` when the project is ready
+``checks``  system checks; with ``manage.py check --deploy`` also those that ask the servers
+
+Django loads this package. No other package of celery-dq imports Django.
 """

@@ -1,4 +1,4 @@
-"""System checks: ``manage.py check``; with ``--deploy`` also what needs the server."""
+"""System checks for ``manage.py check``; those that need the server run with ``--deploy`` only."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 from django.core import checks
 
-from celery_dq.app.doctor import Finding, check_server, check_settings
+from celery_dq.app.checks.doctor import Finding, check_server, check_settings
 from celery_dq.contrib.django.conf import project_app
 
-#: ``manage.py check --tag celery_dq``
+#: Tag of the checks, for ``manage.py check --tag celery_dq``.
 TAG = "celery_dq"
 
 
 @checks.register(TAG)
 def settings_are_valid(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """The ``dq_*`` settings, the broker's scheme, the tenant templates of the tasks: opens nothing."""
+    """Check the ``dq_*`` settings, the broker's scheme, and the tenant templates. Opens no connection."""
     app = project_app()
-    # The tasks modules of the installed apps; all that a worker imports would run the checks again.
+    # Only the tasks modules of the installed apps. A full import, as in a worker, would run the checks again.
     app.autodiscover_tasks(force=True)
     return _messages(check_settings(app))
 
 
 @checks.register(TAG, deploy=True)
 def server_is_fit(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """The Redis server's version and eviction policy."""
+    """Check the version and the eviction policy of the Redis server."""
     return _messages(check_server(project_app()))
 
 

@@ -1,4 +1,4 @@
-"""Which Celery app a Django project means."""
+"""The look-up of a Django project's Celery app."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-#: Optional setting: where the app is, such as ``"shop.celery:app"``.
+#: Optional setting with the path of the app, such as ``"shop.celery:app"``.
 APP_SETTING = "CELERY_DQ_APP"
 
 
 def project_app() -> Any:
     """Return the Celery app of the project.
 
-    In this order: what ``CELERY_DQ_APP`` names; the app that is current (in the usual layout the
-    project's ``__init__`` imports it); ``app`` in the module ``celery`` beside the settings module.
+    The first of these is used: the app that ``CELERY_DQ_APP`` names; the current app, which the project's
+    ``__init__`` imports in the usual layout; ``app`` in the module ``celery`` beside the settings module.
 
     Raises:
-        ImproperlyConfigured: There is none, or the setting names something else.
+        ImproperlyConfigured: There is no app, or the setting names another object.
     """
     named = getattr(settings, APP_SETTING, None)
     if named:
         return _imported(str(named))
-    # Asking `celery.current_app` would make one up.
+    # `celery.current_app` would create an app if there is none.
     state: Any = _state
     app = state._tls.current_app or state.default_app
     if app is not None:

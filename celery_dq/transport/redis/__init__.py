@@ -1,1 +1,13 @@
-"""The tenant broker on Redis: ``dq-redis://``, ``dq-rediss://``, ``dq-sentinel://``."""
+"""The tenant broker on Redis: ``dq-redis://``, ``dq-rediss://``, ``dq-sentinel://``.
+
+``transport``, ``sentinel``  the kombu transports
+``connection_context``       what all channels of one connection share
+``channel``, ``event_loop``  the kombu channel, and its part that an event loop calls
+``qos``                      the prefetch count of a channel
+``consuming``                how messages get from Redis to a consumer
+``in_flight``                messages under a lease, their acks, the heartbeat
+``store``                    the data in Redis: partitions, records, replies, publishing
+``lua``                      one script per action, with ``lua/include``
+
+Imports go down this list. kombu calls ``transport`` and ``channel``; every change in Redis is one script.
+"""

@@ -1,4 +1,4 @@
-"""What the tenant broker takes over from kombu's Redis transport; see :mod:`celery_dq.transport.bases`."""
+"""The parts of kombu's Redis transport that this package reuses; see :mod:`celery_dq.transport.bases`."""
 
 from __future__ import annotations
 

@@ -1,127 +1,113 @@
 """The kombu channel of the tenant broker.
 
-What is not queueing comes from kombu's own Redis channel: connection parameters,
-TLS, Sentinel, credential providers, exchange tables, fanout by PUB/SUB. Queueing,
-acknowledgement and waiting are ours.
+Kombu's own Redis channel provides connection parameters, TLS, Sentinel, credential providers, exchange
+tables, and fanout by PUB/SUB. This class provides queueing, acknowledgement and waiting.
 
-Two kinds of queues exist. An ordinary one is a partition. A *transient* one
-(not kept when its consumer goes, and not durable or with an expiry) is a plain Redis list that
-expires; see :mod:`celery_dq.transport.redis.transient`.
+Two kinds of queues exist. An ordinary queue is a partition. A *transient* queue (``auto_delete``, and either
+not durable or with ``x-expires``) is a plain Redis list that expires; see
+:mod:`celery_dq.transport.redis.store.transient`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable
-from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.hooks import DEDUP, WorkerGate
+from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.redis.driven import DrivenChannel
-from celery_dq.transport.redis.fitness import old_servers_named
-from celery_dq.transport.redis.intake import Intake
-from celery_dq.transport.redis.ledger import Ledger
-from celery_dq.transport.redis.message import Message
-from celery_dq.transport.redis.partition import Partition
-from celery_dq.transport.redis.process import Process
-from celery_dq.transport.redis.publisher import STAMPS, PublishBatch, Publisher
+from celery_dq.transport.queue_arguments import warn_of_ignored
+from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+from celery_dq.transport.redis.event_loop import EventLoopChannel
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.transport.redis.qos import QoS
-from celery_dq.transport.redis.queue import Queue
-from celery_dq.transport.redis.quotas import bring_settings
-from celery_dq.transport.redis.record import Record
-from celery_dq.transport.redis.replies import ClaimedEntry
-from celery_dq.transport.redis.transient import Transients
+from celery_dq.transport.redis.store.full_server import add_member, is_full
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.publisher import STAMPS, RedisPublishBatch, RedisPublisher
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.quotas import write_settings_quota
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.refusals import refusals_named
+from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.redis.store.server_checks import connection_refusals_named
+from celery_dq.transport.redis.store.transient import TransientQueues
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.poller import Poller
-    from celery_dq.transport.redis.session import Session
+    from celery_dq.transport.redis.connection_context import ConnectionContext
+    from celery_dq.transport.redis.consuming.poller import Poller
 
 logger = logging.getLogger(__name__)
 PURGE_CHUNK = 1000
 
 
-class Channel(DrivenChannel):
+class Channel(EventLoopChannel):
     """A channel whose queues hold tenants."""
 
     QoS = QoS
+    queue_declare = refusals_named()(EventLoopChannel.queue_declare)
+    queue_bind = refusals_named()(EventLoopChannel.queue_bind)
     supports_batch_publish = True
-    #: A hung server must not hang its clients (kombu waits for ever by default). Seconds.
+    #: Seconds. A hung server must not hang its clients, but by default kombu waits without a limit.
     socket_timeout = 15.0
     socket_connect_timeout = 5.0
     socket_keepalive = True
     max_connections = 50
-    #: Kombu has these since 5.7; before, they are never used.
+    #: Kombu uses these two since version 5.7.
     keyprefix_binding_permanent = "_kombu.binding_permanent.%s"
     keyprefix_binding_deadlines = "_kombu.binding_deadlines"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.session: Session = args[0].session
-        self.process: Process = self.session.process
-        self.poller: Poller = self.session.poller
-        self.transients = Transients(self.session.list_prefix)
+        self.context: ConnectionContext = args[0].context
+        self.process: ConsumerIdentity = self.context.process
+        self.poller: Poller = self.context.poller
+        self.transients = TransientQueues(self.context.list_prefix)
         self._queues: dict[str, Queue] = {}
         self._subscribed: set[str] = set()
         self._broken = False
         self._health_checked_at = self.process.clock.monotonic()
         self._registered = False
-        self._separate()
-        with old_servers_named():
+        self._apply_environment_prefix()
+        with refusals_named(), connection_refusals_named():
             super().__init__(*args, **kwargs)
-        options = self.session.options
-        self.intake = Intake(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
-        self.publisher = Publisher(lambda: self.pool, options, self.process.clock)
-        self.session.check_server(self.client)
+        options = self.context.options
+        self.consumer = ChannelConsumer(
+            self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
+        )
+        self.publisher = RedisPublisher(lambda: self.pool, options, self.process.clock)
+        self.context.check_server(self.client)
 
-    # -- what the others ask of a channel --------------------------------------
-
-    @property
-    def ledger(self) -> Ledger:
-        """What the process holds."""
-        return self.process.ledger
+    # -- parts, queues ---------------------------------------------------------
 
     @property
-    def gate(self) -> WorkerGate | None:
-        """The worker that this channel feeds; None in plain kombu."""
-        return self.session.gate
+    def in_flight(self) -> InFlightMessages:
+        """The in-flight messages of the process."""
+        return self.process.in_flight
+
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """Capacity of the worker that consumes from this channel; None in plain kombu."""
+        return self.context.capacity
 
     def running_tags(self) -> frozenset[str]:
-        """Return the deliveries that the worker's pool runs or will run."""
-        return self.gate.running_tags() if self.gate else frozenset()
+        """Return the delivery tags of messages whose tasks the worker's pool runs or will run."""
+        return self.capacity.running_tags() if self.capacity else frozenset()
 
     def queue(self, name: str) -> Queue:
         """Return the queue called *name* with its partition."""
         if name not in self._queues:
-            self._queues[name] = self.session.queue(name)
+            self._queues[name] = self.context.queue(name)
         return self._queues[name]
 
     def partition(self, name: str) -> Partition:
         """Return the partition of the queue called *name*."""
         return self.queue(name).partition
-
-    def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
-        """Return what makes clients for another thread; it outlives this channel.
-
-        Arguments:
-            timeout_s: seconds to wait for a connection or an answer, if those of the channel are longer.
-        """
-        # It is made for these clients, and no connection has been.
-        pool = self._get_pool()
-        for name in {"socket_timeout", "socket_connect_timeout"} & pool.connection_kwargs.keys():
-            configured = pool.connection_kwargs[name]
-            if timeout_s < (math.inf if configured is None else configured):
-                pool.connection_kwargs[name] = timeout_s
-        return partial(self.Client, connection_pool=pool)
-
-    def keeper_clients(self) -> Callable[[], redis.Redis]:
-        """Return what makes clients for the keeper's thread."""
-        return self.own_clients(self.process.keeper.patience_s)
 
     # -- declaring -------------------------------------------------------------
 
@@ -132,20 +118,32 @@ class Channel(DrivenChannel):
             if queue not in self._fanout_queues:
                 self.transients.declare(self.client, queue, arguments)
         else:
+            warn_of_ignored(queue, arguments)
             self.transients.declare_durable(queue)
-            self.client.sadd(self.session.registry_key, queue)
+            add_member(self.client, self.context.registry_key, queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)
+        except redis.ResponseError as exc:
+            if not is_full(exc):
+                raise
+            member = self.sep.join([routing_key or "", pattern or "", queue or ""])
+            add_member(self.client, self.keyprefix_queue % (exchange,), member)
+            if queue not in getattr(self, "_expires", ()):
+                add_member(self.client, self.keyprefix_binding_permanent % (exchange,), member)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        if self.transients.knows(queue) or queue in self._fanout_queues:
+        if self.transients.is_declared(queue) or queue in self._fanout_queues:
             return True
-        return bool(self.client.sismember(self.session.registry_key, queue)) or self.transients.holds(
+        return bool(self.client.sismember(self.context.registry_key, queue)) or self.transients.exists(
             self.client, queue
         )
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
-        """Return the bindings of *exchange*: those in Redis, or, where they are gone, our own.
+        """Return the bindings of *exchange* from Redis or, if they are gone, those of this process.
 
-        Kombu drops a message silently when the table was evicted or flushed.
+        Without bindings, as after an eviction or a flush, kombu would drop the message silently.
         """
         table: list[tuple[str, ...]] = super().get_table(exchange)
         if not table:
@@ -174,21 +172,21 @@ class Channel(DrivenChannel):
     def _drop(self, queue: str) -> None:
         if queue in self._fanout_queues:
             return
-        if self.transients.holds(self.client, queue):
+        if self.transients.exists(self.client, queue):
             self.transients.delete(self.client, queue)
         else:
             self._purge(queue)
-            self.client.srem(self.session.registry_key, queue)
+            self.client.srem(self.context.registry_key, queue)
 
     def _size(self, queue: str) -> int:
         if queue in self._fanout_queues:
             return 0
-        if self.transients.holds(self.client, queue):
+        if self.transients.exists(self.client, queue):
             return self.transients.size(self.client, queue)
-        return self.session.depth(self.client, self.partition(queue))
+        return self.context.waiting_count(self.client, self.partition(queue))
 
     def _purge(self, queue: str) -> int:
-        if self.transients.holds(self.client, queue):
+        if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
         removed = 0
         while True:
@@ -199,12 +197,20 @@ class Channel(DrivenChannel):
 
     # -- publishing ------------------------------------------------------------
 
+    @refusals_named()
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish, once: the stamps of an attempt that failed stay on the message.
+        """Publish a message exactly once: the stamps of a failed attempt stay on the message.
+
+        Args:
+            message: Message made by ``prepare_message`` of kombu.
+            exchange: Name of the exchange.
+            routing_key: Routing key.
+            **kwargs: Further arguments of kombu.
 
         Raises:
-            redis.ConnectionError: the channel was closed. Kombu's declaring before a publish may have
-                connected anew; it then publishes again on the new channel.
+            redis.ConnectionError: The channel was closed. A declaration before the publish may have made
+                kombu connect again; kombu then publishes on the new channel.
+            BrokerRefused: The server refused the message; nothing was stored.
         """
         if self.closed:
             raise redis.ConnectionError("The channel was closed: publish on a new one")
@@ -213,33 +219,38 @@ class Channel(DrivenChannel):
         return result
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-        # The body stays as it is: a record holds raw bytes, and base64 costs a third.
+        # The body is not encoded: a record holds raw bytes, and base64 would make it a third longer.
         message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        if self.transients.holds(self.client, queue):
-            self.transients.put(self.client, queue, self._as_json(message))
+        if self.transients.exists(self.client, queue):
+            self.transients.push(self.client, queue, self._as_json(message))
             return
         target = self.queue(queue)
         stamped = self.publisher.stamp(target, message)
-        batch: PublishBatch | None = kwargs.get("_publish_batch")
+        batch: RedisPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
             batch.add(target, stamped)
         else:
             self.publisher.push(target, [stamped])
 
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Kombu's seam for ``Producer.batch()``."""
-        return PublishBatch(self, max_size)
+    def create_publish_batch(self, max_size: int) -> RedisPublishBatch:
+        """Return a batch for ``Producer.batch()`` of kombu.
+
+        Args:
+            max_size: Number of messages after which the batch is flushed.
+        """
+        return RedisPublishBatch(self, max_size)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         kwargs.pop("_publish_batch", None)
         super()._put_fanout(exchange, self._as_json(message), routing_key, **kwargs)
 
     def _as_json(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return *message* as the JSON-able form that stock kombu sends: body in base64."""
+        """Return *message* in the JSON form of kombu's own Redis transport, with the body in base64."""
         body, encoding = self.encode_body(message["body"], "base64")
-        sent = {key: each for key, each in message["properties"].items() if key not in (STAMPS, DEDUP)}
+        ours = (STAMPS, DEDUP_PROPERTY, COUNTDOWN)
+        sent = {key: each for key, each in message["properties"].items() if key not in ours}
         properties = dict(sent, body_encoding=encoding, delivery_tag=self._next_delivery_tag())
         return dict(message, body=body, properties=properties)
 
@@ -249,13 +260,13 @@ class Channel(DrivenChannel):
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume *queue*; several consumers of one queue on a channel take turns."""
-        self.session.refuse_inherited()
+        self.context.refuse_inherited()
         if queue in self._fanout_queues:
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
-        elif self.transients.holds(self.client, queue):
+        elif self.transients.exists(self.client, queue):
             # Kombu's base class wraps the payload and calls back.
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
-            self.intake.fetcher.listen(
+            self.consumer.fetcher.listen(
                 self.transients.key(queue),
                 lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
             )
@@ -263,15 +274,15 @@ class Channel(DrivenChannel):
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
-            if self.session.has_settings:
-                quota = self.session.options.queue(queue).quota
-                bring_settings(self.partition(queue), self.client, quota)
-            self.session.attend()
-            self.intake.start(self.queue(queue), consumer_tag, callback, no_ack)
+            if self.context.has_settings:
+                options = self.context.options.queue(queue)
+                write_settings_quota(self.partition(queue), self.client, options, self.process.consumer)
+            self.context.register_consumer()
+            self.consumer.start_consumer(self.queue(queue), consumer_tag, callback, no_ack)
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop a consumer. What it has not been given yet goes back to its place."""
+        """Stop a consumer, and release its undelivered messages to their places in the queue."""
         queue = self._tag_to_queue.get(consumer_tag)
         if queue is None:
             return
@@ -279,48 +290,50 @@ class Channel(DrivenChannel):
             self._subscribed.clear()
             super()._basic_cancel(consumer_tag)
             return
-        if self.transients.knows(queue):
-            self.intake.fetcher.unlisten(self.transients.key(queue))
+        if self.transients.is_declared(queue):
+            self.consumer.fetcher.unlisten(self.transients.key(queue))
         else:
-            self.intake.stop(queue, consumer_tag)
+            self.consumer.stop_consumer(queue, consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Take one message at once, or None. What was cancelled or cannot be read is not one."""
-        self.session.refuse_inherited()
-        if self.transients.holds(self.client, queue):
+        """Return one message at once, or None. Cancelled and unreadable messages are passed over."""
+        self.context.refuse_inherited()
+        if self.transients.exists(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         target = self.queue(queue)
-        self.process.keeper.use(target, self.keeper_clients)
+        self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
         try:
-            while taken := self.intake.claim_one(target):
+            while taken := self.consumer.claim_one(target):
+                for entry, tag in taken:
+                    if entry.reason:
+                        self.in_flight.finish(tag)
                 entry, tag = taken[0]
-                try:
-                    message = Message(Record.unpack(entry.record), entry, tag, queue, self)
-                except CorruptRecord as exc:
-                    self.bury_unreadable(target, entry, tag, exc)
+                if entry.reason:
                     continue
-                if message.discard:
-                    self.ledger.finish(tag)
+                try:
+                    message = Message(RedisRecord.unpack(entry.record), entry, tag, queue, self)
+                except CorruptRecord as exc:
+                    self.dead_letter_unreadable(target, entry, tag, exc)
                     continue
                 message.started = True
                 if no_ack:
-                    self.ledger.finish(tag)
-                    self.tell_now()
+                    self.in_flight.finish(tag)
+                    self.send_acks_now()
                 else:
                     self.qos.append(message, tag)
                 return message
         finally:
-            self.process.keeper.leave(target, soon=False)
+            self.process.heartbeat.drop_lease(target, soon=False)
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
-        if not self.transients.holds(self.client, queue):
+        if not self.transients.exists(self.client, queue):
             raise Empty
-        return self.transients.get(self.client, queue)
+        return self.transients.pop(self.client, queue)
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """Messages of partitions come as messages; kombu makes the others from their payload."""
+        """Return messages of partitions as they are; kombu makes all others from their payload."""
         if isinstance(raw_message, Message):
             return raw_message
         return super().message_to_python(raw_message)
@@ -328,68 +341,79 @@ class Channel(DrivenChannel):
     # -- acknowledging ---------------------------------------------------------
 
     def basic_settle(self, delivery_tag: str) -> None:
-        """Acknowledge before the task runs: never deliver it again, keep its slot."""
+        """Settle a message before its task runs: it keeps its concurrency slot, but cannot return."""
         self.qos.settle(delivery_tag)
-        self._tell_at_the_end()
+        self._send_acks_at_shutdown()
 
     def basic_finish(self, delivery_tag: str) -> None:
-        """The task of an acknowledged message is over: free its slot."""
+        """Finish a message whose task is over, which frees its concurrency slot."""
         self.qos.forget(delivery_tag)
-        self.ledger.finish(delivery_tag)
-        self._tell_at_the_end()
+        self.in_flight.finish(delivery_tag)
+        self._send_acks_at_shutdown()
 
     def requeue_transient(self, message: Any) -> None:
-        """Put a message of a transient queue back; at its end, as lists do."""
+        """Requeue a message of a transient queue, at the end of its list."""
         for queue in self._lookup(message.delivery_info["exchange"], message.delivery_info["routing_key"]):
             raw = dict(message._raw, headers=dict(message.headers, redelivered=True))
             raw["properties"]["delivery_info"]["redelivered"] = True
-            if self.transients.holds(self.client, queue):
-                self.transients.put(self.client, queue, raw)
+            if self.transients.exists(self.client, queue):
+                self.transients.push(self.client, queue, raw)
 
-    def bury(self, message: Message, reason: str) -> None:
-        """Keep *message* as a dead letter, with the reason, and finish it."""
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Move *message* to the dead letters with a reason."""
         tag: str = message.delivery_tag
         self.qos.forget(tag)
-        self.ledger.bury(tag, reason, message.record.pack())
+        self.in_flight.dead_letter(tag, reason, message.record.pack())
 
-    def bury_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
-        """A stored message cannot be read: keep it as a dead letter and go on."""
-        logger.error("Message %s of queue %s goes to the dead letters: %s.", entry.id, queue.name, why)
-        self.ledger.bury(tag, f"unreadable: {why}", entry.record)
+    def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
+        """Move a stored message that cannot be read to the dead letters."""
+        logger.error(
+            "Message %s of queue %s was moved to the dead letters: %s.",
+            entry.id,
+            queue.name,
+            why,
+            extra={"event": "unreadable_message_dead_lettered", "queue": queue.name},
+        )
+        self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
 
-    # -- the end ---------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The connection is lost: :meth:`close` must not wait for it."""
+        """Mark the connection as lost, so that :meth:`close` does not wait for it."""
         self._broken = True
 
     def close(self) -> None:
-        """Give back what is not running, tell the broker what there is to tell, and disconnect."""
+        """Release all messages that are not running, send all pending acks, and disconnect."""
         if not self.closed and self.process.pid != os.getpid():
-            # A child closes what it has inherited: what is held, and the sockets, are the parent's.
+            # In a forked child, the in-flight messages and the sockets belong to the parent.
             self.closed = True
             self.connection.close_channel(self)
             return
-        if not self.closed and hasattr(self, "intake"):
+        if not self.closed and hasattr(self, "consumer"):
             self._closing = True
             self.poller.discard(self)
-            self.intake.close()
+            self.consumer.close()
             if self._qos is not None:
                 self._qos.restore_unacked_once()
             if not self._broken:
                 try:
-                    self._tell()
+                    self._send_acks()
                     self._delete_transients()
                     self.publisher.retire(self.client)
-                except self.connection_errors as exc:
-                    logger.warning("The broker could not be told at close (%s); the keeper will try.", exc)
+                except (redis.RedisError, OSError) as exc:
+                    logger.warning(
+                        "Redis did not answer while a channel was closed (%s). The heartbeat thread sends "
+                        "the pending acks.",
+                        exc,
+                        extra={"event": "channel_closed_without_answer"},
+                    )
             else:
-                # Kombu would go and delete them.
+                # Kombu would delete these queues over the broken connection.
                 self.auto_delete_queues.clear()
             self.publisher.close()
         super().close()
 
     def _delete_transients(self) -> None:
         for queue in list(self.auto_delete_queues):
-            if self.transients.knows(queue):
+            if self.transients.is_declared(queue):
                 self.transients.delete(self.client, queue)

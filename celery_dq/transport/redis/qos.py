@@ -1,83 +1,87 @@
-"""What a channel has delivered, and how much more it may."""
+"""The prefetch count of a channel and the acknowledgements of its messages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from celery_dq.transport.prefetch import PrefetchCount
-from celery_dq.transport.redis.message import Message
+from celery_dq.transport.redis.in_flight.message import Message
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.channel import Channel
+    from celery_dq.transport.redis.consuming.consuming_channel import SettlingChannel
 
 
 class QoS(PrefetchCount):
     """Prefetch count and acknowledgements of one channel.
 
-    Acknowledgements may come from any thread and after the channel was closed:
-    they go to the ledger of the process, and leave through whatever connection
-    there is.
+    Acknowledgements may come from any thread, also after the channel was closed. They are recorded in the
+    ``InFlightMessages`` of the process, and sent over any of its connections.
     """
 
-    channel: Channel
+    channel: SettlingChannel
 
     def forget(self, delivery_tag: str) -> None:
-        """Stop counting a message; the ledger has its own word on it."""
+        """Remove the message from the prefetch count only; ``InFlightMessages`` tracks its ack."""
         self._delivered.pop(delivery_tag, None)
 
     def settle(self, delivery_tag: str) -> None:
-        """The message is acknowledged and its task is about to run."""
+        """Acknowledge a message whose task is about to run."""
         self._delivered.pop(delivery_tag, None)
-        self.channel.ledger.settle(delivery_tag)
+        self.channel.in_flight.settle(delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """The message is done with: finish it."""
+        """Finish the message."""
         self._delivered.pop(delivery_tag, None)
-        self.channel.ledger.finish(delivery_tag)
-        self.channel.tell_now()
+        self.channel.in_flight.finish(delivery_tag)
+        self.channel.send_acks_now()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the message back to its place, or refuse it for good."""
+        """Reject the message.
+
+        Args:
+            delivery_tag: Delivery tag of the message.
+            requeue: Whether the message returns to its place in the queue. Otherwise it ends here.
+        """
         message = self._delivered.get(delivery_tag)
         if isinstance(message, Message):
-            self.refuse(message, requeue)
+            self.reject_message(message, requeue)
         elif message is not None:
             self.forget(delivery_tag)
             if requeue:
                 self.channel.requeue_transient(message)
         elif requeue:
-            # Its channel was closed while it ran.
-            self.channel.ledger.release(delivery_tag, "requeue")
+            # The message is no longer counted, because its channel was closed while it ran.
+            self.channel.in_flight.release(delivery_tag, "requeue")
         else:
-            self.channel.ledger.finish(delivery_tag)
-        self.channel.tell_now()
+            self.channel.in_flight.finish(delivery_tag)
+        self.channel.send_acks_now()
 
-    def refuse(self, message: Message, requeue: bool) -> None:
-        """Like :meth:`reject`, but only the ledger hears of it; callable from any thread."""
+    def reject_message(self, message: Message, requeue: bool) -> None:
+        """Reject *message* without sending the ack at once; callable from any thread."""
         tag = message.delivery_tag
         self.forget(tag)
         if requeue:
-            self.channel.ledger.release(tag, "crashed" if message.crashed else "requeue")
-        elif message.burial or self.channel.session.options.dead_letter_failures:
-            self.channel.bury(message, message.burial or "rejected")
+            self.channel.in_flight.release(tag, "crashed" if message.crashed else "requeue")
+        elif message.dead_letter_reason or self.channel.context.options.dead_letter_failures:
+            self.channel.dead_letter(message, message.dead_letter_reason or "rejected")
         else:
-            self.channel.ledger.finish(tag)
+            self.channel.in_flight.finish(tag)
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
-        """Give back everything delivered and not acknowledged, except what runs."""
+        """Return all unacknowledged messages to their queues, except those whose tasks run."""
         running = self.channel.running_tags()
         for tag in list(self._delivered):
             message = self._delivered.pop(tag, None)
             if message is None or tag in running:
                 continue
             if isinstance(message, Message):
-                self.channel.ledger.release(tag, "requeue" if message.started else "unstarted")
+                self.channel.in_flight.release(tag, "requeue" if message.started else "unstarted")
             else:
                 self.channel.requeue_transient(message)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
+        """Call :meth:`restore_unacked` once, at channel close or interpreter exit."""
         self._on_collect.cancel()
         if self._delivered.restored:
             return

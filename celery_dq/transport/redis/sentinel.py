@@ -1,13 +1,17 @@
-"""``dq-sentinel://host:port;dq-sentinel://host:port/db``: the master of a Sentinel group.
+"""The kombu transport for ``dq-sentinel://host:port;dq-sentinel://host:port/db``.
 
-The transport option ``master_name`` is required; ``min_other_sentinels`` and
-``sentinel_kwargs`` are those of kombu.
+It connects to the master of a Sentinel group.
+The transport option ``master_name`` is required; ``min_other_sentinels`` and ``sentinel_kwargs`` are those of
+kombu.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -18,7 +22,7 @@ from celery_dq.transport.redis.transport import Transport
 
 
 class SentinelChannel(Channel, RedisSentinelChannel):
-    """A channel whose connections go to whoever is master now."""
+    """A channel whose connections go to the current master."""
 
     from_transport_options = RedisSentinelChannel.from_transport_options
     connection_class = RedisSentinelChannel.connection_class
@@ -31,20 +35,33 @@ class SentinelChannel(Channel, RedisSentinelChannel):
             )
         conninfo = self.connection.client
         alternatives = conninfo.alt
-        # The next Sentinel of the list is the retry; redis-py would ask a dead one for ten seconds.
+        # The retry is the next Sentinel of the list. With its own retries, redis-py would spend ten seconds
+        # on a dead one.
         ours = {"socket_timeout": self.socket_timeout, "socket_connect_timeout": self.socket_connect_timeout}
         given = getattr(self, "sentinel_kwargs", None) or {}
         self.sentinel_kwargs = {**ours, "retry": Retry(NoBackoff(), 0), **given}
-        # Kombu looks for the scheme "sentinel" literally.
+        # Kombu accepts only the literal scheme "sentinel".
         conninfo.alt = [url.replace("dq-sentinel://", "sentinel://", 1) for url in alternatives]
         try:
             return super()._sentinel_managed_pool(asynchronous)
         finally:
             conninfo.alt = alternatives
 
+    def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
+        """Return a factory of clients for another thread; see the base class.
+
+        A channel of kombu 5.7 closes the Sentinel connections of the pool that was made last. This pool is
+        not the channel's: its thread may be reading from a Sentinel when the channel closes.
+        """
+        known = vars(self).get("_sentinel_manager")
+        clients = super().own_clients(timeout_s)
+        if "_sentinel_manager" in vars(self):
+            self._sentinel_manager = known
+        return clients
+
 
 class SentinelTransport(Transport):
-    """Kombu's entry to the tenant broker behind Sentinel."""
+    """The kombu transport of the tenant broker behind Sentinel."""
 
     default_port = 26379
     Channel = SentinelChannel

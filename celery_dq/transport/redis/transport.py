@@ -1,4 +1,4 @@
-"""``dq-redis://`` and ``dq-rediss://``.
+"""The kombu transport for ``dq-redis://`` and ``dq-rediss://``.
 
 Connection string::
 
@@ -6,14 +6,12 @@ Connection string::
     dq-rediss://…                         (TLS; see ``broker_use_ssl``)
     dq-redis+socket:///path/to/redis.sock[?db=3&socket_timeout=5] (a unix socket)
 
-Transport options are those of kombu's Redis transport that concern the
-connection: ``socket_timeout`` (15 s here), ``socket_connect_timeout`` (5 s),
-``socket_keepalive``, ``max_connections``, ``health_check_interval``,
-``client_name``, ``fanout_prefix``, ``fanout_patterns``. ``global_keyprefix``
-is refused, because only some of the keys would get it: set ``dq_key_prefix``.
+Transport options are those of kombu's Redis transport that concern the connection: ``socket_timeout`` (15 s
+here), ``socket_connect_timeout`` (5 s), ``socket_keepalive``, ``max_connections``, ``health_check_interval``,
+``client_name``, ``fanout_prefix``, ``fanout_patterns``. ``global_keyprefix`` is refused, because it would
+apply to some of the keys only: set ``dq_key_prefix``.
 
-Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote
-control, batches.
+Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote control, batches.
 """
 
 from __future__ import annotations
@@ -25,62 +23,68 @@ from typing import Any
 from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
-from celery_dq.transport.redis.fitness import PASSING_ERRORS
-from celery_dq.transport.redis.session import Session
+from celery_dq.transport.redis.connection_context import ConnectionContext
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 logger = logging.getLogger(__name__)
 
 
 def _trust(wanted: Any) -> dict[str, Any]:
-    """Return whom to trust behind ``dq-rediss://`` when no dictionary says so."""
+    """Return the TLS options of ``dq-rediss://`` when ``broker_use_ssl`` is no dictionary."""
     if wanted:
-        # broker_use_ssl = True: whoever the system's own authorities vouch for. Kombu would not encrypt.
+        # broker_use_ssl = True trusts the certificate authorities of the system. Kombu would not encrypt.
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-    # As kombu does for rediss://, and as unsafe.
+    # The default of kombu for rediss://, and as unsafe.
     logger.warning(
-        "dq-rediss:// without a word about trust: encrypted, but anybody may be at the other end. Set "
-        'broker_use_ssl = {"ssl_cert_reqs": "required", "ssl_ca_certs": "…"}, or True for the system\'s '
-        "authorities, or add ?ssl_cert_reqs=required&ssl_ca_certs=… to the URL."
+        "dq-rediss:// encrypts, but does not verify the certificate of the server, so any server is trusted. "
+        'Set broker_use_ssl = {"ssl_cert_reqs": "required", "ssl_ca_certs": "…"}, or True for the system\'s '
+        "authorities, or add ?ssl_cert_reqs=required&ssl_ca_certs=… to the URL.",
+        extra={"event": "tls_without_verification"},
     )
     return {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
 class Transport(RedisTransport):
-    """Kombu's entry to the tenant broker."""
+    """The kombu transport of the tenant broker.
+
+    Args:
+        client: The kombu connection.
+        **kwargs: Further arguments of kombu.
+    """
 
     Channel = Channel
-    #: Celery asks for this name: mingle, gossip and --disable-prefetch depend on it.
+    #: Celery compares this name; mingle, gossip and --disable-prefetch depend on it.
     driver_type = "redis"
     driver_name = "redis"
     connection_errors = RedisTransport.connection_errors + PASSING_ERRORS
-    #: Without these kombu takes a second failure in a row for good, whatever the retry policy says.
+    #: Without this, kombu raises the second failure in a row despite the retry policy.
     recoverable_connection_errors = connection_errors
     implements = RedisTransport.implements.extend(asynchronous=True, batch_publish=True)
     supports_batch_publish = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.session = Session(client)
+        self.context = ConnectionContext(client)
         super().__init__(client, **kwargs)
-        self.cycle = self.session.poller
+        self.cycle = self.context.poller
         if client.transport_cls == "dq-rediss" and not isinstance(client.ssl, dict):
             client.ssl = _trust(client.ssl)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
-        """Say no, or Celery does not reduce the prefetch count after a reconnect."""
+        """Return False, so that Celery reduces the prefetch count after a reconnect."""
         return False
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Be driven by *loop* from now on."""
-        self.session.poller.register(loop)
+        """Let the event loop *loop* drive this transport from now on."""
+        self.context.poller.register(loop)
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels; see :meth:`Channel.close`."""
-        self.session.leave()
+        self.context.unregister_consumer()
         VirtualTransport.close_connection(self, connection)
-        self.session.poller.close()
+        self.context.poller.close()
 
     def _collect(self, connection: Any) -> None:
-        """The connection is lost: close without talking to the server."""
+        """Close a lost connection without sending anything to the server."""
         for channel in (*self.channels, *self._avail_channels):
             channel.abandon()
         self.close_connection(connection)

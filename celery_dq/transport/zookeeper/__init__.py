@@ -1,1 +1,12 @@
-"""``dq-zookeeper://``: queues for Celery in ZooKeeper, whose messages survive the crash of their consumer."""
+"""``dq-zookeeper://``: queues for Celery in ZooKeeper.
+
+``transport``, ``channel``, ``qos``, ``message``   kombu's roles
+``address``, ``bindings``, ``queues``              the connection, exchanges, declared queues
+``record``, ``publisher``, ``batch``               a message as a node, published once
+``fetcher``, ``subscription``, ``delays``          takes items in a thread of its own; delayed items
+``in_flight``, ``delivery_count``                  items under locks, their outcomes, their deliveries
+``requests``, ``waker``                            asynchronous requests; wakes the event loop
+``dead_letters``                                   messages that were given up on
+
+A message stays in its queue, under an ephemeral lock, until it is acknowledged. kombu opens the transport.
+"""

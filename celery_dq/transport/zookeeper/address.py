@@ -1,4 +1,4 @@
-"""What a broker URL and the transport options say of the session with ZooKeeper."""
+"""Session arguments from a broker URL and the transport options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.zookeeper.credentials import Spelling
 
 DEFAULT_PORT = 2181
-#: What a user of Celery calls the options.
+#: The names of the options in Celery's settings, for errors.
 SPELLING = Spelling(
     auth="user and password of the broker URL, broker_transport_options['auth']",
     sasl="broker_login_method, broker_transport_options['sasl']",
@@ -25,7 +25,7 @@ DIGEST = "digest"
 
 
 class Address(NamedTuple):
-    """A broker URL taken apart: ``dq-zookeeper://user:password@h1:2181,h2:2181/chroot``."""
+    """The parts of a broker URL such as ``dq-zookeeper://user:password@h1:2181,h2:2181/chroot``."""
 
     hosts: str
     chroot: str
@@ -34,10 +34,10 @@ class Address(NamedTuple):
 
 
 def address_in(url: str) -> Address:
-    """Take a URL apart. urllib cannot: it takes what follows the first colon for the port.
+    """Parse a broker URL. urllib cannot: it takes everything after the first colon as the port.
 
     Raises:
-        ConfigurationError: It has a query; options go into ``broker_transport_options``.
+        ConfigurationError: The URL has a query; options go into ``broker_transport_options``.
     """
     _, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
@@ -52,7 +52,7 @@ def address_in(url: str) -> Address:
 
 
 def host_list(hostname: str, port: int | None, chroot: str | None) -> str:
-    """The host list that a ZooKeeper client takes; `port` is for hosts that name none."""
+    """Return the host list for a ZooKeeper client; `port` is for hosts without a port."""
     hosts = ",".join(
         host if re.search(r":\d+$", host) else f"{host}:{port or DEFAULT_PORT}"
         for host in hostname.split(",")
@@ -63,7 +63,7 @@ def host_list(hostname: str, port: int | None, chroot: str | None) -> str:
 
 
 def nobody_listens(hosts: str) -> bool:
-    """Whether every host of a list refuses a connection: waiting is no use then."""
+    """Whether every host of a list refuses connections, so that waiting is useless."""
     for host in hosts.partition("/")[0].split(","):
         name, _, port = host.rpartition(":")
         try:
@@ -77,29 +77,31 @@ def nobody_listens(hosts: str) -> bool:
 
 
 def session_options(connection: Any) -> dict[str, Any]:
-    """The arguments of :class:`~celery_dq.zookeeper.session.Session` for a kombu connection.
+    """Make the arguments of :class:`~celery_dq.zookeeper.session.Session` for a kombu connection.
 
     Raises:
-        ConfigurationError: An option is unusable.
+        ConfigurationError: An option has an invalid value.
     """
     options = connection.transport_options
     timeout = options.get("session_timeout", 10.0)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
         raise ConfigurationError(
-            f"broker_transport_options['session_timeout'] = {timeout!r} is not a number of seconds above 0"
+            f"broker_transport_options['session_timeout'] = {timeout!r} is not a number above 0: give "
+            "seconds, such as 10.0"
         )
     auth = [tuple(pair) for pair in options.get("auth", ())]
     if any(len(pair) != 2 for pair in auth):
         raise ConfigurationError(
-            "broker_transport_options['auth'] is a list of pairs (scheme, credential), such as "
-            "('digest', 'user:password')"
+            "broker_transport_options['auth'] is not a list of pairs (scheme, credential): give pairs such "
+            "as ('digest', 'user:password')"
         )
     sasl = options.get("sasl")
     method = connection.login_method
     if method and method.lower() != DIGEST:
         if sasl:
             raise ConfigurationError(
-                f"broker_login_method = {method!r} and broker_transport_options['sasl'] exclude each other"
+                f"broker_login_method = {method!r} and broker_transport_options['sasl'] exclude each other: "
+                "remove one of them"
             )
         sasl = {"mechanism": method, **_login(connection)}
     elif connection.userid:
@@ -124,8 +126,8 @@ def _acl(acl: Any) -> list[ACL] | None:
         return None
     if not isinstance(acl, (list, tuple)) or not acl or not all(isinstance(each, ACL) for each in acl):
         raise ConfigurationError(
-            "broker_transport_options['acl'] is not a list of ACLs: give what kazoo.security makes, such as "
-            "[make_digest_acl('shop', 'secret', all=True)]"
+            "broker_transport_options['acl'] is not a list of ACLs: give ACLs made by kazoo.security, such "
+            "as [make_digest_acl('shop', 'secret', all=True)]"
         )
     return list(acl)
 
@@ -144,14 +146,14 @@ def _tls(settings: Any) -> dict[str, Any] | None:
     }
     given = dict(settings) if isinstance(settings, dict) else {}
     if "cert_reqs" in given:
-        # As in the settings for other brokers.
+        # The same meaning as in kombu's settings for other brokers.
         verifies = given.pop("cert_reqs") != ssl.CERT_NONE
         given.setdefault("verify_certs", verifies)
         given.setdefault("check_hostname", verifies)
     unknown = sorted(set(given).difference(known))
     if unknown:
         raise ConfigurationError(
-            f"broker_use_ssl[{unknown[0]!r}] means nothing to dq-zookeeper://: it knows {', '.join(known)}, "
+            f"broker_use_ssl[{unknown[0]!r}] is no option of dq-zookeeper://: use {', '.join(known)}, "
             "cert_reqs"
         )
     return {known[name]: value for name, value in given.items()}

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from celery_dq.transport.zookeeper.channel import Channel
 
 
-class PublishBatch:
-    """Gathers messages.
+class ZooKeeperPublishBatch:
+    """Collects messages and publishes them together.
 
-    Arguments:
-        channel: the channel that publishes.
-        max_size: messages after which it flushes by itself.
+    Args:
+        channel: The channel that publishes.
+        max_size: Number of messages at which the batch flushes by itself.
     """
 
     def __init__(self, channel: Channel, max_size: int) -> None:
@@ -25,20 +25,21 @@ class PublishBatch:
         self._stamps: dict[str, Any] = {}
 
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Accept one message: it is checked now and sent with the others."""
+        """Check one message and add it to the batch."""
         return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
 
     def add(self, item: Item) -> None:
-        """Called by the channel once it knows where the message goes."""
+        """Add an item; called by the channel after it has routed the message."""
         self._waiting.append(item)
         if len(self._waiting) >= self._max_size:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, in order.
+        """Publish the collected messages in order.
 
         Raises:
-            ZooKeeperUnreachable: What was not answered stays here; flushing again creates nothing twice.
+            ZooKeeperUnreachable: ZooKeeper did not answer. The unconfirmed messages stay in the batch, and a
+                second flush creates nothing twice.
         """
         while self._waiting:
             piece = list(transactions(self._waiting)[0])
@@ -47,9 +48,9 @@ class PublishBatch:
             del self._waiting[: len(piece)]
 
     def discard(self) -> None:
-        """Forget what waits."""
+        """Drop the collected messages."""
         self._waiting.clear()
         self._stamps.clear()
 
     def close(self) -> None:
-        """Nothing to give back: the connection is the channel's."""
+        """Do nothing: the connection belongs to the channel."""

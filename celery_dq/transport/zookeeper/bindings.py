@@ -1,8 +1,8 @@
 """The bindings of exchanges, shared by all connections.
 
-Kombu keeps such tables per process, so that a reply finds only queues that its own process has declared.
-Here a binding is a node: ephemeral for a queue that goes with its user, or persistent. Tables are cached, and
-a watch on the exchange's folder ends that: an event that nobody listens to costs no request.
+Kombu's virtual transports keep binding tables per process, so that a reply finds only queues that its own
+process has declared. Here a binding is a node: ephemeral for a transient queue, otherwise persistent. Tables
+are cached until a watch on the exchange's folder fires, so that an event without a consumer costs no request.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from celery_dq.znodes import BrokerNodes, binding_of
 from celery_dq.zookeeper.session import Session
 
-#: Seconds that an answer is waited for.
+#: Seconds to wait for an answer.
 ANSWER_S = 5.0
 
 
 class Binding(NamedTuple):
-    """One line of an exchange's table."""
+    """One binding of an exchange.
+
+    Attributes:
+        routing_key: The routing key or pattern.
+        queue: Name of the bound queue.
+        transient: Whether the binding ends with the session that made it.
+    """
 
     routing_key: str
     queue: str
@@ -29,11 +35,11 @@ class Binding(NamedTuple):
 
 
 class Bindings:
-    """All exchanges, as one connection sees them.
+    """The bindings of all exchanges, with the cache of one connection.
 
-    Arguments:
-        session: opened when it is needed.
-        nodes: of the broker.
+    Args:
+        session: Opened at the first request.
+        nodes: The nodes of the broker.
     """
 
     def __init__(self, session: Session, nodes: BrokerNodes) -> None:
@@ -44,7 +50,7 @@ class Bindings:
         self._session_id: int | None = None
 
     def bind(self, exchange: str, queue: str, routing_key: str, transient: bool) -> None:
-        """Add a binding; that of a transient queue goes with this session."""
+        """Add a binding; the binding of a transient queue ends with this session."""
         node = self._nodes.binding(exchange, queue, routing_key, self._guid if transient else "")
         with contextlib.suppress(NodeExistsError):
             self._session.ask(
@@ -53,7 +59,7 @@ class Bindings:
         self._tables.pop(exchange, None)
 
     def unbind(self, exchange: str, queue: str, routing_key: str) -> None:
-        """Remove a binding, ours or one that stays."""
+        """Remove a binding: the persistent one, and the ephemeral one of this connection."""
         for owner in (self._guid, ""):
             node = self._nodes.binding(exchange, queue, routing_key, owner)
             try:
@@ -63,14 +69,15 @@ class Bindings:
         self._tables.pop(exchange, None)
 
     def table(self, exchange: str, fresh: bool = False) -> list[Binding]:
-        """The bindings of an exchange.
+        """Return the bindings of an exchange.
 
-        Arguments:
-            exchange: its name.
-            fresh: ask, and ask for what was written before now, wherever it was.
+        Args:
+            exchange: Name of the exchange.
+            fresh: Do not use the cache, and include every binding that any server of the ensemble has
+                confirmed before this call.
         """
         if self._session_id != self._session.id:
-            # The watches went with their session.
+            # The watches ended with their session.
             self._tables.clear()
             self._session_id = self._session.id
         known = self._tables.get(exchange)
@@ -100,7 +107,7 @@ class Bindings:
         found = {binding for binding in map(_binding, names) if binding is not None}
         table = self._tables[exchange] = sorted(found)
         if news:
-            # It changed before it was kept.
+            # The watch fired before the table was cached.
             self._tables.pop(exchange, None)
         return table
 

@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.zookeeper.batch import PublishBatch
-from celery_dq.transport.zookeeper.graveyard import Graveyard, letter_of
-from celery_dq.transport.zookeeper.hand import Hand, Held, Verb
+from celery_dq.transport.queue_arguments import warn_of_ignored
+from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
+from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
+from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.message import Message
 from celery_dq.transport.zookeeper.publisher import Item
 from celery_dq.transport.zookeeper.qos import QoS
-from celery_dq.transport.zookeeper.record import STAMPS, Record, record_of
-from celery_dq.transport.zookeeper.source import Source
+from celery_dq.transport.zookeeper.record import STAMPS, ZooKeeperRecord, record_of
+from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
 
 if TYPE_CHECKING:
     from celery_dq.transport.zookeeper.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-#: Messages that a consumer without a prefetch count gets ahead at most.
+#: Maximum number of messages that are taken ahead for consumers without a prefetch count.
 MOST_AHEAD = 100
-#: Copies that lie in a transient queue at most: its user has gone, or cannot keep up.
+#: A transient queue with this many messages gets no more broadcasts: its user has gone or cannot keep up.
 TRANSIENT_CAP = 1000
 
 Consumer = tuple[str, Callable[[Any], Any], bool]
 
 
 class Channel(VirtualChannel):
-    """A channel whose queues are folders."""
+    """A channel whose queues are folders in ZooKeeper."""
 
     QoS = QoS
-    #: kombu looks for these.
+    #: Read by kombu.
     supports_fanout = True
     supports_batch_publish = True
 
@@ -45,14 +46,14 @@ class Channel(VirtualChannel):
         super().__init__(connection, **kwargs)
         self._transport = connection
         self._pid = os.getpid()
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, ZooKeeperSubscription] = {}
         self._called: dict[str, deque[Consumer]] = {}
         self._transients: set[str] = set()
 
     @property
-    def hand(self) -> Hand:
-        """What the connection holds."""
-        return self._transport.hand
+    def in_flight(self) -> ZooKeeperInFlight:
+        """The in-flight messages of the connection."""
+        return self._transport.in_flight
 
     def uses(self, queue: str) -> bool:
         """Whether this transient queue was declared on this channel."""
@@ -64,6 +65,8 @@ class Channel(VirtualChannel):
         self._transport.queues.declare(queue, auto_delete)
         if auto_delete:
             self._transients.add(queue)
+        else:
+            warn_of_ignored(queue, kwargs.get("arguments"))
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self._transport.queues.exists(queue)
@@ -74,12 +77,12 @@ class Channel(VirtualChannel):
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kwargs: Any
     ) -> None:
-        """Remove a binding, whoever made it."""
+        """Remove a binding, including one that another process made."""
         self.state.binding_delete(queue, exchange, routing_key)
         self._transport.bindings.unbind(exchange or "amq.direct", queue, routing_key)
 
     def get_table(self, exchange: str, fresh: bool = False) -> list[tuple[Any, ...]]:
-        """Return the bindings of *exchange*, those of all processes."""
+        """Return the bindings of *exchange* that all processes have made."""
         kind = self.typeof(exchange)
         return [
             kind.prepare_bind(binding.queue, exchange, binding.routing_key, None)
@@ -91,12 +94,14 @@ class Channel(VirtualChannel):
             return [routing_key or default or self.deadletter_queue or ""]
         found = self._matching(exchange, routing_key)
         if not found and self.typeof(exchange).type == "direct":
-            # A reply to somebody who has bound his queue a moment ago, at another server of the ensemble.
+            # The reply queue may have been bound a moment ago, through another server of the ensemble.
             found = self._matching(exchange, routing_key, fresh=True)
         default = default or self.deadletter_queue
         if not found and default is not None:
             warnings.warn(
-                f"No queue is bound to {exchange!r} with {routing_key!r}: {default!r} gets it", stacklevel=2
+                f"No queue is bound to exchange {exchange!r} with routing key {routing_key!r}: the message "
+                f"goes to queue {default!r}",
+                stacklevel=2,
             )
             self._new_queue(default)
             found = [default]
@@ -109,7 +114,7 @@ class Channel(VirtualChannel):
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
-        """Delete *queue* with its messages, also one that was declared elsewhere."""
+        """Delete *queue* with its messages, also if another connection declared it."""
         if if_empty and self._size(queue):
             return
         super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
@@ -128,10 +133,10 @@ class Channel(VirtualChannel):
     # -- publishing ------------------------------------------------------------
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish, once: the stamps of an attempt that failed stay on the message.
+        """Publish a message once: the stamps of a failed attempt stay on the message.
 
         Raises:
-            ZooKeeperUnreachable: The channel was closed, or nobody answers.
+            ZooKeeperUnreachable: The channel was closed, or ZooKeeper did not answer.
         """
         if self.closed:
             raise ZooKeeperUnreachable("The channel was closed: publish on a new one")
@@ -140,25 +145,25 @@ class Channel(VirtualChannel):
         return result
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-        # The body stays as it is: a record holds raw bytes, and base64 costs a third.
+        # No base64: a record holds raw bytes, and base64 adds a third to the size.
         message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         item = self._item(queue, record_of(message))
-        batch: PublishBatch | None = kwargs.get("_publish_batch")
+        batch: ZooKeeperPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
             batch.add(item)
         else:
             self.put([item], message["properties"].setdefault(STAMPS, {}), queue)
 
-    def _item(self, queue: str, record: Record) -> Item:
+    def _item(self, queue: str, record: ZooKeeperRecord) -> Item:
         nodes = self._transport.queues.nodes(queue)
         if record.due_ms > self._transport.clock.wall() * 1000:
             return Item(queue, nodes.delayed_prefix(record.due_ms), record.pack())
         return Item(queue, nodes.ready_prefix(record.priority), record.pack())
 
     def put(self, items: list[Item], stamps: dict[str, Any], key: str) -> None:
-        """Create items, all of them or none, once; see :class:`Publisher`."""
+        """Create all items in one transaction, once; see :class:`ZooKeeperPublisher`."""
         while True:
             missing = self._transport.publisher.put(items, stamps, key)
             if missing is None:
@@ -169,9 +174,9 @@ class Channel(VirtualChannel):
             if source is not None:
                 source.look_now()
 
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Kombu's seam for ``Producer.batch()``."""
-        return PublishBatch(self, max_size)
+    def create_publish_batch(self, max_size: int) -> ZooKeeperPublishBatch:
+        """Create the batch for kombu's ``Producer.batch()``."""
+        return ZooKeeperPublishBatch(self, max_size)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         table = self._transport.bindings.table(exchange)
@@ -182,7 +187,14 @@ class Channel(VirtualChannel):
             if load is not None and load < TRANSIENT_CAP:
                 lasting.append(queue)
             elif load is not None:
-                logger.warning("Queue %s has %d messages: it gets no copy of a broadcast.", queue, load)
+                logger.warning(
+                    "Transient queue %s holds %d messages; a broadcast to exchange %s was not copied to it. "
+                    "Its user has gone or cannot keep up.",
+                    queue,
+                    load,
+                    exchange,
+                    extra={"event": "zookeeper_broadcast_dropped"},
+                )
         for queue in lasting:
             self._put(queue, message)
 
@@ -191,7 +203,7 @@ class Channel(VirtualChannel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
-        """Consume *queue*; several consumers of one queue on a channel take turns."""
+        """Consume *queue*; several consumers of one queue on a channel receive messages in rotation."""
         self._transport.refuse_inherited()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
@@ -202,7 +214,7 @@ class Channel(VirtualChannel):
             self._sources[queue] = self._transport.consume(self, queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop a consumer. What it has not been given yet goes back to its place."""
+        """Stop a consumer. Messages that were taken and not delivered are requeued."""
         queue = self._tag_to_queue.get(consumer_tag)
         if queue is not None:
             kept = deque(each for each in self._called.get(queue, ()) if each[0] != consumer_tag)
@@ -216,15 +228,15 @@ class Channel(VirtualChannel):
         super().basic_cancel(consumer_tag)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Change the prefetch count: there may be room now."""
+        """Change the prefetch count, and let the fetcher take more messages if it allows."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         self._transport.look_again()
 
     def _reset_cycle(self) -> None:
-        """There is none: the transport delivers."""
+        """Do nothing: the transport delivers the messages."""
 
-    def room(self, source: Source) -> int:
-        """How many messages the fetcher may take from *source* now; called in its thread."""
+    def room(self, source: ZooKeeperSubscription) -> int:
+        """How many messages the fetcher may take from *source* now; called in the fetcher's thread."""
         qos = self.qos
         if self.closed or not qos.can_consume():
             return 0
@@ -232,11 +244,15 @@ class Channel(VirtualChannel):
         ahead = sum(len(each.inbox) for each in sources)
         allowed = qos.can_consume_max_estimate()
         room = (MOST_AHEAD if allowed is None else allowed) - ahead
-        # None of several queues may use up the prefetch count before the others had their turn.
+        # Each queue gets its share of the prefetch count.
         return min(room, max(room // max(len(sources), 1), 1)) if room > 0 else 0
 
-    def deliver_one(self, source: Source) -> bool:
-        """Deliver the oldest message of *source*, if the prefetch count allows; whether somebody got it."""
+    def deliver_one(self, source: ZooKeeperSubscription) -> bool:
+        """Deliver the oldest message of *source* if the prefetch count allows.
+
+        Returns:
+            Whether a message was delivered.
+        """
         consumers = self._called.get(source.queue)
         if not source.inbox or not consumers or not self.qos.can_consume():
             return False
@@ -249,53 +265,61 @@ class Channel(VirtualChannel):
         consumers.rotate(-1)
         _, callback, no_ack = consumers[-1]
         if message is not None and not no_ack:
-            # Before it leaves the inbox: it must not look as if there were room for one more.
+            # Count the message before it leaves the inbox, so that the fetcher never takes one too many.
             self.qos.append(message, held.tag)
         source.inbox.popleft()
         if message is None:
             return False
         if no_ack:
-            self.hand.say(Verb.ACK, held.tag)
+            self.in_flight.add_outcome(ItemOutcome.ACK, held.tag)
         callback(message)
         return True
 
-    def _message(self, queue: str, held: Held) -> Message | None:
+    def _message(self, queue: str, held: ClaimedItem) -> Message | None:
         try:
-            return Message(Record.unpack(held.data), held, queue, self)
+            return Message(ZooKeeperRecord.unpack(held.data), held, queue, self)
         except CorruptRecord as error:
-            logger.error("What is at %s is kept aside: %s.", held.item, error)
-            self.hand.say(Verb.BURY, held.tag)
+            logger.error(
+                "The message at %s cannot be decoded: %s. It is moved to %s and will not be delivered.",
+                held.item,
+                error,
+                held.nodes.unreadable,
+                extra={"event": "zookeeper_message_unreadable"},
+            )
+            self.in_flight.add_outcome(ItemOutcome.DEAD_LETTER, held.tag)
             return None
 
-    def _give_up(self, message: Message, held: Held) -> None:
-        """Keep it as a dead letter, and have Celery record that it will not run."""
-        worker = self._transport.undertaker
+    def _give_up(self, message: Message, held: ClaimedItem) -> None:
+        """Dead-letter a message, and record in Celery that its task will not run."""
+        worker = self._transport.discard_handler
         try:
-            # Twice as often, and it was the recording that nobody survived.
+            # After twice as many lost consumers, the recording itself is taken to be what crashes them.
             if worker is not None and held.deliveries < 2 * self._transport.max_deliveries(message.queue):
                 worker.deliver_discard(message, message.discard)
         finally:
             reason = message.discard.partition(":")[2]
-            held.letter = letter_of(held, message.headers, reason, self._transport.clock.wall())
-            self.hand.say(Verb.GIVE_UP, held.tag)
+            held.letter = dead_letter_record(held, message.headers, reason, self._transport.clock.wall())
+            self.in_flight.add_outcome(ItemOutcome.GIVE_UP, held.tag)
             logger.error(
-                "Message %s of queue %s is a dead letter: %d consumers were lost with it, the last one %s.",
+                "Message %s of queue %s becomes a dead letter: %d of its consumers were lost, the last one "
+                "was %s. Replay it when the cause is mended.",
                 held.letter[0],
                 message.queue,
                 held.deliveries,
                 held.worker or "unknown",
+                extra={"event": "zookeeper_message_dead_lettered"},
             )
 
-    def graveyard(self, queue: str) -> Graveyard:
+    def dead_letters(self, queue: str) -> ZooKeeperDeadLetters:
         """The dead letters of *queue*."""
-        return Graveyard(self._transport.queues, queue, self._transport.clock)
+        return ZooKeeperDeadLetters(self._transport.queues, queue, self._transport.clock)
 
     def queue_names(self) -> list[str]:
-        """The queues that anybody has declared and that do not go with their users."""
+        """The names of all declared queues that are not transient."""
         return self._transport.queues.names()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Take one message at once, or None."""
+        """Take one message now; None if no message is available."""
         self._transport.refuse_inherited()
         for held in self._transport.take_one(queue):
             message = self._message(queue, held)
@@ -303,25 +327,25 @@ class Channel(VirtualChannel):
                 self._give_up(message, held)
             elif message is not None:
                 if no_ack:
-                    self.hand.say(Verb.ACK, held.tag)
+                    self.in_flight.add_outcome(ItemOutcome.ACK, held.tag)
                 else:
                     self.qos.append(message, held.tag)
                 return message
         return None
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """Messages come as messages."""
+        """Return the message unchanged: the transport delivers message objects."""
         return raw_message
 
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back what was not acknowledged, and leave the transient queues."""
+        """Requeue the messages that were not acknowledged, and leave the transient queues."""
         if self.closed:
             return
         transport = self._transport
         if self._pid != os.getpid():
-            # A child closes what it has inherited: what is held is the parent's.
+            # A forked child closes an inherited channel: the in-flight messages belong to the parent.
             self.closed = True
             transport.close_channel(self)
             return

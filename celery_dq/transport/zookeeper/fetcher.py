@@ -1,11 +1,13 @@
-"""Takes items from the queues and tells what became of them, in a thread (or greenlet) of its own.
+"""Takes items from the queues and sends acknowledgements, in its own thread (or greenlet).
 
-A worker's event loop never waits for ZooKeeper: the fetcher does. One round tells the broker what there is to
-tell, and takes as much as the prefetch counts allow; both are on their way at the same time.
+The fetcher's thread waits for ZooKeeper, so that a worker's event loop never does. One round sends the queued
+acknowledgements and takes as many items as the prefetch counts allow; both requests are sent before either is
+answered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,131 +16,131 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
-from celery_dq.errors import ZooKeeperUnreachable
-from celery_dq.transport.zookeeper.hand import RETURNING, Hand, Held, Verb
+from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
+from celery_dq.transport.zookeeper.in_flight import RETURNING, ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
-from celery_dq.transport.zookeeper.source import Source
-from celery_dq.transport.zookeeper.talk import Begun, Talk
-from celery_dq.zookeeper.session import State
+from celery_dq.transport.zookeeper.requests import PendingTransaction, ZooKeeperRequests
+from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
+from celery_dq.zookeeper.session import SessionState
 from celery_dq.zookeeper.transaction import Step, create, delete, set_data
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at everything, in case a watch got lost.
+#: Seconds between two full looks at all subscriptions, in case a watch was lost.
 LOOK_AROUND_S = 10.0
-#: Seconds between two looks at what transient queues left behind.
+#: Seconds between two sweeps of abandoned transient queues.
 SWEEP_S = 60.0
-#: Messages that one request tells of at most.
-LARGEST_TELLING = 100
-#: Seconds that whoever closes waits until the broker was told everything.
+#: Maximum number of acknowledgements in one request.
+MAX_OUTCOMES_PER_CALL = 100
+#: Maximum seconds that closing waits for the confirmation of all acknowledgements.
 FLUSH_S = 5.0
 
 
-class Errand(NamedTuple):
-    """Somebody waits for one message of a queue that is not consumed."""
+class TakeOne(NamedTuple):
+    """A waiting call that takes one message from a queue without a consumer."""
 
-    source: Source
+    source: ZooKeeperSubscription
     done: Any
 
 
-class Fetcher:
-    """One per consuming connection.
+class ZooKeeperFetcher:
+    """Takes items and sends acknowledgements for one connection.
 
-    Arguments:
-        talk: with the broker.
-        hand: what is held, and what is to be told.
-        clock: to wait by.
-        room: how many messages a source may take now.
-        deliver: called when something lies in an inbox, or the connection has failed.
-        sweep: called now and then.
+    Args:
+        requests: The requests of the consuming session.
+        in_flight: The in-flight messages and their queued acknowledgements.
+        clock: Monotonic time for the pace of looks and sweeps.
+        room: Returns how many messages a subscription may take now.
+        deliver: Called when an inbox has a message, or the connection has failed.
+        sweep: Deletes abandoned transient queues; called every `SWEEP_S` seconds.
     """
 
     def __init__(
         self,
-        talk: Talk,
-        hand: Hand,
+        requests: ZooKeeperRequests,
+        in_flight: ZooKeeperInFlight,
         clock: Clock,
-        room: Callable[[Source], int],
+        room: Callable[[ZooKeeperSubscription], int],
         deliver: Callable[[], None],
         sweep: Callable[[], None],
     ) -> None:
-        self._talk = talk
-        self._hand = hand
+        self._requests = requests
+        self._in_flight = in_flight
         self._clock = clock
         self._room = room
         self._deliver = deliver
         self._sweep = sweep
         self._swept_at = clock.monotonic()
-        self._sources: list[Source] = []
-        self._errands: deque[Errand] = deque()
-        handler = talk.client.handler
-        self._bell = handler.event_object()
+        self._sources: list[ZooKeeperSubscription] = []
+        self._requests_for_one: deque[TakeOne] = deque()
+        handler = requests.client.handler
+        self._waker = handler.event_object()
         self._flushed = handler.event_object()
         self._stopping = False
         self._rounds = 0
         self._suspended_at: float | None = None
         self._looked_at = clock.monotonic()
-        #: Why the connection is of no use any more.
+        #: The error that ended the connection.
         self.failure: Exception | None = None
         self._thread: Any = None
 
     def start(self) -> None:
-        """Begin; idempotent."""
+        """Start the thread; a second call does nothing."""
         if self._thread is None:
-            self._talk.session.listen(self._state_changed)
-            self._thread = self._talk.client.handler.spawn(self._run)
+            self._requests.session.add_listener(self._state_changed)
+            self._thread = self._requests.client.handler.spawn(self._run)
 
     # -- from other threads --------------------------------------------------------
 
-    def ring(self) -> None:
-        """There is something to do."""
-        self._bell.set()
+    def wake(self) -> None:
+        """Wake the fetcher's thread."""
+        self._waker.set()
 
-    def add(self, source: Source) -> None:
-        """Consume this source from now on."""
+    def add(self, source: ZooKeeperSubscription) -> None:
+        """Start to consume a subscription."""
         self._sources = [*self._sources, source]
-        self.ring()
+        self.wake()
 
-    def remove(self, source: Source) -> None:
-        """Take nothing more from this source."""
+    def remove(self, source: ZooKeeperSubscription) -> None:
+        """Stop to consume a subscription."""
         self._sources = [each for each in self._sources if each is not source]
 
-    def take_now(self, source: Source) -> list[Held]:
-        """Take one item from a source that is not consumed; waits for the thread that takes.
+    def take_now(self, source: ZooKeeperSubscription) -> list[ClaimedItem]:
+        """Take one item from a subscription that is not consumed; waits for the fetcher's thread.
 
         Raises:
-            ZooKeeperUnreachable: The connection is of no use any more, or nobody answered in time.
+            ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
         """
-        errand = Errand(source, self._talk.client.handler.event_object())
-        self._errands.append(errand)
-        self.ring()
-        errand.done.wait(2 * self._talk.patience_s)
+        errand = TakeOne(source, self._requests.client.handler.event_object())
+        self._requests_for_one.append(errand)
+        self.wake()
+        errand.done.wait(2 * self._requests.answer_timeout_s)
         if self.failure is not None or not errand.done.is_set():
-            raise ZooKeeperUnreachable("Nothing could be taken: ZooKeeper did not answer")
+            raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
         taken = list(source.inbox)
         source.inbox.clear()
         return taken
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait until the broker was told all there is, or cannot be told."""
-        if self._thread is None or self.failure is not None or not self._talk.holds:
+        """Wait until all acknowledgements are confirmed, or the broker is unreachable."""
+        if self._thread is None or self.failure is not None or not self._requests.holds:
             return
         self._flushed.clear()
-        self.ring()
-        if self._hand.has_news or not self._idle:
+        self.wake()
+        if self._in_flight.has_outcomes or not self._idle:
             self._flushed.wait(timeout_s)
 
     def stop(self) -> None:
-        """Tell what there is to tell, and end."""
+        """Send the queued acknowledgements and end the thread."""
         if self._thread is None:
             return
         self.flush()
         self._stopping = True
-        self._talk.session.unlisten(self._state_changed)
-        self.ring()
+        self._requests.session.remove_listener(self._state_changed)
+        self.wake()
 
-    def _state_changed(self, state: State) -> None:
-        self.ring()
+    def _state_changed(self, state: SessionState) -> None:
+        self.wake()
 
     # -- the thread ------------------------------------------------------------------
 
@@ -146,177 +148,200 @@ class Fetcher:
 
     def _run(self) -> None:
         try:
-            self._talk.introduce()
+            self._requests.create_presence()
         except (ZooKeeperUnreachable, KazooException) as error:
             self._fail(error)
         while not self._stopping and self.failure is None:
-            self._bell.clear()
+            self._waker.clear()
             self._idle = False
             try:
-                more = self._is_connected() and self._round()
+                more = self._is_connected() and self._run_once()
             except ZooKeeperUnreachable as error:
-                logger.info("A round of fetching from ZooKeeper was cut short: %s.", error)
+                logger.info(
+                    "A round of fetching from ZooKeeper was interrupted and is tried again: %s.",
+                    error,
+                    extra={"event": "zookeeper_fetch_interrupted"},
+                )
                 more = False
             except Exception as error:
-                # Whatever it is, the worker must hear of it: it would starve in silence.
-                logger.exception("Fetching from ZooKeeper failed.")
+                # The worker must be notified of any error, or it would wait for messages forever.
+                logger.exception(
+                    "The fetcher of ZooKeeper at %s failed; the connection ends, and its messages are served "
+                    "again.",
+                    self._requests.session.hosts,
+                    extra={"event": "zookeeper_fetcher_failed"},
+                )
                 self._fail(error)
                 break
             self._idle = True
-            if not self._hand.has_news:
+            if not self._in_flight.has_outcomes:
                 self._flushed.set()
             if not more and not self._stopping:
-                self._bell.wait(self._patience_s())
+                self._waker.wait(self._answer_timeout_s())
         self._flushed.set()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        self._hand.drop_everything()
+        self._in_flight.forget_all()
         self._deliver()
 
     def _is_connected(self) -> bool:
-        talk = self._talk
-        if talk.is_over:
+        requests = self._requests
+        if requests.is_session_over:
             self._fail(
                 ZooKeeperUnreachable(
-                    f"The session with ZooKeeper at {talk.session.hosts} has expired: what was held is "
-                    "served again"
+                    f"The session with ZooKeeper at {requests.session.hosts} has expired: its in-flight "
+                    f"messages "
+                    "are served again"
                 )
             )
             return False
-        if talk.holds:
+        if requests.holds:
             self._suspended_at = None
             return True
         now = self._clock.monotonic()
         if self._suspended_at is None:
             self._suspended_at = now
-        elif now - self._suspended_at > talk.session.timeout_s:
-            # Nobody tells us so, but by now others have what we hold.
+        elif now - self._suspended_at > requests.session.timeout_s:
+            # No server can report it, but the session has expired, and other consumers have the messages.
             self._fail(
                 ZooKeeperUnreachable(
-                    f"ZooKeeper at {talk.session.hosts} has been away for a session: connecting anew"
+                    f"ZooKeeper at {requests.session.hosts} has been unreachable for a session timeout "
+                    f"({requests.session.timeout_s:g} s): its in-flight messages are served again"
                 )
             )
         return False
 
-    def _patience_s(self) -> float:
+    def _answer_timeout_s(self) -> float:
         if self._suspended_at is not None:
             return 0.1
         waits = [wait for wait in (source.next_look_s() for source in self._sources) if wait is not None]
         return min([*waits, LOOK_AROUND_S])
 
-    def _round(self) -> bool:
+    def _run_once(self) -> bool:
         now = self._clock.monotonic()
         if now - self._looked_at > LOOK_AROUND_S:
             self._looked_at = now
             for source in self._sources:
-                source.look_again()
+                source.look_around()
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._sweep()
-        said, begun = self._begin_telling()
+        outcomes, begun = self._begin_outcomes()
         more = False
         try:
-            while self._errands:
-                errand = self._errands[0]
-                errand.source.turn(self._talk, 1)
-                self._errands.popleft()
+            while self._requests_for_one:
+                errand = self._requests_for_one[0]
+                errand.source.take_turn(self._requests, 1)
+                self._requests_for_one.popleft()
                 errand.done.set()
             sources, self._rounds = self._sources, self._rounds + 1
             first = self._rounds % len(sources) if sources else 0
             for source in [*sources[first:], *sources[:first]]:
-                more |= source.turn(self._talk, self._room(source))
+                more |= source.take_turn(self._requests, self._room(source))
                 if source.inbox:
                     self._deliver()
         finally:
-            self._end_telling(said, begun)
-        return more or self._hand.has_news
+            self._end_outcomes(outcomes, begun)
+        return more or self._in_flight.has_outcomes
 
-    # -- telling -----------------------------------------------------------------------
+    # -- acknowledgements --------------------------------------------------------------
 
-    def _begin_telling(self) -> tuple[Sequence[tuple[Verb, Held]], Begun | None]:
-        said = self._hand.take(LARGEST_TELLING, BATCH_BYTES)
-        if not said or said[0][1].doubtful:
-            return said, None
-        return said, self._talk.begin([step for verb, held in said for step in _telling(verb, held)])
+    def _begin_outcomes(self) -> tuple[Sequence[tuple[ItemOutcome, ClaimedItem]], PendingTransaction | None]:
+        outcomes = self._in_flight.take_outcomes(MAX_OUTCOMES_PER_CALL, BATCH_BYTES)
+        if not outcomes or outcomes[0][1].doubtful:
+            return outcomes, None
+        return outcomes, self._requests.begin(
+            [step for verb, held in outcomes for step in _outcome_steps(verb, held)]
+        )
 
-    def _end_telling(self, said: Sequence[tuple[Verb, Held]], begun: Begun | None) -> None:
-        if not said:
+    def _end_outcomes(
+        self, outcomes: Sequence[tuple[ItemOutcome, ClaimedItem]], begun: PendingTransaction | None
+    ) -> None:
+        if not outcomes:
             return
-        rest = list(said)
+        rest = list(outcomes)
         try:
-            if begun is not None and self._talk.refused(begun) is None:
-                self._told(rest)
-                return
+            with contextlib.suppress(AccessDenied):  # each is sent alone below
+                if begun is not None and self._requests.refused(begun) is None:
+                    self._confirm_outcomes(rest)
+                    return
             while rest:
-                self._tell_one(*rest[0])
-                self._told([rest.pop(0)])
+                self._send_outcome(*rest[0])
+                self._confirm_outcomes([rest.pop(0)])
         except ZooKeeperUnreachable:
-            self._hand.untold(rest)
+            self._in_flight.restore(rest)
             raise
 
-    def _told(self, said: Sequence[tuple[Verb, Held]]) -> None:
-        had_suspect = self._hand.has_suspect
-        for _, held in said:
-            self._hand.told(held)
-        # What was passed over because of it may be taken now.
-        is_clear = had_suspect and not self._hand.has_suspect
-        returned = {held.nodes for verb, held in said if verb in RETURNING}
+    def _confirm_outcomes(self, outcomes: Sequence[tuple[ItemOutcome, ClaimedItem]]) -> None:
+        had_suspect = self._in_flight.has_suspect
+        for _, held in outcomes:
+            self._in_flight.confirm(held)
+        # Messages that were passed over because of a suspect may be taken now.
+        is_clear = had_suspect and not self._in_flight.has_suspect
+        returned = {held.nodes for verb, held in outcomes if verb in RETURNING}
         for source in self._sources:
             if is_clear or source.nodes in returned:
-                # Our own locks are not watched.
+                # No watch fires for the locks of this connection.
                 source.look_again()
 
-    def _tell_one(self, verb: Verb, held: Held) -> None:
-        """Tell of one message that could not be told of with the others, or of which we do not know."""
-        talk = self._talk
-        stat = talk.wait(talk.client.exists_async(held.lock))
-        if stat is None or stat.ephemeralOwner != talk.session_id:
-            # It was told; what is there now is somebody else's.
+    def _send_outcome(self, verb: ItemOutcome, held: ClaimedItem) -> None:
+        """Send the end of one message that is in doubt, or whose request with others was refused."""
+        requests = self._requests
+        stat = requests.wait(requests.client.exists_async(held.lock))
+        if stat is None or stat.ephemeralOwner != requests.session_id:
+            # An earlier request was carried out; a lock that exists now belongs to another consumer.
             return
-        refusal = talk.refused(talk.begin(_telling(verb, held)))
+        try:
+            refusal = requests.refused(requests.begin(_outcome_steps(verb, held)))
+        except AccessDenied as denial:
+            if verb is not ItemOutcome.REQUEUE or denial.path != held.item:
+                raise
+            # The ACL allows taking and not writing: the item is unlocked, and the return is not counted.
+            self._send_outcome(ItemOutcome.CRASHED, held)
+            return
         if refusal is None:
             return
-        if verb is Verb.GIVE_UP and isinstance(refusal.error, NodeExistsError):
-            # A dead letter of that id lies there already; names of items are never used twice.
+        if verb is ItemOutcome.GIVE_UP and isinstance(refusal.error, NodeExistsError):
+            # A dead letter of that id exists: add the item's name, which is never used twice.
             message_id, letter = held.letter
             held.letter = f"{message_id}~{held.name[-10:]}", letter
-            self._tell_one(verb, held)
+            self._send_outcome(verb, held)
             return
-        if verb is Verb.BURY and isinstance(refusal.error, NodeExistsError):
-            # One of that name was buried before.
-            self._tell_one(Verb.ACK, held)
+        if verb is ItemOutcome.DEAD_LETTER and isinstance(refusal.error, NodeExistsError):
+            # The item was moved by an earlier request.
+            self._send_outcome(ItemOutcome.ACK, held)
             return
         if not isinstance(refusal.error, NoNodeError):
             raise refusal.error
         if refusal.step.kind == "create":
-            talk.wait(talk.client.ensure_path_async(refusal.step.path.rpartition("/")[0]))
-            self._tell_one(verb, held)
+            requests.wait(requests.client.ensure_path_async(refusal.step.path.rpartition("/")[0]))
+            self._send_outcome(verb, held)
             return
         if held.marked and refusal.step.path == held.nodes.suspect(held.name):
-            # Somebody has cleaned up.
+            # Another client has deleted the record of the last consumer.
             held.marked = False
-            self._tell_one(verb, held)
+            self._send_outcome(verb, held)
             return
-        # A peer that knows no locks has taken the item: that counts as done, but the lock must not stay.
-        talk.refused(talk.begin([delete(held.lock)]))
+        # A peer that uses no locks has taken the item, so it counts as done. The lock must not stay.
+        requests.refused(requests.begin([delete(held.lock)]))
         if held.marked:
-            talk.refused(talk.begin([delete(held.nodes.suspect(held.name))]))
+            requests.refused(requests.begin([delete(held.nodes.suspect(held.name))]))
 
 
-def _telling(verb: Verb, held: Held) -> list[Step]:
+def _outcome_steps(verb: ItemOutcome, held: ClaimedItem) -> list[Step]:
     unlock = delete(held.lock)
-    if verb is Verb.REQUEUE:
-        # The same again: the version of the node counts what came back in good order.
+    if verb is ItemOutcome.REQUEUE:
+        # Write the same data: the node's version counts the returns in good order.
         return [set_data(held.item, held.data), unlock]
-    if verb is Verb.CRASHED:
+    if verb is ItemOutcome.CRASHED:
         return [unlock]
     away = [delete(held.item), unlock]
     if held.marked:
         away.append(delete(held.nodes.suspect(held.name)))
-    if verb is Verb.GIVE_UP:
+    if verb is ItemOutcome.GIVE_UP:
         message_id, letter = held.letter
         return [create(held.nodes.dead_letter(message_id), letter), *away]
-    if verb is Verb.BURY:
+    if verb is ItemOutcome.DEAD_LETTER:
         return [create(f"{held.nodes.unreadable}/{held.name}", held.data), *away]
     return away

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dq.transport.stored_message import StoredMessage
-from celery_dq.transport.zookeeper.hand import Held
-from celery_dq.transport.zookeeper.record import Record
+from celery_dq.transport.zookeeper.in_flight import ClaimedItem
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord
 
 
 class Message(StoredMessage):
     """A message taken from a queue, under a lock.
 
     Attributes:
-        queue: name of the queue it was taken from.
-        deliveries: how many workers were lost with it so far.
-        discard: why it must not run (``dead:max_deliveries``), or ``""``.
-        crashed: a requeue counts as a delivery, because a worker was lost.
+        queue: Name of the queue from which the message was taken.
+        deliveries: Number of deliveries so far that ended with the loss of the consumer.
+        discard: Why the message must not run (``dead:max_deliveries``), or ``""``.
+        crashed: Whether a requeue counts as a lost consumer.
     """
 
-    def __init__(self, record: Record, held: Held, queue: str, channel: Any) -> None:
+    def __init__(self, record: ZooKeeperRecord, held: ClaimedItem, queue: str, channel: Any) -> None:
         super().__init__(
             record.envelope,
             record.body,
@@ -36,7 +36,7 @@ class Message(StoredMessage):
         self.crashed = False
 
     def ack(self, multiple: bool = False) -> None:
-        """Acknowledge. A message that is discarded stays, as a dead letter, whoever says what."""
+        """Acknowledge the message. A message to be discarded stays in ZooKeeper as a dead letter."""
         if self.discard:
             self._state = "ACK"
         else:

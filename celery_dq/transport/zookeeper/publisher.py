@@ -1,11 +1,13 @@
-"""Puts messages into queues, once each.
+"""Publishes messages into queues, once each.
 
-The names of items are a queue's own, so no GUID in them could tell whether a create whose answer was lost
-was carried out. Instead every create is one transaction with a write to a node of the producer's own, on
-condition of its version: sent again with the same version it either happens now, or is refused because it
-has happened. Unlike a :class:`~celery_dq.zookeeper.journal.Journal`, which asks what became of a transaction,
-this can be continued by somebody else: kombu publishes a message again on another connection, and the stamp
-(node, version) stays on the message.
+The format of item names leaves no place for a GUID that could tell whether a create with a lost answer was
+carried out. Therefore each create is one transaction with a conditional write to a node that belongs to the
+producer. Sent again with the same version, the transaction either happens now, or is refused because it has
+happened before.
+
+A :class:`~celery_dq.zookeeper.idempotent_writer.IdempotentWriter` asks the server for the outcome of its
+transaction. Here, another connection can continue the attempt: kombu publishes a message again on a new
+connection, and the stamp (node, version) stays on the message.
 """
 
 from __future__ import annotations
@@ -23,54 +25,60 @@ from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.znodes import JOURNALS
-from celery_dq.zookeeper.session import Session, State
+from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
-    Refused,
     Step,
+    TransactionRefused,
     check_size,
     create,
-    denied,
+    failure_of,
     set_data,
     transact,
 )
 
 logger = logging.getLogger(__name__)
 
-#: Creates that one transaction carries at most.
+#: Maximum number of creates in one transaction.
 LARGEST_TRANSACTION = 500
-#: Bytes that a message leaves free: what becomes of it later, dead letters included, is one request as well.
+#: Bytes of a request that a message leaves free. Later requests carry the message with more data, for example
+#: as a dead letter.
 RESERVE = 2048
-#: Seconds after which a publish gives up.
+#: Seconds after which a publish raises.
 GIVE_UP_S = 8.0
-#: Seconds that one answer is waited for.
+#: Seconds to wait for one answer.
 ANSWER_S = 4.0
 
 
 class Item(NamedTuple):
-    """What is to be created."""
+    """One node to create.
 
-    #: Name of the queue.
+    Attributes:
+        queue: Name of the queue.
+        prefix: Path to which ZooKeeper appends a sequence number.
+        data: Data of the node.
+    """
+
     queue: str
-    #: What the sequence is appended to.
     prefix: str
     data: bytes
 
 
 class Stamp(NamedTuple):
-    """Tells one transaction of one producer from any other."""
+    """Identifies one transaction of one producer: the producer's node and the version that it expects."""
 
     node: str
     version: int
 
 
-class Publisher:
+class ZooKeeperPublisher:
     """The producer of one connection; thread-safe.
 
-    Arguments:
-        session: opened when something is published.
-        clock: monotonic time, to give up by.
-        give_up_s: seconds after which a publish gives up; kombu may try again, and does not enqueue twice.
+    Args:
+        session: Opened at the first publish.
+        clock: Monotonic time for the deadline.
+        give_up_s: Seconds after which a publish raises. Kombu may then publish again; this does not enqueue
+            the message twice.
     """
 
     def __init__(self, session: Session, clock: Clock, give_up_s: float = GIVE_UP_S) -> None:
@@ -83,23 +91,25 @@ class Publisher:
         self._own: Stamp | None = None
 
     def put(self, items: Sequence[Item], stamps: dict[str, Stamp], key: str = "") -> str | None:
-        """Create all of `items`, or none of them, once.
+        """Create all of `items` in one transaction, once.
 
-        Arguments:
-            items: as many as one transaction takes.
-            stamps: where the stamp of an attempt that got no answer is kept for the next one.
-            key: under which name.
+        Args:
+            items: As many as fit into one transaction; see :func:`transactions`.
+            stamps: Receives the stamp of an attempt that got no answer, for the next attempt.
+            key: The key of the stamp in `stamps`.
 
         Returns:
-            None; or the name of a queue whose folder is not there, and then nothing was created.
+            None when the items were created. The name of a queue whose folder is missing, when nothing was
+            created.
 
         Raises:
-            ZooKeeperUnreachable: No answer. Trying again with the same stamps creates nothing twice.
-            MessageTooLarge: Nothing was sent.
-            AccessDenied: The session may not do this.
+            ZooKeeperUnreachable: ZooKeeper did not answer. An attempt with the same stamps creates nothing
+                twice.
+            MessageTooLarge: The request would be too large; nothing was sent.
+            AccessDenied: An ACL forbids this session to create one of the nodes.
         """
         if self._pid != os.getpid():
-            # After a fork parent and child must not count in one node.
+            # After a fork, parent and child must not write to the same node.
             self._pid, self._own, self._lock = os.getpid(), None, threading.Lock()
         with self._lock:
             asked = stamps.get(key) or self._stamp()
@@ -116,16 +126,16 @@ class Publisher:
                         continue
                     self._own = None
                     raise
-                except Refused as refusal:
+                except TransactionRefused as refusal:
                     if refusal.index > 0:
                         if isinstance(refusal.error, NoNodeError):
                             return items[refusal.index - 1].queue
                         raise refusal.error from None
                     self._own = None
                     if doubtful and isinstance(refusal.error, BadVersionError):
-                        # It has happened, and the answer was lost.
+                        # An earlier attempt was carried out, and its answer was lost.
                         return None
-                    # The node was idle for long and has been swept away; nothing was done.
+                    # Another process has deleted the idle node of the producer; nothing was done.
                     stamps.pop(key, None)
                     asked = self._stamp()
                     continue
@@ -136,22 +146,22 @@ class Publisher:
     def _stamp(self) -> Stamp:
         if self._own is None:
             node = f"{JOURNALS}/{uuid.uuid4().hex}"
-            # Without an answer it may be there: whoever sweeps finds it.
+            # Without an answer, the node may exist: another process deletes it later.
             try:
                 self._session.ask(lambda client: client.create_async(node, b"", makepath=True), ANSWER_S)
-            except NoAuthError as error:
-                raise denied("create", node, error) from None
+            except (NoAuthError, NoNodeError) as error:
+                raise failure_of("create", node, error) from None
             self._own = Stamp(node, 0)
         return self._own
 
     def close(self) -> None:
-        """Remove the node of our own: nothing of it will be sent again."""
+        """Delete the producer's node: no attempt with its stamps follows."""
         own, self._own = self._own, None
-        if own is not None and self._pid == os.getpid() and self._session.state is State.CONNECTED:
+        if own is not None and self._pid == os.getpid() and self._session.state is SessionState.CONNECTED:
             try:
                 self._session.ask(lambda client: client.delete_async(own.node), 1.0)
             except Exception as error:
-                logger.debug("The producer's node %s stays until it is swept away: %r.", own.node, error)
+                logger.debug("Producer node %s was not deleted and stays for now: %r.", own.node, error)
 
 
 def _creation(item: Item) -> Step:
@@ -159,7 +169,7 @@ def _creation(item: Item) -> Step:
 
 
 def transactions(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """Cut `items` into pieces that one transaction takes, in order."""
+    """Split `items` into consecutive pieces that each fit into one transaction."""
     pieces: list[Sequence[Item]] = []
     start = size = 0
     for position, item in enumerate(items):

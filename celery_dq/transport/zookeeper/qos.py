@@ -1,4 +1,4 @@
-"""What a channel has delivered, and how much more it may."""
+"""The prefetch count and the acknowledgements of a channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from celery_dq.transport.prefetch import PrefetchCount
-from celery_dq.transport.zookeeper.hand import Verb
+from celery_dq.transport.zookeeper.in_flight import ItemOutcome
 
 if TYPE_CHECKING:
     from celery_dq.transport.zookeeper.channel import Channel
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class QoS(PrefetchCount):
     """Prefetch count and acknowledgements of one channel.
 
-    Acknowledgements may come from any thread: they go to the hand, and the fetcher tells the broker.
+    Acknowledgements may come from any thread. They are queued with the in-flight messages of the connection,
+    and the fetcher's thread sends them to the broker.
     """
 
     channel: Channel
@@ -25,30 +26,30 @@ class QoS(PrefetchCount):
         self._pid = os.getpid()
 
     def ack(self, delivery_tag: str) -> None:
-        """The message is done with."""
-        self._say(Verb.ACK, delivery_tag)
+        """Delete the message from its queue."""
+        self._settle(ItemOutcome.ACK, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the message back to its place, or drop it for good."""
+        """Requeue the message at its place, or delete it."""
         message = self._delivered.get(delivery_tag)
-        back = Verb.CRASHED if getattr(message, "crashed", False) else Verb.REQUEUE
-        self._say(back if requeue else Verb.ACK, delivery_tag)
+        back = ItemOutcome.CRASHED if getattr(message, "crashed", False) else ItemOutcome.REQUEUE
+        self._settle(back if requeue else ItemOutcome.ACK, delivery_tag)
 
-    def _say(self, verb: Verb, delivery_tag: str) -> None:
+    def _settle(self, verb: ItemOutcome, delivery_tag: str) -> None:
         self._delivered.pop(delivery_tag, None)
-        self.channel.hand.say(verb, delivery_tag)
+        self.channel.in_flight.add_outcome(verb, delivery_tag)
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
-        """Give back everything delivered and not acknowledged."""
+        """Requeue every message that was delivered and not acknowledged."""
         for tag in list(self._delivered):
-            self._say(Verb.REQUEUE, tag)
+            self._settle(ItemOutcome.REQUEUE, tag)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
         self._on_collect.cancel()
         if self._delivered.restored or self._pid != os.getpid():
-            # A child has inherited this: what is held is the parent's.
+            # A forked child has inherited this object: the in-flight messages belong to the parent.
             return
         self._delivered.restored = True
         if self.restore_at_shutdown and self.channel.do_restore:

@@ -1,7 +1,8 @@
-"""Declaring, counting, emptying and deleting queues; sweeping away what transient ones leave behind.
+"""Declaring, counting, emptying and deleting queues, and the sweep of abandoned transient queues.
 
-A *transient* queue goes with its users (``auto_delete``): replies to remote control, mailboxes of workers,
-events. Its users have ephemeral nodes; what is without any for a while is swept away by whoever consumes.
+A *transient* queue (``auto_delete``) ends with its last user: replies to remote control, mailboxes of
+workers, events. Each user has an ephemeral node. Every consuming process sweeps: it deletes transient queues
+that have had no user for one sweep interval.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNod
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.znodes import BrokerNodes, QueueNodes
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import Refused, ask_all, delete, denied, transact
+from celery_dq.zookeeper.transaction import TransactionRefused, ask_all, delete, failure_of, transact
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an answer is waited for.
+#: Seconds to wait for an answer.
 ANSWER_S = 10.0
-#: Nodes that one transaction deletes.
+#: Maximum number of nodes that one transaction deletes.
 CHUNK = 500
 
 
-class Queues:
-    """The queues of a broker, as one connection sees them.
+class ZooKeeperQueues:
+    """Operations of one connection on the queues of a broker.
 
-    Arguments:
-        session: opened when it is needed.
-        nodes: of the broker.
+    Args:
+        session: Opened at the first request.
+        nodes: The nodes of the broker.
     """
 
     def __init__(self, session: Session, nodes: BrokerNodes) -> None:
@@ -43,51 +44,51 @@ class Queues:
         self._unused: set[str] = set()
 
     def nodes(self, queue: str) -> QueueNodes:
-        """The nodes of the queue called *queue*."""
+        """The nodes of the queue named *queue*."""
         return self._nodes.queue(queue)
 
     @property
     def session(self) -> Session:
-        """The session that it asks in."""
+        """The session that sends the requests."""
         return self._session
 
     def _ask(self, request: Any) -> Any:
         try:
             return self._session.ask(request, ANSWER_S)
         except NoAuthError as error:
-            raise denied("use", self._nodes.path, error) from None
+            raise failure_of("use", self._nodes.path, error) from None
 
     # -- one queue -----------------------------------------------------------------
 
     def declare(self, queue: str, transient: bool = False) -> None:
-        """Make the folders of a queue; a transient one is used by this connection from now on."""
+        """Create the folders of a queue, and register this connection as a user of a transient one."""
         if transient:
             user = f"{self._nodes.transient(queue)}/{self._guid}"
-            with contextlib.suppress(NodeExistsError):  # declared before, by us
+            with contextlib.suppress(NodeExistsError):  # this connection has declared it before
                 self._ask(lambda client: client.create_async(user, b"", ephemeral=True, makepath=True))
         if queue not in self._known:
-            # It is made last, so that where it is, the others are.
+            # `restore` creates this folder last: if it exists, so do the others.
             if not self.exists(queue):
                 self.restore(queue)
             self._known.add(queue)
 
     def restore(self, queue: str) -> None:
-        """A folder turned out to be missing: make it again."""
+        """Create the missing folders of a queue."""
         for folder in reversed(self.nodes(queue).folders):
             self._ask(lambda client, folder=folder: client.ensure_path_async(folder))
 
     def exists(self, queue: str) -> bool:
-        """Whether the queue was declared, by anybody."""
+        """Whether any process has declared the queue."""
         return self._ask(lambda client: client.exists_async(self.nodes(queue).ready)) is not None
 
     def size(self, queue: str) -> int:
-        """How many messages wait: not those in somebody's hands, or before their time."""
+        """How many messages wait, without delayed messages and messages in flight."""
         nodes = self.nodes(queue)
         ready, locks = self._counts([nodes.ready, nodes.locks])
         return max(ready - locks, 0)
 
     def loads(self, queues: Sequence[str]) -> list[int | None]:
-        """How many messages are in each queue; None where it is gone."""
+        """How many messages are in each queue; None for a queue that does not exist."""
         answers = self._stats([self.nodes(queue).ready for queue in queues])
         return [None if answer is None else int(answer.numChildren) for answer in answers]
 
@@ -104,7 +105,7 @@ class Queues:
         return answers
 
     def purge(self, queue: str) -> int:
-        """Remove what waits and what is delayed, not what is in somebody's hands; returns how many."""
+        """Delete the waiting and the delayed messages, but none in flight; return how many were deleted."""
         nodes = self.nodes(queue)
         locked = set(self.children(nodes.locks))
         waiting = [name for name in self.children(nodes.ready) if name not in locked]
@@ -116,18 +117,18 @@ class Queues:
         return removed
 
     def delete(self, queue: str) -> None:
-        """Remove the queue with all that is in it."""
+        """Delete the queue with its messages, except its dead letters."""
         self._known.discard(queue)
         nodes = self.nodes(queue)
         for folder in (nodes.ready, nodes.delayed, nodes.unreadable, nodes.locks, nodes.suspects):
             self.remove([f"{folder}/{name}" for name in self.children(folder)])
             self._try_to_remove(folder)
-        # Stays where there are dead letters: they are there until somebody says otherwise.
+        # The folders stay if there are dead letters: only an explicit purge deletes those.
         for folder in (nodes.dead, nodes.path):
             self._try_to_remove(folder)
 
     def leave(self, queue: str) -> None:
-        """This connection uses a transient queue no longer; who leaves last deletes it."""
+        """End this connection's use of a transient queue; delete the queue if no user is left."""
         marker = self._nodes.transient(queue)
         self._try_to_remove(f"{marker}/{self._guid}")
         if not self.children(marker):
@@ -135,7 +136,7 @@ class Queues:
             self._try_to_remove(marker)
 
     def names(self) -> list[str]:
-        """Of the queues that stay."""
+        """The names of the queues that are not transient."""
         transient = set(self.children(self._nodes.transients))
         return sorted(
             BrokerNodes.queue_called(name)
@@ -144,7 +145,7 @@ class Queues:
         )
 
     def children(self, folder: str) -> list[str]:
-        """The names in a folder; none where there is no folder."""
+        """The names in a folder; an empty list if the folder does not exist."""
         try:
             names: list[str] = self._ask(lambda client: client.get_children_async(folder))
         except NoNodeError:
@@ -152,15 +153,15 @@ class Queues:
         return names
 
     def remove(self, paths: Sequence[str]) -> int:
-        """Delete nodes; returns how many were there."""
+        """Delete nodes; return how many existed."""
         removed = 0
         for start in range(0, len(paths), CHUNK):
             chunk = paths[start : start + CHUNK]
             try:
                 transact(self._session, [delete(path) for path in chunk], ANSWER_S)
                 removed += len(chunk)
-            except Refused:
-                # One of them is gone already: each on its own.
+            except TransactionRefused:
+                # One of them does not exist: delete each with its own request.
                 answers = ask_all(
                     self._session,
                     lambda client, chunk=chunk: [client.delete_async(path) for path in chunk],  # type: ignore[misc]  # of a default
@@ -173,25 +174,33 @@ class Queues:
         try:
             self._ask(lambda client: client.delete_async(path))
         except (NoNodeError, NotEmptyError) as error:
-            logger.debug("%s is not removed: %r.", path, error)
+            logger.debug("Node %s was not deleted: %r.", path, error)
 
     # -- sweeping ------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Remove the transient queues that nobody has used since the last sweep."""
+        """Delete the transient queues that had no user at the last sweep and have none now."""
         try:
             unused = {name for name in self.children(self._nodes.transients) if not self._users(name)}
             for name in unused & self._unused:
                 self._sweep_away(name)
             self._unused = unused
         except (ZooKeeperUnreachable, KazooException) as error:
-            logger.info("Transient queues could not be swept: %r.", error)
+            logger.info(
+                "The sweep of transient queues failed; the next sweep tries again: %r.",
+                error,
+                extra={"event": "zookeeper_sweep_failed"},
+            )
 
     def _users(self, name: str) -> Iterable[str]:
         return self.children(f"{self._nodes.transients}/{name}")
 
     def _sweep_away(self, name: str) -> None:
-        logger.info("The transient queue %s is removed: nobody uses it.", name)
+        logger.info(
+            "Transient queue %s has no user; it is deleted.",
+            name,
+            extra={"event": "zookeeper_transient_queue_deleted"},
+        )
         queue = BrokerNodes.queue_called(name)
         dead = self.nodes(queue).dead
         self.remove([f"{dead}/{letter}" for letter in self.children(dead)])

@@ -1,6 +1,6 @@
-"""A message as it lies in a node.
+"""The format of a message in a node.
 
-One item in Curator's framing, so that Java peers can carry it. The item, big-endian::
+A node holds one item in Curator's framing, so that Java peers can move it. The item, big-endian::
 
     B version   B priority   B flags   q due ms   I len(envelope)   envelope   body
 
@@ -22,21 +22,21 @@ from celery_dq.transport.tenant import check_priority
 VERSION = 1
 TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
-#: Bytes of data that one transaction carries at most; the rest of what ZooKeeper takes is for paths.
+#: Maximum bytes of data in one transaction. The rest of ZooKeeper's limit is left for paths and headers.
 BATCH_BYTES = 900_000
-#: Properties that the transport makes anew at delivery.
+#: Properties that the transport sets at delivery; they are not stored.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority")
 
 
 @dataclass(frozen=True)
-class Record:
-    """One stored message, taken apart.
+class ZooKeeperRecord:
+    """One stored message in parts.
 
     Attributes:
-        priority: 0 to 9, higher is more urgent.
-        due_ms: when it may be served, milliseconds since the epoch; 0 = at once.
-        envelope: headers and properties, see :mod:`celery_dq.transport.envelope`.
-        body: the serialised body; ``str`` when the serializer made text.
+        priority: 0 to 9; a higher number is more urgent.
+        due_ms: The earliest time of delivery in milliseconds since the epoch; 0 means at once.
+        envelope: Headers and properties; see :mod:`celery_dq.transport.envelope`.
+        body: The serialised body; ``str`` if the serializer made text.
     """
 
     priority: int
@@ -45,7 +45,7 @@ class Record:
     body: str | bytes
 
     def pack(self) -> bytes:
-        """The bytes of a node."""
+        """Return the data of the node."""
         body, flags = self.body, 0
         if isinstance(body, str):
             body, flags = body.encode("utf-8", "surrogatepass"), TEXT
@@ -53,23 +53,23 @@ class Record:
         return frame([b"".join((head, self.envelope, body))])
 
     @classmethod
-    def unpack(cls, data: bytes) -> Record:
-        """Take the bytes of a node apart.
+    def unpack(cls, data: bytes) -> ZooKeeperRecord:
+        """Parse the data of a node.
 
         Raises:
-            CorruptRecord: They are none that :meth:`pack` made.
+            CorruptRecord: The data is not in the format that :meth:`pack` writes.
         """
         try:
             items = unframe(data)
             if len(items) != 1:
-                raise CorruptRecord(f"a stored message is one item, and there are {len(items)} in its node")
+                raise CorruptRecord(f"a stored message is one item, but its node holds {len(items)}")
             (item,) = items
             version, priority, flags, due_ms, length = _HEADER.unpack_from(item)
             if version != VERSION:
-                raise CorruptRecord(f"a stored message has layout version {version}, known is {VERSION}")
+                raise CorruptRecord(f"a stored message has layout version {version}, only {VERSION} is known")
             start = _HEADER.size
             if start + length > len(item):
-                raise CorruptRecord("the envelope of a stored message reaches beyond its end")
+                raise CorruptRecord("the envelope of a stored message is longer than the message")
             body: str | bytes = item[start + length :]
             if flags & TEXT:
                 body = item[start + length :].decode("utf-8", "surrogatepass")
@@ -78,8 +78,11 @@ class Record:
             raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
 
 
-def record_of(message: dict[str, Any]) -> Record:
-    """The record of what kombu's ``prepare_message`` made.
+def record_of(message: dict[str, Any]) -> ZooKeeperRecord:
+    """Make a record of a message.
+
+    Args:
+        message: The dictionary that kombu's ``prepare_message`` returned.
 
     Raises:
         InvalidMessage: A header or property cannot be written as JSON, or priority or ETA are unusable.
@@ -92,7 +95,7 @@ def record_of(message: dict[str, Any]) -> Record:
         packed = envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidMessage(f"a header or property cannot be written as JSON: {exc}") from exc
-    return Record(
+    return ZooKeeperRecord(
         check_priority(properties.get("priority")),
         _due_ms(headers.get("eta")),
         packed,
@@ -100,7 +103,7 @@ def record_of(message: dict[str, Any]) -> Record:
     )
 
 
-#: The property that carries the stamps of a message: queue → (node of the producer, its version).
+#: The property with the publisher's stamps of a message: queue → (node of the producer, its version).
 STAMPS = "dq_stamps"
 
 
@@ -113,7 +116,7 @@ def _due_ms(eta: Any) -> int:
             moment = datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith("Z") else eta)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
-        # Up, not down: a task must not start before its time.
+        # Round up: a task must not start before its ETA.
         return max(-int(-moment.timestamp() * 1000 // 1), 0)
     except (ValueError, TypeError, AttributeError, OverflowError):
         raise InvalidMessage(f"eta = {eta!r} is not a time: give a datetime or an ISO 8601 text") from None

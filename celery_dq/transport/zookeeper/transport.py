@@ -1,12 +1,12 @@
-"""``dq-zookeeper://``.
+"""The kombu transport of ``dq-zookeeper://``.
 
 Connection string::
 
     dq-zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]
 
 ``user:password`` is a credential of the scheme ``digest``. Transport options: ``session_timeout`` (seconds,
-default 10: how long a dead worker's messages stay with it), ``auth`` (pairs of scheme and credential),
-``sasl`` (kazoo's ``sasl_options``), ``acl`` (kazoo's ACLs). TLS: ``broker_use_ssl`` with ``ca``,
+default 10: the time until the messages of a dead worker are available again), ``auth`` (pairs of scheme and
+credential), ``sasl`` (kazoo's ``sasl_options``), ``acl`` (kazoo's ACLs). TLS: ``broker_use_ssl`` with ``ca``,
 ``certfile``, ``keyfile``, ``verify_certs``, ``check_hostname``.
 
 Features: direct, topic and fanout exchanges, priorities, ETA, remote control, batches.
@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dq.clock import SystemClock
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
-from celery_dq.hooks import WIRES, Undertaker, Wires
 from celery_dq.options import Options
+from celery_dq.protocols import DiscardHandler
 
 try:
     import kazoo
@@ -46,23 +47,23 @@ from celery_dq.transport.zookeeper.address import (
     nobody_listens,
     session_options,
 )
-from celery_dq.transport.zookeeper.bell import Bell
 from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.channel import Channel as ZooKeeperChannel
-from celery_dq.transport.zookeeper.fetcher import Fetcher
-from celery_dq.transport.zookeeper.hand import Hand, Held
-from celery_dq.transport.zookeeper.publisher import Publisher
-from celery_dq.transport.zookeeper.queues import Queues
-from celery_dq.transport.zookeeper.source import Source
-from celery_dq.transport.zookeeper.talk import Talk
+from celery_dq.transport.zookeeper.fetcher import ZooKeeperFetcher
+from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ZooKeeperInFlight
+from celery_dq.transport.zookeeper.publisher import ZooKeeperPublisher
+from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
+from celery_dq.transport.zookeeper.requests import ZooKeeperRequests
+from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
+from celery_dq.transport.zookeeper.waker import Waker
 from celery_dq.znodes import BrokerNodes
-from celery_dq.zookeeper.session import Session, State
+from celery_dq.zookeeper.session import Session, SessionState
 
-#: Seconds after which it is asked whether anybody listens at all.
+#: Seconds without a connection after which the transport checks whether any server accepts connections.
 FIRST_LOOK_S = 0.5
-#: Seconds after which the event loop gets a turn, although there is more to deliver.
+#: Seconds of delivery after which control returns to the event loop.
 ONE_TURN_S = 0.01
-#: Seconds that ``drain_events`` waits in one go.
+#: Maximum seconds of one wait in ``drain_events``.
 LONGEST_WAIT_S = 1.0
 
 
@@ -82,7 +83,7 @@ class Transport(VirtualTransport):
         ConnectionClosedError,
         OperationTimeoutError,
     )
-    #: Without these kombu takes a second failure in a row for good, whatever the retry policy says.
+    #: Without this attribute, kombu raises at the second failure in a row, despite the retry policy.
     recoverable_connection_errors = connection_errors
     channel_errors = (*VirtualTransport.channel_errors, KazooException, AccessDenied)
     implements = VirtualTransport.implements.extend(
@@ -94,22 +95,22 @@ class Transport(VirtualTransport):
         super().__init__(client, **kwargs)
         _take_apart(client)
         self.clock = SystemClock()
-        self._wires = _wires(client)
-        self._options: Options = resolve({}) if self._wires is None else self._wires.options
+        self._app_context = _app_context_of(client)
+        self._options: Options = resolve({}) if self._app_context is None else self._app_context.options
         nodes = BrokerNodes(self._options.environment)
         hosts = host_list(client.hostname or "localhost", client.port, client.virtual_host)
         self.session = Session(hosts, **session_options(client))
-        self.queues = Queues(self.session, nodes)
+        self.queues = ZooKeeperQueues(self.session, nodes)
         self.bindings = Bindings(self.session, nodes)
-        self.publisher = Publisher(self.session, self.clock)
-        self.hand = Hand("", lambda: None)
+        self.publisher = ZooKeeperPublisher(self.session, self.clock)
+        self.in_flight = ZooKeeperInFlight("", lambda: None)
         self._pid = os.getpid()
-        self._talk: Talk | None = None
-        self._fetcher: Fetcher | None = None
-        self._bell: Bell | None = None
-        self._sources: list[tuple[ZooKeeperChannel, Source]] = []
+        self._requests: ZooKeeperRequests | None = None
+        self._fetcher: ZooKeeperFetcher | None = None
+        self._waker: Waker | None = None
+        self._sources: list[tuple[ZooKeeperChannel, ZooKeeperSubscription]] = []
         #: Queues of which single messages were taken.
-        self._visited: dict[str, Source] = {}
+        self._visited: dict[str, ZooKeeperSubscription] = {}
         self._loop: Any = None
 
     def driver_version(self) -> str:
@@ -117,7 +118,7 @@ class Transport(VirtualTransport):
         return str(kazoo.__version__)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """The URL of the broker, without its password; urllib could not take it apart."""
+        """Return the URL of the broker with a masked password; urllib cannot parse a list of hosts."""
         client = self.client
         credentials = ""
         if client.userid:
@@ -128,12 +129,14 @@ class Transport(VirtualTransport):
     # -- connecting ----------------------------------------------------------------
 
     def establish_connection(self) -> Any:
-        """Connect.
+        """Open the session.
 
         Raises:
-            ZooKeeperUnreachable: Nobody answered in time.
+            ZooKeeperUnreachable: No server answered within ``broker_connection_timeout``.
             ConfigurationError: The server refused the credentials.
         """
+        if self._has_failed_idle():
+            self.close_connection(self)
         patience_s = float(self.client.connect_timeout or 5.0)
         try:
             try:
@@ -148,18 +151,25 @@ class Transport(VirtualTransport):
         return super().establish_connection()
 
     def verify_connection(self, connection: Any) -> bool:
-        """Whether it was not closed: a session outlives connections that break."""
-        return self.session.state is not State.CLOSED
+        """Whether the connection can be used; a session outlives a broken TCP connection.
+
+        A connection with an expired session raises in its consumers. If it has no consumers, it counts as
+        closed, and kombu connects again before the next use.
+        """
+        return self.session.state is not SessionState.CLOSED and not self._has_failed_idle()
+
+    def _has_failed_idle(self) -> bool:
+        return self._fetcher is not None and self._fetcher.failure is not None and not self._sources
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
-        """Say no, or Celery does not reduce the prefetch count after a reconnect."""
+        """Return False: otherwise Celery does not reduce the prefetch count after a reconnect."""
         return False
 
     def refuse_inherited(self) -> None:
-        """A forked child has inherited this connection.
+        """Refuse to use a connection that was inherited through a fork.
 
         Raises:
-            ZooKeeperUnreachable: This is that child.
+            ZooKeeperUnreachable: This process did not open the connection.
         """
         if self._pid != os.getpid():
             raise ZooKeeperUnreachable(
@@ -167,72 +177,75 @@ class Transport(VirtualTransport):
             )
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels, give everything back, and end the session."""
+        """Close all channels, requeue their messages, and end the session."""
         if self._pid == os.getpid():
             super().close_connection(connection)
             fetcher, self._fetcher = self._fetcher, None
             if fetcher is not None:
                 fetcher.stop()
             self.publisher.close()
-            if self._bell is not None:
-                self._bell.close()
+            if self._waker is not None:
+                self._waker.close()
+            self._visited = {}
         self.session.close()
 
     # -- consuming -----------------------------------------------------------------
 
-    def _consuming(self) -> Fetcher:
+    def _consuming(self) -> ZooKeeperFetcher:
         if self._fetcher is None:
-            talk = self._talk = Talk(self.session)
-            bell = self._bell = Bell(talk.client.handler.event_object)
-            hand = self.hand = Hand(talk.guid, self.look_again)
-            self._fetcher = Fetcher(talk, hand, self.clock, self._room, bell.ring, self.queues.sweep)
+            requests = self._requests = ZooKeeperRequests(self.session)
+            waker = self._waker = Waker(requests.client.handler.event_object)
+            in_flight = self.in_flight = ZooKeeperInFlight(requests.guid, self.look_again)
+            self._fetcher = ZooKeeperFetcher(
+                requests, in_flight, self.clock, self._room, waker.wake, self.queues.sweep
+            )
             if self._loop is not None:
-                bell.hang_on(self._loop, self._deliver_all)
+                waker.attach_loop(self._loop, self._deliver_all)
             self._fetcher.start()
         return self._fetcher
 
     def look_again(self) -> None:
-        """Something is to be told, or there may be room for more; from any thread."""
+        """Wake the fetcher, to send acknowledgements or take more messages; callable from any thread."""
         if self._fetcher is not None:
-            self._fetcher.ring()
+            self._fetcher.wake()
 
-    def _room(self, source: Source) -> int:
+    def _room(self, source: ZooKeeperSubscription) -> int:
         for channel, each in self._sources:
             if each is source:
                 return channel.room(source)
         return 0
 
-    def consume(self, channel: ZooKeeperChannel, queue: str) -> Source:
-        """Take from *queue* for *channel* from now on."""
+    def consume(self, channel: ZooKeeperChannel, queue: str) -> ZooKeeperSubscription:
+        """Start to take messages from *queue* for *channel*."""
         fetcher = self._consuming()
-        source = self._source(queue, fetcher.ring)
+        source = self._source(queue, fetcher.wake)
         self._sources = [*self._sources, (channel, source)]
         fetcher.add(source)
         return source
 
-    def _source(self, queue: str, ring: Callable[[], None]) -> Source:
+    def _source(self, queue: str, wake: Callable[[], None]) -> ZooKeeperSubscription:
         nodes, most = self.queues.nodes(queue), self.max_deliveries(queue)
-        return Source(queue, nodes, self.hand, self.clock, ring, most)
+        return ZooKeeperSubscription(queue, nodes, self.in_flight, self.clock, wake, most)
 
     def max_deliveries(self, queue: str) -> int:
-        """How often a message's consumer may be lost before it is given up on; 0: as often as it will."""
+        """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
         return self._options.queue(queue).max_deliveries
 
     @property
-    def undertaker(self) -> Undertaker | None:
-        """Who does Celery's bookkeeping for what will not run, if this is a worker."""
-        return None if self._wires is None else self._wires.undertaker
+    def discard_handler(self) -> DiscardHandler | None:
+        """The worker's handler of messages that will not run; None if this process is no worker."""
+        return None if self._app_context is None else self._app_context.discard_handler
 
-    def cancel(self, source: Source) -> None:
-        """Take nothing more from *source*; what was taken and not delivered goes back."""
+    def cancel(self, source: ZooKeeperSubscription) -> None:
+        """Stop taking from *source*, and requeue its messages that were not delivered."""
         self._sources = [each for each in self._sources if each[1] is not source]
         if self._fetcher is not None:
             self._fetcher.remove(source)
         source.close()
         self.flush()
 
-    def take_one(self, queue: str) -> list[Held]:
-        """Take one message of *queue* now, if there is one."""
+    def take_one(self, queue: str) -> list[ClaimedItem]:
+        """Take one message of *queue* now; an empty list if none is available."""
         fetcher = self._consuming()
         source = self._visited.get(queue)
         if source is None:
@@ -241,54 +254,54 @@ class Transport(VirtualTransport):
         return fetcher.take_now(source)
 
     def flush(self) -> None:
-        """Wait until the broker was told what became of the messages."""
+        """Wait until the broker has confirmed the acknowledgements."""
         if self._fetcher is not None:
             self._fetcher.flush()
 
     def leave(self, queue: str) -> None:
-        """A channel uses a transient queue no longer."""
+        """End a channel's use of a transient queue; the queue is deleted with its last use."""
         used = any(channel.uses(queue) for channel in (*self.channels, *self._avail_channels))
-        if self.session.state is State.CONNECTED and not used:
+        if self.session.state is SessionState.CONNECTED and not used:
             try:
                 self.queues.leave(queue)
             except self.connection_errors + self.channel_errors:
-                # Whoever sweeps will find it.
+                # A sweep deletes the queue later.
                 return
 
     # -- delivering ----------------------------------------------------------------
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Be driven by *loop* from now on."""
+        """Deliver messages in the event loop *loop* from now on."""
         self._loop = loop
-        if self._bell is not None:
-            self._bell.hang_on(loop, self._deliver_all)
+        if self._waker is not None:
+            self._waker.attach_loop(loop, self._deliver_all)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message.
 
         Raises:
-            TimeoutError: None came in `timeout` seconds.
-            ZooKeeperUnreachable: The connection is of no use any more.
+            TimeoutError: No message came within `timeout` seconds.
+            ZooKeeperUnreachable: The session has ended; a new connection is needed.
         """
         self.refuse_inherited()
         self._consuming()
-        bell = self._bell
-        assert bell is not None
+        waker = self._waker
+        assert waker is not None
         end = None if timeout is None else self.clock.monotonic() + timeout
         while not self._deliver_one():
             left = LONGEST_WAIT_S if end is None else end - self.clock.monotonic()
             if left <= 0:
                 raise TimeoutError
-            bell.wait(min(left, LONGEST_WAIT_S))
+            waker.wait(min(left, LONGEST_WAIT_S))
 
     def _deliver_one(self) -> bool:
-        fetcher, talk = self._fetcher, self._talk
-        if fetcher is None or talk is None:
+        fetcher, requests = self._fetcher, self._requests
+        if fetcher is None or requests is None:
             return False
         if fetcher.failure is not None:
             raise ZooKeeperUnreachable(str(fetcher.failure)) from fetcher.failure
-        if not talk.holds:
-            # Others may have by now what lies in the inboxes.
+        if not requests.holds:
+            # Other consumers may hold the messages in the inboxes by now.
             return False
         for channel, source in self._sources:
             if channel.deliver_one(source):
@@ -296,7 +309,7 @@ class Transport(VirtualTransport):
                     each for each in self._sources if each[1] is source
                 ]
                 if not source.inbox:
-                    fetcher.ring()
+                    fetcher.wake()
                 return True
         return False
 
@@ -305,19 +318,19 @@ class Transport(VirtualTransport):
         try:
             while self._deliver_one():
                 if self.clock.monotonic() > until:
-                    # The solo pool runs tasks in here: the loop must see in between that it is to stop.
-                    assert self._bell is not None
-                    self._bell.ring()
+                    # The solo pool runs tasks in this call: between them, the loop must notice a shutdown.
+                    assert self._waker is not None
+                    self._waker.wake()
                     return
         except BaseException:
-            # What the exception left behind must not wait for something else to come.
-            if self._bell is not None and any(source.inbox for _, source in self._sources):
-                self._bell.ring()
+            # Deliver the remaining messages without waiting for the next event.
+            if self._waker is not None and any(source.inbox for _, source in self._sources):
+                self._waker.wake()
             raise
 
 
 def _take_apart(client: Any) -> None:
-    """Put the parts of the URL where kombu keeps them: only there it hides the password of what it shows."""
+    """Move the parts of the URL to kombu's attributes: kombu masks only a password that it finds there."""
     if "://" in (client.hostname or ""):
         address = address_in(client.hostname)
         client.hostname = address.hosts
@@ -326,8 +339,10 @@ def _take_apart(client: Any) -> None:
         client.password = client.password or address.password
 
 
-def _wires(client: Any) -> Wires | None:
-    wires = client.transport_options.get(WIRES)
-    if wires is not None and not isinstance(wires, Wires):
-        raise ConfigurationError(f"transport_options[{WIRES!r}] is celery-dq's own: remove {wires!r}")
-    return wires
+def _app_context_of(client: Any) -> AppContext | None:
+    context = client.transport_options.get(APP_CONTEXT)
+    if context is not None and not isinstance(context, AppContext):
+        raise ConfigurationError(
+            f"transport_options[{APP_CONTEXT!r}] = {context!r} is set by celery-dq: remove it"
+        )
+    return context

@@ -14,7 +14,7 @@ def pk() -> models.BigAutoField[Any, Any]:
 
 
 def belongs_to(model: str, name: str, **options: Any) -> models.ForeignKey[Any, Any]:
-    """Return a foreign key that takes its rows along when the other row is deleted."""
+    """Return a foreign key whose rows are deleted with the row that it refers to."""
     return models.ForeignKey(
         on_delete=django.db.models.deletion.CASCADE, related_name=name, to=f"shop.{model}", **options
     )

@@ -1,1 +1,1 @@
-"""One model of dedup against all that enforces it: ``python -m tests.dedup.model --examples 20000``."""
+"""One model of dedup against all its implementations: ``python -m tests.dedup.model --examples 20000``."""

@@ -10,7 +10,7 @@ from tests.dedup.model.stories import KINDS, tell
 
 
 def main() -> None:
-    """Tell stories; a failure is shown in its shortest form, with the exit status 1."""
+    """Run stories. A failure is shown in its shortest form, with the exit status 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.dedup.model", description=__doc__)
     parser.add_argument("--examples", type=int, default=2000, help="stories of each kind")
     parser.add_argument("--steps", type=int, default=40, help="most steps of a story")
@@ -21,7 +21,7 @@ def main() -> None:
     with RedisServer() as server:
         for kind in chosen.kind or KINDS:
             began = time.monotonic()
-            told = tell(
+            reported = tell(
                 kind,
                 server.url(1),
                 examples=chosen.examples,
@@ -29,7 +29,9 @@ def main() -> None:
                 seed=chosen.seed,
                 shorten=not chosen.first,
             )
-            print(f"{kind}: {told} stories, {time.monotonic() - began:.1f} s, no promise broken", flush=True)
+            print(
+                f"{kind}: {reported} stories, {time.monotonic() - began:.1f} s, no promise broken", flush=True
+            )
 
 
 if __name__ == "__main__":

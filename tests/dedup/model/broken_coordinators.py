@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MACHINE, LOCAL, REDIS = "dedup/machine.py", "dedup/local.py", "dedup/redis.py"
-CLAIM, ENQUEUE, LEAVE, START = (
-    f"dedup/lua/{name}.lua" for name in ("include/claim", "enqueue", "leave", "start")
-)
-RENEW, FREE = "dedup/lua/renew.lua", "dedup/lua/free.lua"
-
 
 class Mutation(NamedTuple):
-    """A rule broken: in this file of the package, the one place with this text reads otherwise."""
+    """A broken rule: in this file of the package, `new` replaces `old`, whose text is there exactly once."""
 
     kind: str
     what: str
@@ -22,45 +16,67 @@ class Mutation(NamedTuple):
 
 
 COORDINATORS = (
-    # The machine itself, which is the oracle: the ledger and the scripts must object.
-    Mutation("local", "a head that runs covers", MACHINE, "if not head.started and (", "if ("),
+    # The machine itself, which is the oracle: the ledger and the scripts must find these faults.
+    Mutation("local", "a head that runs covers", "dedup/machine.py", "if not head.started and (", "if ("),
     Mutation(
         "local",
         "two tails",
-        MACHINE,
+        "dedup/machine.py",
         "if self.tail is not None:\n            return",
         "if False:\n            return",
     ),
     Mutation(
-        "local", "nobody is promoted", MACHINE, "self.head, self.tail = self.tail, None", "self.head = None"
+        "local",
+        "nobody is promoted",
+        "dedup/machine.py",
+        "self.head, self.tail = self.tail, None",
+        "self.head = None",
     ),
     Mutation(
         "local",
         "the tail before the heir",
-        MACHINE,
+        "dedup/machine.py",
         "self.head, self.heir = self.heir, None",
         "self.head, self.tail = self.tail or self.heir, None",
     ),
-    Mutation("local", "a stale token ends a run", MACHINE, "and self.head.token == token > 0", ""),
-    Mutation("local", "a redelivered tail is declined", MACHINE, "self.tail.id == again", "False"),
+    Mutation("local", "a stale token ends a run", "dedup/machine.py", "and self.head.token == token > 0", ""),
+    Mutation("local", "a redelivered tail is declined", "dedup/machine.py", "self.tail.id == again", "False"),
     # The coordinator of threads.
-    Mutation("local", "an overdue head is not evicted", LOCAL, "if about.timeout is not None:", "if False:"),
     Mutation(
-        "local", "an idle key is kept", LOCAL, "            del self._kept[key]\n", "            pass\n"
+        "local",
+        "an overdue head is not evicted",
+        "dedup/local.py",
+        "if about.timeout is not None:",
+        "if False:",
+    ),
+    Mutation(
+        "local",
+        "an idle key is kept",
+        "dedup/local.py",
+        "            del self._kept[key]\n",
+        "            pass\n",
     ),
     Mutation(
         "local",
         "the time of a run counts from its call",
-        LOCAL,
+        "dedup/local.py",
         "since = now = self._clock.monotonic()",
         "since = now = kept.calls[call].since",
     ),
-    Mutation("local", "a retry waits behind the tail", LOCAL, "continues = (head.id, head.token)", "pass"),
-    Mutation("local", "renewing does not look at the token", LOCAL, "and head.token == token)", ")"),
     Mutation(
         "local",
-        "tokens start anew with a key",
-        LOCAL,
+        "a retry waits behind the tail",
+        "dedup/local.py",
+        "continues = (head.id, head.token)",
+        "pass",
+    ),
+    Mutation(
+        "local", "renewing does not look at the token", "dedup/local.py", "and head.token == token)", ")"
+    ),
+    Mutation(
+        "local",
+        "tokens begin at 1 for each key",
+        "dedup/local.py",
         "token = next(self._tokens)",
         "token = kept.machine.token + 1",
     ),
@@ -68,116 +84,206 @@ COORDINATORS = (
     Mutation(
         "redis",
         "a stale token ends a run",
-        LEAVE,
+        "dedup/other_brokers/lua/leave.lua",
         "mine.token == token and",
         "(token > 0) == (mine.token > 0) and",
     ),
     Mutation(
         "redis",
         "a run can be withdrawn",
-        LEAVE,
+        "dedup/other_brokers/lua/leave.lua",
         "mine.token == token and (how == 'withdraw') == (token == 0)",
         "(how == 'withdraw' or mine.token == token)",
     ),
     Mutation(
         "redis",
-        "a finish promotes nobody",
-        LEAVE,
+        "a finish promotes no call",
+        "dedup/other_brokers/lua/leave.lua",
         "if place == 'head' then promote() else",
-        "if place == 'head' then claim.head = nil else",
+        "if place == 'head' then dedup_lock.head = nil else",
     ),
     Mutation(
-        "redis", "a finish promotes twice", LEAVE, "then promote() else", "then promote() promote() else"
+        "redis",
+        "a finish promotes twice",
+        "dedup/other_brokers/lua/leave.lua",
+        "then promote() else",
+        "then promote() promote() else",
     ),
-    Mutation("redis", "a release keeps the token", LEAVE, "mine.token, mine.since = 0, 0", "mine.since = 0"),
+    Mutation(
+        "redis",
+        "a release keeps the token",
+        "dedup/other_brokers/lua/leave.lua",
+        "mine.token, mine.since = 0, 0",
+        "mine.since = 0",
+    ),
     Mutation(
         "redis",
         "the time of a run begins early",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "claim.head.token, claim.head.since = call('INCR', KEYS[2]), now",
         "claim.head.token, claim.head.since = call('INCR', KEYS[2]), now - 5000000",
     ),
     Mutation(
         "redis",
         "a dead tail stays",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "for _, place in ipairs({'heir', 'tail'}) do\n  if",
         "for _, place in ipairs({'heir'}) do\n  if",
     ),
     Mutation(
         "redis",
         "a dead heir stays",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "for _, place in ipairs({'heir', 'tail'}) do\n  if",
         "for _, place in ipairs({'tail'}) do\n  if",
     ),
-    Mutation("redis", "a dead head stays", CLAIM, "(claim.head.lease <= now or", "(false or"),
     Mutation(
-        "redis", "an overdue head stays", CLAIM, "now - claim.head.since >= claim.head.timeout", "false"
+        "redis",
+        "a dead head stays",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "(claim.head.lease <= now or",
+        "(false or",
+    ),
+    Mutation(
+        "redis",
+        "an overdue head stays",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "now - claim.head.since >= claim.head.timeout",
+        "false",
     ),
     Mutation(
         "redis",
         "who waits is evicted",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "(claim.head.token > 0 and claim.head.timeout > 0",
         "(claim.head.timeout > 0",
     ),
-    Mutation("redis", "two tokens for a run", CLAIM, "if claim.head.token == 0 then", "if true then"),
-    Mutation("redis", "tokens do not rise", CLAIM, "call('INCR', KEYS[2])", "1"),
+    Mutation(
+        "redis",
+        "two tokens for a run",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "if claim.head.token == 0 then",
+        "if true then",
+    ),
+    Mutation(
+        "redis",
+        "tokens do not rise",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "call('INCR', KEYS[2])",
+        "1",
+    ),
     Mutation(
         "redis",
         "an empty key is kept",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "    call('DEL', KEYS[1])\n",
         "    call('HSET', KEYS[1], 'x', 1)\n",
     ),
-    Mutation("redis", "a place that is empty is kept", CLAIM, "if #gone > 0 then", "if false then"),
+    Mutation(
+        "redis",
+        "a place that is empty is kept",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "if #gone > 0 then",
+        "if false then",
+    ),
     Mutation(
         "redis",
         "a key never expires",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "call('PEXPIREAT'",
         "call('PERSIST', KEYS[1]) local _ = ('PEXPIREAT'",
     ),
     Mutation(
         "redis",
         "a key expires with its first lease",
-        CLAIM,
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
         "lease = math.max(lease, each.lease)",
         "lease = lease > 0 and math.min(lease, each.lease) or each.lease",
     ),
     Mutation(
-        "redis", "nobody is told", CLAIM, "call('PUBLISH', channel .. head.owner, KEYS[1])", "local _ = 1"
+        "redis",
+        "nobody is told",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "call('PUBLISH', channel .. head.owner, KEYS[1])",
+        "local _ = 1",
     ),
-    Mutation("redis", "all are told at every step", CLAIM, "and not (first and first.id == head.id)", ""),
     Mutation(
         "redis",
-        "who is replaced is not told",
-        ENQUEUE,
+        "owners are woken at every step",
+        "dedup/other_brokers/lua/include/dedup_lock.lua",
+        "and not (first and first.id == head.id)",
+        "",
+    ),
+    Mutation(
+        "redis",
+        "the owner of a replaced call is not woken",
+        "dedup/other_brokers/lua/enqueue.lua",
         "if replaced then call('PUBLISH'",
         "if false then call('PUBLISH'",
     ),
-    Mutation("redis", "a call is new each time", ENQUEUE, "if known then", "if false then"),
-    Mutation("redis", "a redelivered tail is declined", ENQUEUE, "claim.tail.task == task", "false"),
-    Mutation("redis", "a redelivered heir is declined", ENQUEUE, "claim.heir.task == task", "false"),
+    Mutation(
+        "redis",
+        "a call is new each time",
+        "dedup/other_brokers/lua/enqueue.lua",
+        "if known then",
+        "if false then",
+    ),
+    Mutation(
+        "redis",
+        "a redelivered tail is declined",
+        "dedup/other_brokers/lua/enqueue.lua",
+        "claim.tail.task == task",
+        "false",
+    ),
+    Mutation(
+        "redis",
+        "a redelivered heir is declined",
+        "dedup/other_brokers/lua/enqueue.lua",
+        "claim.heir.task == task",
+        "false",
+    ),
     Mutation(
         "redis",
         "a retry replaces the heir",
-        ENQUEUE,
+        "dedup/other_brokers/lua/enqueue.lua",
         "head.task == task and not claim.heir",
         "head.task == task",
     ),
-    Mutation("redis", "nobody waits: ignored", ENQUEUE, "ARGV[8] == '0'", "false"),
-    Mutation("redis", "a start renews nothing", START, "mine.lease = now + tonumber(ARGV[3]) * 1000", ""),
-    Mutation("redis", "a lost run is renewed", RENEW, "(token == 0 or mine.token == token)", "true"),
     Mutation(
-        "redis", "a renewal renews nothing", RENEW, "if alive then mine.lease", "if false then mine.lease"
+        "redis", "waiting=0 is ignored", "dedup/other_brokers/lua/enqueue.lua", "ARGV[8] == '0'", "false"
     ),
-    Mutation("redis", "a freed key stays", FREE, "call('DEL', KEYS[1])", "call('HDEL', KEYS[1], 'tail')"),
+    Mutation(
+        "redis",
+        "a start renews nothing",
+        "dedup/other_brokers/lua/start.lua",
+        "mine.lease = now + tonumber(ARGV[3]) * 1000",
+        "",
+    ),
+    Mutation(
+        "redis",
+        "a lost run is renewed",
+        "dedup/other_brokers/lua/heartbeat.lua",
+        "(token == 0 or mine.token == token)",
+        "true",
+    ),
+    Mutation(
+        "redis",
+        "a renewal renews nothing",
+        "dedup/other_brokers/lua/heartbeat.lua",
+        "if alive then mine.lease",
+        "if false then mine.lease",
+    ),
+    Mutation(
+        "redis",
+        "a freed key stays",
+        "dedup/other_brokers/lua/free.lua",
+        "call('DEL', KEYS[1])",
+        "call('HDEL', KEYS[1], 'tail')",
+    ),
     Mutation(
         "redis",
         "the token of a lost run is sent as none",
-        REDIS,
+        "dedup/other_brokers/redis_coordinator.py",
         "args = (self.keys_of.channel, call, token, ",
         "args = (self.keys_of.channel, call, 0, ",
     ),

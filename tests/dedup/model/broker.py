@@ -1,4 +1,4 @@
-"""The scripts of the tenant broker, as the model drives them and looks at them."""
+"""The driver of the scripts of the tenant broker."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from celery_dq.inspector.claims import verdicts
-from celery_dq.transport.redis.partition import Partition, load_scripts
-from celery_dq.transport.redis.record import DedupSection
-from celery_dq.transport.redis.replies import ClaimedEntry, Outgoing, Pushed
+from celery_dq.inspector.dedup_locks import verdicts
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.record import DedupSection
+from celery_dq.transport.redis.store.replies import ClaimedEntry, OutgoingRecord, PushReply
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
 from tests.dedup.model.driver import LEASE, Call, Standing
-from tests.lua.desk import Desk, make_record
+from tests.lua.partition_scripts import PartitionScripts, make_record
 
 #: Deliveries after which a message that crashes its worker is dead.
 MAX_DELIVERIES = 2
@@ -21,13 +21,13 @@ MAX_DELIVERIES = 2
 
 @dataclasses.dataclass(repr=False)
 class Message(Call):
-    """A message; it is a task's delivery to whoever claims it, and keeps its id from one claim to the next.
+    """A message: the delivery of a task to the worker that claims it. All its claims have the same id.
 
     Attributes:
         follow, awaited, continues: as in the section of its record.
-        due: when it may be delivered, in seconds; 0 is at once.
-        expired: nobody may run it any more.
-        reason: why it is delivered for its bookkeeping only; '' as long as it may run.
+        due: the time from which it may be delivered, in seconds; 0 is at once.
+        expired: it may not run.
+        reason: the reason of a discard; '' while it may run.
         settled: acknowledged before it ran.
         retried: its continuation has been published.
     """
@@ -44,7 +44,7 @@ class Message(Call):
 
 
 class BrokerDriver:
-    """One partition. The key ``b`` is another tenant's."""
+    """One partition. The key ``b`` belongs to another tenant."""
 
     leases = True
     sweeps: dict[str, str] = {}  # noqa: RUF012  # never written; a Protocol's attribute
@@ -56,8 +56,8 @@ class BrokerDriver:
     def reset(self) -> None:
         self.client.flushdb()
         self.clock = ScriptClock(self.client)
-        self.desk = Desk(self.client)
-        self.desk.partition = Partition(self.desk.keys, self.scripts)
+        self.partition_scripts = PartitionScripts(self.client)
+        self.partition_scripts.partition = Partition(self.partition_scripts.keys, self.scripts)
 
     def at(self, seconds: int) -> None:
         self.clock.at(seconds)
@@ -90,68 +90,82 @@ class BrokerDriver:
         record[2] |= 2
         return bytes(record) + section + struct.pack(">H", len(section))
 
-    def push(self, sequence: int, messages: Sequence[Message]) -> list[Pushed]:
+    def push(self, sequence: int, messages: Sequence[Message]) -> list[PushReply]:
         numbered = enumerate(messages, sequence)
-        outgoing = [Outgoing(number, each.id, self.record(each)) for number, each in numbered]
-        return self.desk.partition.push(outgoing, producer="p").run(self.client)
+        outgoing = [OutgoingRecord(number, each.id, self.record(each)) for number, each in numbered]
+        return self.partition_scripts.partition.push(outgoing, producer="p").run(self.client)
 
     def claim(self, owner: str, want: int) -> list[ClaimedEntry]:
-        return self.desk.claim(want, owner, lease_ms=LEASE * 1000, max_deliveries=MAX_DELIVERIES).entries
+        return self.partition_scripts.claim(
+            want, owner, lease_ms=LEASE * 1000, max_deliveries=MAX_DELIVERIES
+        ).entries
 
     def finish(self, owner: str, tags: Sequence[tuple[str, str]]) -> int:
-        return self.desk.partition.finish(owner, tags).run(self.client)
+        return self.partition_scripts.partition.finish(owner, tags).run(self.client)
 
     def settle(self, owner: str, tags: Sequence[tuple[str, str]]) -> int:
-        return self.desk.partition.settle(owner, tags).run(self.client)
+        return self.partition_scripts.partition.settle(owner, tags).run(self.client)
 
     def release(self, owner: str, tags: Sequence[tuple[str, str]], mode: Any) -> int:
-        call = self.desk.partition.release(owner, tags, mode=mode, max_deliveries=MAX_DELIVERIES)
+        call = self.partition_scripts.partition.release(owner, tags, mode=mode, max_deliveries=MAX_DELIVERIES)
         return call.run(self.client)
 
     def dead_letter(self, message: Message) -> str:
         tag = (str(message.token), message.id)
-        call = self.desk.partition.dead_letter(message.owner, tag, reason="rejected", worker="")
+        call = self.partition_scripts.partition.dead_letter(message.owner, tag, reason="rejected", worker="")
         return str(call.run(self.client))
 
     def heartbeat(self, owner: str) -> int:
-        call = self.desk.partition.renew(owner, lease_ms=LEASE * 1000, max_deliveries=MAX_DELIVERIES)
+        call = self.partition_scripts.partition.heartbeat(
+            owner, lease_ms=LEASE * 1000, max_deliveries=MAX_DELIVERIES
+        )
         return call.run(self.client).reaped
 
     def lost(self, but: str) -> list[str]:
-        """The messages of consumers whose lease is over, in the order in which they will be taken back."""
+        """The messages of consumers whose lease is over, in the order in which they will be reaped."""
         found = []
-        for owner in self.client.zrangebyscore(self.desk.keys.leases, "-inf", self.clock.micros()):
+        for owner in self.client.zrangebyscore(
+            self.partition_scripts.keys.leases, "-inf", self.clock.micros()
+        ):
             if owner.decode() != but:
-                held = self.client.hgetall(self.desk.keys.held(owner.decode()))
+                held = self.client.hgetall(self.partition_scripts.keys.held(owner.decode()))
                 score = {each: struct.unpack_from(">dd", packed)[1] for each, packed in held.items()}
                 found += sorted(score, key=lambda each: score[each])
         return [each.decode() for each in found]
 
     def cancel(self, message: Message) -> str:
-        (told,) = self.desk.partition.cancel([message.id], tombstone_ttl_ms=0).run(self.client)
-        return told
+        (reported,) = self.partition_scripts.partition.cancel([message.id], tombstone_ttl_ms=0).run(
+            self.client
+        )
+        return reported
 
     def evict(self, key: str) -> str:
-        return self.desk.partition.evict(*self.scope(key)).run(self.client)
+        return self.partition_scripts.partition.evict(*self.scope(key)).run(self.client)
 
     # -- looks
 
     def look(self) -> None:
-        """Reads all of it at once."""
-        keys = self.desk.keys
-        hashes, sets = ("messages", "claimants", "following"), ("blocked", "discards", "evictions", "delayed")
+        """Read the whole partition at once."""
+        keys = self.partition_scripts.keys
+        hashes, sets = (
+            ("messages", "dedup_members", "following"),
+            ("blocked", "discards", "evictions", "delayed"),
+        )
         with self.client.pipeline() as pipe:
             for each in hashes:
                 pipe.hkeys(getattr(keys, each))
             for name in sets:
                 pipe.zrange(getattr(keys, name), 0, -1)
-            pipe.hgetall(keys.claims)
+            pipe.hgetall(keys.dedup_locks)
             *members, claims = pipe.execute()
         names = (*hashes, *sets)
         self.members = {name: {x.decode() for x in found} for name, found in zip(names, members, strict=True)}
-        self.members["waiting"] = {*self.desk.waiting(""), *self.desk.waiting("tenant")}
-        self.verdicts = verdicts(self.desk.partition, self.client)
-        #: Per scope the token of its head, which places have followers, and who has them.
+        self.members["waiting"] = {
+            *self.partition_scripts.waiting(""),
+            *self.partition_scripts.waiting("tenant"),
+        }
+        self.verdicts = verdicts(self.partition_scripts.partition, self.client)
+        #: Scope -> the token of its head, the places with followers, and the messages in the places.
         self.claims = {scope.decode(): self._claim(packed) for scope, packed in claims.items()}
 
     @staticmethod
@@ -170,11 +184,11 @@ class BrokerDriver:
         return Standing._make([*parts, number])
 
     def check(self, living: Sequence[Call]) -> None:
-        """What waits for a worker, and has a claim, is the head of its key and does not run."""
+        """Check that a waiting message of a dedup key is the head of the key, and does not run."""
         waiting = self.members["waiting"] | self.members["delayed"]
         standing = [self.standing(key) for key in {each.key for each in living}]
         assert waiting & {each.id for each in living} == {each.head for each in standing if not each.token}
 
     def left(self) -> set[str]:
         known = {"leases", "wake", "verdicts", "dead", "dead_info", "dead_index", "producer:p", CLOCK}
-        return {key for key in self.desk.left_over() - known if not key.startswith("lenient:")}
+        return {key for key in self.partition_scripts.left_over() - known if not key.startswith("lenient:")}

@@ -1,4 +1,4 @@
-"""What becomes of a message and of those who follow it, as the machines and the docs say."""
+"""The expected fate of a message and of its followers, by the machines and the docs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class BrokerOracle(World):
         self.discards: set[str] = set()
         self.outside: set[str] = set()
         self.leases: dict[str, int] = {}
-        #: Until when who had been away takes nobody for dead.
+        #: Owner that was away -> the time until which it takes no other owner for dead.
         self.lenient: dict[str, int] = {}
         self.zombies: list[tuple[str, Run]] = []
         self.counted: Counter[str] = Counter()
         self.sequence = 0
         self.covering = ""
 
-    # -- what happens to a message
+    # -- events of a message
 
     def mine(self, owner: str, *, working: bool = False) -> list[Message]:
         held = [each for each in self.messages.values() if each.token and each.owner == owner]
@@ -42,7 +42,7 @@ class BrokerOracle(World):
         return [each for owner in self.owners for each in self.mine(owner, working=working)]
 
     def drop(self, message: Message) -> None:
-        """It is done with: who waits for its end is told."""
+        """Forget a message that is over, and give its end to its followers."""
         del self.messages[message.id]
         self.discards.discard(message.id)
         for each in self.followers.pop(message.id, []):
@@ -56,7 +56,7 @@ class BrokerOracle(World):
             self.ledger.excuses(message.task, reason)
 
     def leave(self, message: Message, *, over: bool) -> None:
-        """It has no claim any more. `over`: nor will it be delivered again."""
+        """Remove a message from its key. `over`: it will not be delivered again either."""
         machine, head = self.machine(message.key), self.machine(message.key).head
         self.ledger.waits_no_more(message.id, message.key)
         self.outside.discard(message.id)
@@ -68,13 +68,13 @@ class BrokerOracle(World):
             machine.dequeue(message.id)
 
     def hand_on(self, covering: str, later: str) -> None:
-        """Who follows the one follows the other from now on."""
+        """Let the followers of `covering` follow `later` from now on."""
         if covering in self.followers:
             mine = self.followers.setdefault(later, [])
             mine[:0] = self.followers.pop(covering)
 
     def lose_key(self, key: str, why: str) -> str:
-        """The head's key is taken from it."""
+        """Take the key from its head."""
         machine = self.machine(key)
         if machine.head is None:
             return ""
@@ -92,7 +92,7 @@ class BrokerOracle(World):
         return head.id
 
     def evict_overdue(self) -> None:
-        """A run may be as long as it likes while nobody waits for its key."""
+        """Evict overdue heads; a run has no time limit while no call waits for its key."""
         for key in KEYS:
             machine = self.machine(key)
             head = machine.head
@@ -109,7 +109,7 @@ class BrokerOracle(World):
         return call.continues if call.continues[0] else None, None
 
     def expect(self, message: Message) -> tuple[str, str]:
-        """The status that its push should have, and the message that gave up its place."""
+        """The expected status of its push, and the message that lost its place."""
         decision = self.decide(message)
         self.covering = decision.covering
         declined = decision.verdict is Verdict.DECLINE
@@ -134,10 +134,12 @@ class BrokerOracle(World):
                 self.followers[message.id] = later
         return status, decision.replaced or ""
 
-    def message(self, wish: dict[str, Any], task: str = "", continues: tuple[str, int] = ("", 0)) -> Message:
+    def message(
+        self, wanted: dict[str, Any], task: str = "", continues: tuple[str, int] = ("", 0)
+    ) -> Message:
         self.count += 1
-        wish = dict(wish)
-        kind, awaited = wish.pop("kind"), wish.pop("awaited")
+        wanted = dict(wanted)
+        kind, awaited = wanted.pop("kind"), wanted.pop("awaited")
         due = self.now + 5 if kind == "delayed" else 0
         name = f"m{self.count}"
         return Message(
@@ -149,20 +151,20 @@ class BrokerOracle(World):
             due=due,
             expired=kind == "expired",
             continues=continues,
-            **wish,
+            **wanted,
         )
 
     def push(self, batch: list[Message], fate: str) -> None:
         for each in batch:
             self.ledger.asks(each.task, each.key)
-        told = self.driver.push(self.sequence, batch)
-        for message, answer in zip(batch, told, strict=True):
+        reported = self.driver.push(self.sequence, batch)
+        for message, answer in zip(batch, reported, strict=True):
             assert (answer.id, (answer.status, answer.replaced)) == (message.id, self.expect(message))
             assert answer.covering in self.calls or (answer.status, answer.covering) == ("accepted", "")
         if fate != "heard":
             again = self.driver.push(self.sequence, batch)
             for message, answer in zip(batch, again, strict=True):
-                # Not kept, whether it was declined or replaced within the batch: the answer says by whom.
+                # Not stored: it was declined, or replaced within the batch. The answer has the other message.
                 gone = message.id not in self.messages
                 assert answer.status == ("declined" if gone else "seen")
         self.sequence += len(batch)
@@ -192,7 +194,7 @@ class BrokerOracle(World):
         if machine.head is not None and machine.head.id == message.id:
             assert machine.release(message.id, machine.head.token)
             return
-        # It had lost its key: it asks again, on terms that are nobody's but its own.
+        # It had lost its key, and requests it again with its own options.
         self.outside.discard(message.id)
         del self.messages[message.id]
         mine = self.followers.pop(message.id, [])
@@ -202,7 +204,7 @@ class BrokerOracle(World):
         status, _ = self.expect(message)
         message.policy, message.waiting, message.follow, message.continues = asks
         if status == "declined":
-            # Whoever waited for its end gets that of whom covers it.
+            # Its followers get the end of its covering message.
             by = self.covering
             mine += self.followers.pop(by, [])
             self.followers.update({by: mine} if mine else {})

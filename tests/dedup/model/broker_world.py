@@ -1,5 +1,4 @@
-"""The story as it goes on the tenant broker: there the calls are messages, and whoever declined one of them
-that somebody waits for owes it a result."""
+"""The story on the tenant broker, where calls are messages, and an awaited declined message gets a result."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: any(not each.retried for each in self.any_held(working=True)))
     @rule(data=st.data(), kind=st.sampled_from(["", "delayed"]), fate=World.fates)
     def publish_retry(self, data: st.DataObject, kind: str, fate: str) -> None:
-        """Its continuation comes before the ack; the run may have lost its key by then, and may die now."""
+        """Publish a continuation before the ack; the run may have lost its key by then, and may die now."""
         runs = [each for each in self.any_held(working=True) if not each.retried]
         run = data.draw(st.sampled_from(runs))
         self.publish_for(run, run.token, kind, fate)
@@ -50,15 +49,15 @@ class BrokerWorld(BrokerOracle):
         self.meets(fate, run.owner)
 
     def publish_for(self, run: Message, token: int, kind: str = "", fate: str = "heard") -> None:
-        wish = {"key": run.key, "policy": "decline", "waiting": 1, "timeout": run.timeout}
+        wanted = {"key": run.key, "policy": "decline", "waiting": 1, "timeout": run.timeout}
         self.push(
-            [self.message({**wish, "awaited": "result", "kind": kind}, run.task, (run.id, token))], fate
+            [self.message({**wanted, "awaited": "result", "kind": kind}, run.task, (run.id, token))], fate
         )
 
     @precondition(lambda self: any(not each.retried for each in self.any_held(working=True)))
     @rule(data=st.data(), how=st.sampled_from(["freed", "died", "cut off"]))
     def publish_retry_late(self, data: st.DataObject, how: str) -> None:
-        """It comes from a run that has lost its key; or a second time, when the run takes place once more."""
+        """Publish a continuation of a run that has lost its key; or a second one, of a repeated run."""
         run = data.draw(st.sampled_from([x for x in self.any_held(working=True) if not x.retried]))
         token, other = run.token, 1 - self.owners.index(run.owner)
         if how == "freed":
@@ -106,7 +105,7 @@ class BrokerWorld(BrokerOracle):
                 self.ledger.hears(message.id, self.calls[entry.reason.partition(":")[2]].task)
 
     def keeps_lease(self, owner: str) -> None:
-        """When little of it was left, others may have been away as well."""
+        """Renew the lease of an owner. After a late renewal other owners may have been away as well."""
         if self.leases.get(owner, self.now + LEASE) - self.now < 0.4 * LEASE:
             self.lenient[owner] = self.now + LEASE
         self.leases[owner] = self.now + LEASE
@@ -155,12 +154,12 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: self.any_held())
     @rule(data=st.data(), sure=World.seldom)
     def reject(self, data: st.DataObject, sure: bool) -> None:
-        """It is made a dead letter, which is the end of it; of a settled one nothing is left to bury."""
+        """Dead-letter a message, which ends it; a settled message has no record left to store."""
         if not sure:
             return
         message = data.draw(st.sampled_from(self.any_held()))
-        told = self.driver.dead_letter(message)
-        assert told == ("no record" if message.settled else "dead")
+        reported = self.driver.dead_letter(message)
+        assert reported == ("no record" if message.settled else "dead")
         if not message.settled:
             self.ledger.excuses(message.task, "dead")
             self.finished(message)
@@ -173,18 +172,18 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: any(each.crashes for each in self.any_held(working=True)))
     @rule(data=st.data())
     def crash_again(self, data: st.DataObject) -> None:
-        """What has crashed its worker before does so once more, and dies of it, whoever waits behind it."""
+        """Crash a worker by a message that did so before: it is dead, even if other calls wait behind it."""
         suspects = [each for each in self.any_held(working=True) if each.crashes]
         self.gives_back(data.draw(st.sampled_from(suspects)), "crashed")
 
     @precondition(lambda self: any(self.followers.get(x.id) for x in self.any_held(working=True)))
     @rule(data=st.data(), wish=wishes)
-    def come_back_in_vain(self, data: st.DataObject, wish: dict[str, Any]) -> None:
-        """A run that others follow has lost its key to a later call, and then does not take place."""
+    def come_back_in_vain(self, data: st.DataObject, wanted: dict[str, Any]) -> None:
+        """Release a run with followers that has lost its key to a later call."""
         held = [x for x in self.any_held(working=True) if self.followers.get(x.id)]
         run = data.draw(st.sampled_from(held))
         self.freed(run.key)
-        self.push([self.message({**wish, "key": run.key})], "heard")
+        self.push([self.message({**wanted, "key": run.key})], "heard")
         self.gives_back(run, "unstarted")
 
     def gives_back(self, message: Message, mode: str, fate: str = "heard") -> None:
@@ -200,7 +199,7 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: self.stale or self.zombies)
     @rule(data=st.data())
     def come_too_late(self, data: st.DataObject) -> None:
-        """Tags of an older claim, and of a worker that does not know yet that its lease was lost."""
+        """Use tags of an older claim, and of a worker that has not noticed the loss of its lease."""
         late = [(call.owner, str(token), call.id) for call, token in self.stale]
         owner, token, message_id = data.draw(
             st.sampled_from(late + [(who, str(run.token), run.call) for who, run in self.zombies])
@@ -216,7 +215,7 @@ class BrokerWorld(BrokerOracle):
 
     @rule(owner=World.who)
     def renew(self, owner: int) -> None:
-        """The heartbeat: takes back what others held who are silent for a lease, dead or not."""
+        """Send the heartbeat, which reaps the messages of owners that are silent for a lease, dead or not."""
         name = self.owners[owner]
         self.keeps_lease(name)
         judges = self.lenient.get(name, 0) <= self.now
@@ -264,17 +263,17 @@ class BrokerWorld(BrokerOracle):
     @precondition(lambda self: self.waiting_behind_a_deadline())
     @rule(data=st.data())
     def nobody_waits_any_more(self, data: st.DataObject) -> None:
-        """Who waits behind a run that may be evicted leaves: then it may not."""
+        """Remove the call that waits behind a run, which may then not be evicted."""
         self.is_cancelled(data.draw(st.sampled_from(self.waiting_behind_a_deadline())))
 
     def is_cancelled(self, message: Message) -> None:
-        told = self.driver.cancel(message)
+        reported = self.driver.cancel(message)
         if message.token:
-            assert told == "claimed"
+            assert reported == "claimed"
         elif message.reason:
-            assert told == "discarded"
+            assert reported == "discarded"
         else:
-            assert told in ("waiting", "delayed")
+            assert reported in ("waiting", "delayed")
             self.leave(message, over=False)
             self.discard(message, "cancelled")
             for group in self.followers.values():
@@ -285,7 +284,7 @@ class BrokerWorld(BrokerOracle):
         evicted = self.driver.evict(key)
         assert evicted == self.lose_key(key, "freed")
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def it_stands_as_the_machines_say(self) -> None:
@@ -293,7 +292,7 @@ class BrokerWorld(BrokerOracle):
         look = self.driver.members.__getitem__
         assert look("messages") == set(self.messages)
         places = {key: self.stands(key)[:3] for key in KEYS}
-        assert look("claimants") == {each for parts in places.values() for each in parts if each}
+        assert look("dedup_members") == {each for parts in places.values() for each in parts if each}
         assert look("blocked") == {each for parts in places.values() for each in parts[1:] if each}
         following = {x for group in self.followers.values() for x in group if not self.messages[x].reason}
         assert look("following") == following
@@ -307,7 +306,7 @@ class BrokerWorld(BrokerOracle):
         assert self.driver.verdicts == dict(self.counted)
         for _, marks, parts in self.driver.claims.values():
             for place, each in enumerate(parts):
-                # A mark may outlive the last follower.
+                # A mark may stay after the last follower has left.
                 assert not self.followers.get(each) or marks & 1 << place
 
     def play_on(self) -> None:

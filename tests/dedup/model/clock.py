@@ -1,4 +1,4 @@
-"""The time of the scripts, told by the model: they are as they are, but a key answers for ``TIME``."""
+"""The time of the scripts, set by the model: a key answers in place of ``TIME``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from celery_dq.scripts.loader import Script, ScriptSet
 
 CLOCK = "model:clock"
 ASKS, IS_TOLD = "call('TIME')", f"call('HMGET', '{CLOCK}', 's', 'us')"
-#: Ahead of the server, so that no key expires by itself while a story is told.
+#: The model's time is ahead of the server's, so that no key expires during a story.
 AHEAD_S = 86_400
 
 
 class TimedScripts(ScriptSet):
-    """Scripts that ask the model for the time.
+    """Scripts that read the time of the model.
 
-    Arguments:
-        scripts: those that are to be told.
+    Args:
+        scripts: the scripts to change.
     """
 
     def __init__(self, scripts: ScriptSet) -> None:
-        super().__init__(scripts.directory)
+        super().__init__(scripts.directory, *scripts.names())
         self._timed: dict[str, Script] = {}
 
     def __getitem__(self, name: str) -> Script:
@@ -36,7 +36,7 @@ class TimedScripts(ScriptSet):
 
 
 class ScriptClock:
-    """Sets the time of :class:`TimedScripts`: whole seconds, from when it was made."""
+    """Sets the time of :class:`TimedScripts`, in whole seconds since its construction."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -45,14 +45,14 @@ class ScriptClock:
         self.at(0)
 
     def at(self, seconds: float) -> None:
-        """So many seconds after the start it is now."""
+        """Set the time to this many seconds after the start."""
         self.now = seconds
         self._client.hset(CLOCK, mapping={"s": self._start + int(seconds), "us": 0})
 
     def seconds(self, micros: float) -> float:
-        """Seconds after the start, of a time that a script has stored."""
+        """Convert a time that a script has stored to seconds after the start."""
         return micros / 1e6 - self._start
 
     def micros(self, seconds: float | None = None) -> int:
-        """What a script stores for that time; None is now."""
+        """Convert seconds after the start to the microseconds that a script stores; None is now."""
         return int((self._start + (self.now if seconds is None else seconds)) * 1e6)

@@ -1,4 +1,4 @@
-"""The coordinators, as the model sees them: in Redis, and among threads."""
+"""The drivers of the coordinators in Redis and among threads."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.clock import ManualClock
-from celery_dq.dedup.coordinator import Coordinator, Grant, Holding
 from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.redis import RedisCoordinator, load_scripts
-from celery_dq.keys import ClaimKeys
+from celery_dq.dedup.other_brokers.coordinator import Coordinator, DedupResult, HeldDedupLock
+from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
+from celery_dq.keys import DedupKeys
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
 from tests.dedup.model.driver import KEYS, LEASE, Call, Standing, Told
 
 
 class CoordinatorDriver:
-    """What the two have in common."""
+    """The common part of both drivers."""
 
     def of(self, owner: str) -> Coordinator:
-        """The coordinator as this owner has it."""
+        """The coordinator of this owner."""
         raise NotImplementedError
 
     def ask(self, call: Call) -> Told:
-        grant = self.of(call.owner).enqueue(
+        result = self.of(call.owner).enqueue(
             call.key, call.id, task=call.task, policy=call.policy, waiting=call.waiting, timeout=call.timeout
         )
-        assert isinstance(grant, Grant)
-        return Told(grant.verdict, grant.covering, grant.token, grant.replaced or "")
+        assert isinstance(result, DedupResult)
+        return Told(result.verdict, result.covering, result.token, result.replaced or "")
 
     def start(self, call: Call) -> int | None:
         return self.of(call.owner).start(call.key, call.id)
@@ -41,17 +41,17 @@ class CoordinatorDriver:
         return self.of(call.owner).withdraw(call.key, call.id)
 
     def renew(self, owner: str, calls: Sequence[Call]) -> list[bool]:
-        return self.of(owner).renew([Holding(each.key, each.id, each.token) for each in calls])
+        return self.of(owner).renew([HeldDedupLock(each.key, each.id, each.token) for each in calls])
 
     def look(self) -> None:
-        """Each question asks anew."""
+        """Do nothing: each question reads the present state."""
 
     def free(self, key: str) -> None:
         self.of("operator").free(key)
 
 
 class LocalDriver(CoordinatorDriver):
-    """Threads. Who dies leaves his calls behind, for an eviction or an operator."""
+    """Threads. The calls of a dead thread stay until an eviction or an operator removes them."""
 
     leases = False
     sweeps = dict.fromkeys(("ask", "start", "renew"), "head")
@@ -69,10 +69,10 @@ class LocalDriver(CoordinatorDriver):
         self.now = seconds
 
     def forget_scripts(self) -> None:
-        """There are none."""
+        """Do nothing: there are no scripts."""
 
     def standing(self, key: str) -> Standing:
-        # Not inspect(), which would end an overdue run first.
+        # inspect() would end an overdue run first.
         kept = self.coordinator._kept.get(key)
         if kept is None:
             return Standing()
@@ -101,8 +101,8 @@ class RedisDriver(CoordinatorDriver):
     def __init__(self, client: Any) -> None:
         self.client = client
         self.scripts = TimedScripts(load_scripts())
-        self.keys = ClaimKeys("online")
-        self.names = {self.keys.claim(key): key for key in KEYS}
+        self.keys = DedupKeys("online")
+        self.names = {self.keys.dedup_lock(key): key for key in KEYS}
         self.heard: Any = client.pubsub()
         self.heard.psubscribe(f"{self.keys.channel.replace('{', '[{]')}*")
         assert self.heard.get_message(timeout=30)["type"] == "psubscribe"
@@ -134,7 +134,7 @@ class RedisDriver(CoordinatorDriver):
         return Standing._make([*ids, found.head.token if found.head else 0])
 
     def told(self) -> set[tuple[str, str]] | None:
-        """Which owners were told to look at which key since this was asked last."""
+        """The owners that were woken, with the key, since the last call of this method."""
         self.heard.ping()
         found = set()
         while (message := self.heard.get_message(timeout=30))["type"] != "pong":
@@ -143,19 +143,19 @@ class RedisDriver(CoordinatorDriver):
         return found
 
     def check(self, living: Sequence[Call]) -> None:
-        """Every claim ends with the last lease of its calls, should nobody touch it any more."""
+        """Check that every unused lock expires with the last lease of its calls."""
         for key in KEYS:
             leases = [each.lease for each in living if each.key == key]
-            lives_ms = self.client.pttl(self.keys.claim(key))
+            lives_ms = self.client.pttl(self.keys.dedup_lock(key))
             if not leases:
                 assert lives_ms == -2
                 continue
             seconds, micros = self.client.time()
             ends = self.clock.seconds((seconds * 1000 + micros / 1000 + lives_ms) * 1000)
-            # A second is what a slow machine may take between the two questions.
+            # A slow machine may need a second between the two questions.
             assert abs(ends - max(leases)) < 1
 
     def left(self) -> set[str]:
-        # The keys of the model name no queue.
+        # The keys of the model have no queue.
         kept = {CLOCK, self.keys.tokens, self.keys.verdicts("")}
         return {each.decode() for each in self.client.keys("*")} - kept

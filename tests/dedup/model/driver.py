@@ -1,4 +1,4 @@
-"""What plugs into the model: calls, and what keeps their keys."""
+"""The interface of the model: calls, and the driver of the implementation under test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 from celery_dq.dedup.machine import Policy, Verdict
 
 KEYS = ('a(x="ä*{}")', "b")
-#: Seconds that a lease holds; every timeout of a run and every step of time is another number.
+#: Seconds of a lease. No timeout of a run and no step of time has the same number.
 LEASE = 10
 
 
 class Told(NamedTuple):
-    """What a call was told; ``token`` is 0 when it does not run yet."""
+    """The answer to a call; ``token`` is 0 when it does not run yet."""
 
     verdict: Verdict
     covering: str
@@ -24,7 +24,7 @@ class Told(NamedTuple):
 
 @dataclasses.dataclass(repr=False)
 class Call:
-    """One delivery of a task. ``token``: that of its run, as its owner knows; ``lease``: when that ends."""
+    """One delivery of a task. ``token``: of its run, as its owner has it; ``lease``: the end of its lease."""
 
     id: str
     task: str
@@ -38,12 +38,12 @@ class Call:
     lease: float = float("inf")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        # In the story that hypothesis tells of a failure.
+        # The text in the story that hypothesis prints for a failure.
         printer.text(f"{self.id} of {self.owner}")
 
 
 class Standing(NamedTuple):
-    """How a key stands: who is head, heir and tail, '' for nobody, and the token of the head."""
+    """The state of a key: head, heir and tail, '' for no call, and the token of the head."""
 
     head: str = ""
     heir: str = ""
@@ -52,11 +52,11 @@ class Standing(NamedTuple):
 
 
 class Driver(Protocol):
-    """What keeps the keys, and is put to the test. Where it runs, time is what :meth:`at` says."""
+    """The implementation under test. :meth:`at` sets its time."""
 
-    #: An owner that is silent for a lease has lost its calls.
+    #: Whether an owner that is silent for a lease loses its calls.
     leases: bool
-    #: What a look at a key sweeps away first: 'all' that is over, only an overdue head ('head'), or nothing.
+    #: Verb -> calls that it removes from a key first: 'all' that are over, only an overdue 'head', or none.
     sweeps: dict[str, str]
 
     def reset(self) -> None: ...

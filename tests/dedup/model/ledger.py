@@ -1,4 +1,4 @@
-"""What became of every call, and what was promised of it. Knows nothing of heads and tails."""
+"""The promises to every call, and its events, without heads and tails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 
 @dataclasses.dataclass
 class Run:
-    """A call at work. ``void``: why the key was taken from it. ``end``: how it ended, '' while it goes on."""
+    """A run. ``void``: the reason for which it lost its key. ``end``: how it ended, '' while it lasts."""
 
     call: str
     task: str
@@ -21,7 +21,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class TurnedAway:
-    """A task that need not run: `by` covers it. `late`: `by` ran already, and nobody was to wait."""
+    """A task that need not run: `by` covers it. `late`: `by` ran already, and no call was allowed to wait."""
 
     task: str
     at: int
@@ -30,7 +30,7 @@ class TurnedAway:
 
 
 class Ledger:
-    """Is told what happens, in order, and objects."""
+    """Gets all events in order, and fails at the first broken promise."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -41,7 +41,7 @@ class Ledger:
         self.waiting: dict[str, set[str]] = {}
         self.following: dict[str, tuple[str, int]] = {}
         self.told: dict[str, str] = {}
-        #: Runs that went on beside another one of their key, by why.
+        #: The reason of runs that overlapped another run of their key -> their number.
         self.overlaps: Counter[str] = Counter()
 
     def _tick(self) -> int:
@@ -49,30 +49,30 @@ class Ledger:
         return self.now
 
     def run_of(self, call: str, token: int = 0) -> Run:
-        """The latest run of a call, or that with a token."""
+        """The latest run of a call, or its run with a token."""
         return next(run for run in reversed(self.runs) if run.call == call and token in (0, run.token))
 
     def asks(self, task: str, key: str) -> None:
-        """A task wants its key, for the first time or once more."""
+        """Note that a task requests its key, for the first time or again."""
         self.asked[task] = key
         self._tick()
 
     def waits(self, call: str, key: str) -> None:
-        """A call was told to wait behind the one that runs."""
+        """Note that a call must wait behind the one that runs."""
         waiting = self.waiting.setdefault(key, set())
         waiting.add(call)
         assert len(waiting) == 1, f"{key}: {sorted(waiting)} wait together"
 
     def waits_no_more(self, call: str, key: str) -> None:
-        """It begins, gave up, or lost its place."""
+        """Note the end of a wait: the call begins, was revoked, or lost its place."""
         self.waiting.get(key, set()).discard(call)
 
     def is_turned_away(self, task: str, by: str, *, late: bool) -> None:
-        """A task was declined or replaced: see :class:`TurnedAway`."""
+        """Note that a task was declined or replaced: see :class:`TurnedAway`."""
         self.turned_away.append(TurnedAway(task, self._tick(), by, late))
 
     def begins(self, call: str, task: str, key: str, token: int, *, outside: bool = False) -> None:
-        """A call begins to run. `outside`: an operator has taken its key before it began."""
+        """Note the start of a run. `outside`: an operator has freed its key before it began."""
         at_work = [run for run in self.runs if run.key == key and not run.end]
         if not outside:
             rivals = [run.call for run in at_work if not run.void]
@@ -85,7 +85,7 @@ class Ledger:
         self.runs.append(Run(call, task, key, token, self._tick(), void))
 
     def ends(self, call: str, how: str, *, accepted: bool, token: int = 0) -> None:
-        """A run ends: 'done', 'retried', 'given back', 'died'. `accepted`: it had its key till then."""
+        """Note the end of a run: 'done', 'retried', 'given back', 'died'. `accepted`: it had its key."""
         run = self.run_of(call, token)
         assert not run.end, f"{call} ended twice"
         assert not (accepted and run.void), f"{call} ended with the token that {run.void} made void"
@@ -94,23 +94,23 @@ class Ledger:
         self._tick()
 
     def takes_from(self, call: str, why: str) -> None:
-        """A run loses its key while it goes on."""
+        """Note that a run loses its key and continues."""
         run = self.run_of(call)
         assert not run.void
         run.void = why
         self._tick()
 
     def excuses(self, task: str, why: str) -> None:
-        """A task that will not run, by somebody's order."""
+        """Note that a task will not run, by an order."""
         self.gone[task] = why
 
     def follows(self, call: str, task: str) -> None:
-        """A declined call is to get the result of whom covers it."""
+        """Note that a declined call is to get the result of its covering call."""
         assert call not in self.told
         self.following[call] = (task, self.now)
 
     def hears(self, call: str, by: str) -> None:
-        """A follower is given the end of `by`, which must have one: it ran to an end, or gave up for good."""
+        """Note that a follower gets the end of `by`, which must have run to its end, or ended for good."""
         assert call in self.following, f"{call} follows nobody"
         task, since = self.following[call]
         late = any(each.late for each in self.turned_away if each.task == task)
@@ -123,16 +123,16 @@ class Ledger:
 
     @staticmethod
     def _is_over(run: Run) -> bool:
-        # The retry of a run that has lost its key is a call like any other: it is not what was waited for.
+        # The retry of a run that has lost its key is a new call. Followers of the run do not wait for it.
         return run.end == "done" or (run.end == "retried" and bool(run.void))
 
     def is_settled(self, call: str, by: str) -> None:
-        """It was given that, and its callbacks have fired."""
+        """Note that a follower got that end, and its callbacks were called."""
         assert call not in self.told, f"{call} was settled twice"
         self.told[call] = by
 
     def close(self) -> None:
-        """All is over: is every promise kept?"""
+        """Check at the end that every promise was kept."""
         assert not any(run.end == "" for run in self.runs)
         assert not any(self.waiting.values()), self.waiting
         for task in self.asked:
@@ -143,7 +143,7 @@ class Ledger:
             assert call in self.told or task in self.gone, f"the follower {call} was never settled"
 
     def _is_served(self, task: str, since: int, seen: tuple[str, ...]) -> bool:
-        """Whether it, or who covers it, ran to an end in a run that began after `since`."""
+        """Whether it, or its covering task, ran to its end in a run that began after `since`."""
         if task in seen:
             return False
         if task in self.gone:

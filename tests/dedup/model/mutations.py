@@ -1,7 +1,7 @@
-"""Does the model bite? Breaks one rule after the other in a copy, and tells which of these the model finds.
+"""Test the model: break one rule after the other in a copy, and report which faults the model finds.
 
-``python -m tests.dedup.model.mutations``; exit status 1 when one is not found. When the text that one is to
-break does not stand exactly once in its file, nothing is tried: it would break nothing, or another place.
+``python -m tests.dedup.model.mutations`` has exit status 1 when a fault is not found. It tries nothing if the
+text of a mutation is not exactly once in its file: the mutation would break nothing, or another place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MUTATIONS = COORDINATORS + BROKER
 
 
 def misfits(mutations: Iterable[Mutation], package: Path = ROOT / "celery_dq") -> list[str]:
-    """Those that would break nothing, or another place than is meant, and why."""
+    """The mutations that would break nothing, or another place, each with the reason."""
     found = []
     for each in mutations:
         times = (package / each.file).read_text(encoding="utf-8").count(each.old)
@@ -33,7 +33,7 @@ def misfits(mutations: Iterable[Mutation], package: Path = ROOT / "celery_dq") -
 
 
 def main() -> int:
-    """Break, tell stories, report."""
+    """Apply the mutations, run the model on each, and report."""
     parser = argparse.ArgumentParser(prog="python -m tests.dedup.model.mutations", description=__doc__)
     parser.add_argument("--examples", type=int, default=400, help="stories to find a mutation in")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The pure machine as oracle: what every look at a key should find, and what is told of it to the ledger."""
+"""The pure machine as oracle: the expected state of every key, and the events for the ledger."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from celery_dq.dedup.machine import Decision, Machine, Verdict
+from celery_dq.dedup.machine import Decision, DedupMachine, Verdict
 from tests.dedup.model.driver import LEASE, Call, Driver, Standing
 from tests.dedup.model.ledger import Ledger
 
 
 class Oracle(RuleBasedStateMachine):
-    """Knows how each key should stand, who holds what, and who is to be told."""
+    """Has the expected state of each key, the calls of each owner, and the owners to be woken."""
 
     driver: Driver
-    #: How many stories were told to their end.
+    #: Number of stories that came to their end.
     closed = 0
 
     @initialize()
@@ -24,11 +24,11 @@ class Oracle(RuleBasedStateMachine):
         self.driver.reset()
         self.prepare()
         self.ledger = Ledger()
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, DedupMachine] = {}
         self.calls: dict[str, Call] = {}
         self.owners = ["w1", "w2"]
         self.holds: dict[str, list[Call]] = {}
-        self.to_ask: list[Call] = []  # tasks that the broker delivers anew, as they were asked for last
+        self.to_ask: list[Call] = []  # last requests of tasks that the broker delivers again
         self.stale: list[tuple[Call, int]] = []
         self.replaced: set[str] = set()
         self.to_tell: set[tuple[str, str]] = set()
@@ -36,12 +36,12 @@ class Oracle(RuleBasedStateMachine):
         self.now = 0
 
     def prepare(self) -> None:
-        """What a driver's own world needs besides."""
+        """Prepare the additional state of a driver's own world."""
 
     # -- the oracle
 
-    def machine(self, key: str) -> Machine:
-        return self.machines.setdefault(key, Machine())
+    def machine(self, key: str) -> DedupMachine:
+        return self.machines.setdefault(key, DedupMachine())
 
     def stands(self, key: str) -> Standing:
         machine = self.machine(key)
@@ -49,7 +49,7 @@ class Oracle(RuleBasedStateMachine):
         return Standing._make([*ids, machine.head.token if machine.head else 0])
 
     def sweep(self, key: str, verb: str) -> None:
-        """What the driver finds over when it looks at the key for this."""
+        """Remove the calls that the driver finds over when it reads the key for this verb."""
         how, machine = self.driver.sweeps.get(verb, ""), self.machine(key)
         if how == "all":
             for place in (machine.heir, machine.tail):
@@ -68,7 +68,7 @@ class Oracle(RuleBasedStateMachine):
 
     @contextmanager
     def looking(self, key: str, verb: str) -> Iterator[None]:
-        """Round a step that looks at a key: sweeps, and notes who is to be told that it is his turn."""
+        """Wrap a step that reads a key: sweep, and note the owner to be woken, whose call may start."""
         before = self.stands(key).head
         self.sweep(key, verb)
         yield
@@ -77,13 +77,13 @@ class Oracle(RuleBasedStateMachine):
             self.to_tell.add((self.calls[head.id].owner, key))
 
     def falls(self, call: Call, why: str) -> None:
-        """A head loses its key."""
+        """Note that a head loses its key."""
         if call.token and not self.ledger.run_of(call.id).end:
             self.ledger.takes_from(call.id, why)
         self.ledger.waits_no_more(call.id, call.key)
 
     def decide(self, call: Call) -> Decision:
-        """What the call should be told; it stands so from now on."""
+        """The expected answer to the call, which the oracle's machine gives too."""
         continues, again = self.repeats(call)
         self.calls[call.id] = call
         call.lease = self.now + LEASE if self.driver.leases else float("inf")
@@ -105,7 +105,7 @@ class Oracle(RuleBasedStateMachine):
         return decision
 
     def repeats(self, call: Call) -> tuple[tuple[str, int] | None, str | None]:
-        """Which run it continues, and which delivery that waits it takes the place of."""
+        """The run that the call continues, and the waiting delivery whose place it takes."""
         machine = self.machine(call.key)
         head, continues = machine.head, None
         if head is not None and self.calls[head.id].task == call.task:
@@ -116,7 +116,7 @@ class Oracle(RuleBasedStateMachine):
         return continues, next((x.id for x in late if x and self.calls[x.id].task == call.task), None)
 
     def runs(self, call: str) -> bool:
-        """Whether it is a head that has its token."""
+        """Whether the call is a head with a token."""
         head = self.machine(self.calls[call].key).head
         return head is not None and head.id == call and head.started
 
@@ -130,7 +130,7 @@ class Oracle(RuleBasedStateMachine):
         self.stale.append((call, call.token))
         call.token = 0
 
-    # -- who takes the steps
+    # -- the owners, which take the steps
 
     def held(self, *, running: bool) -> list[Call]:
         return [each for calls in self.holds.values() for each in calls if bool(each.token) == running]
@@ -139,7 +139,7 @@ class Oracle(RuleBasedStateMachine):
         self.holds[call.owner].remove(call)
 
     def delivered_anew(self, call: Call) -> None:
-        """The broker has had no ack, or whoever waited has lost his place: the task asks again."""
+        """Deliver a task again: the broker has had no ack, or the waiting call has lost its place."""
         if not self.ledger.gone.get(call.task):
             self.to_ask.append(call)
 

@@ -1,4 +1,4 @@
-"""Tells stories of one kind of keeper, as many and as long as is asked."""
+"""Run the model on one implementation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ KINDS = ("local", "redis", "broker")
 def tell(
     kind: str, url: str, *, examples: int, steps: int = 40, seed: int | None = None, shorten: bool = True
 ) -> int:
-    """Tell so many stories on an empty database; return how many came to their end.
+    """Run stories on an empty database, and return the number of those that came to their end.
 
-    Arguments:
+    Args:
         kind: one of :data:`KINDS`.
-        url: a Redis database that nobody else uses.
-        examples: how many stories.
-        steps: most steps of a story.
+        url: a Redis database for this run only.
+        examples: number of stories.
+        steps: limit of the steps of a story.
         seed: repeats a run; None leaves it to hypothesis.
-        shorten: look for the shortest story that goes wrong; else the first one will do.
+        shorten: look for the shortest story that fails; otherwise report the first one.
     """
     with redis.Redis.from_url(url, socket_timeout=None) as client:
         drivers: dict[str, Callable[[], tuple[type[World], Any]]] = {

@@ -1,7 +1,7 @@
-"""The rule of dedup, told as a story: calls come, run, end, die, come late, and what keeps keys must agree.
+"""The rules of dedup as a state machine of hypothesis: calls arrive, run, end, die or arrive late.
 
-The pure machine is the oracle, step by step; the :class:`~tests.dedup.model.ledger.Ledger` holds what was
-promised against what happened, and knows no machine. What is put to the test plugs in as a
+The pure machine is the oracle of each step. The :class:`~tests.dedup.model.ledger.Ledger` compares the
+promises with the events, without a machine. The implementation under test plugs in as a
 :class:`~tests.dedup.model.driver.Driver`.
 """
 
@@ -19,10 +19,10 @@ from tests.dedup.model.oracle import Oracle
 
 
 class World(Oracle):
-    """The story.
+    """The steps of a story.
 
-    Crash points are the `fate` of a step: its answer is heard; it is lost, and the step is taken again; or
-    whoever took it dies before he hears. He may die between any two steps as well.
+    The `fate` of a step is its crash point: the answer arrives; or it is lost, and the step is repeated; or
+    the owner dies before the answer arrives. An owner may also die between any two steps.
     """
 
     # -- rules
@@ -30,25 +30,25 @@ class World(Oracle):
     who = st.sampled_from([0, 1])
     fates = st.sampled_from(["heard"] * 6 + ["resent", "unheard"])
     key_of = st.sampled_from([KEYS[0], KEYS[0], KEYS[0], KEYS[1]])
-    #: What ends a story early happens seldom.
+    #: Steps that end a story early are rare.
     seldom = st.sampled_from([False, False, False, True])
 
     def put(self, call: Call, fate: str) -> None:
-        """A call asks for its key."""
+        """Request the key for a call."""
         with self.looking(call.key, "ask"):
-            told = self.driver.ask(call)
+            reported = self.driver.ask(call)
             decision = self.decide(call)
-            assert told._replace(token=0) == Told(
+            assert reported._replace(token=0) == Told(
                 decision.verdict, decision.covering, replaced=decision.replaced or ""
             )
             begins = self.stands(call.key).head == call.id
-            assert bool(told.token) == begins
+            assert bool(reported.token) == begins
             if decision.verdict is not Verdict.DECLINE:
                 self.holds.setdefault(call.owner, []).append(call)
             if begins:
-                self.started(call, told.token)
+                self.started(call, reported.token)
         if fate == "resent":
-            assert self.driver.ask(call)[:3] == told[:3]
+            assert self.driver.ask(call)[:3] == reported[:3]
         self.meets(fate, call.owner)
 
     @rule(
@@ -92,29 +92,29 @@ class World(Oracle):
     def look_whose_turn(self, call: Call, fate: str = "heard") -> None:
         with self.looking(call.key, "start"):
             standing = self.stands(call.key)
-            told = self.driver.start(call)
-            assert (told is not None) == (call.id in standing[:3])
-            assert bool(told) == (call.id == standing.head)
-            if told is not None:
+            reported = self.driver.start(call)
+            assert (reported is not None) == (call.id in standing[:3])
+            assert bool(reported) == (call.id == standing.head)
+            if reported is not None:
                 call.lease = self.now + LEASE if self.driver.leases else call.lease
-            if told:
-                self.started(call, told)
+            if reported:
+                self.started(call, reported)
         if fate == "resent":
-            assert self.driver.start(call) == told
-        if told is None:
+            assert self.driver.start(call) == reported
+        if reported is None:
             self.forgets(call)
             self.loses_its_place(call)
         self.meets(fate, call.owner)
 
     def loses_its_place(self, call: Call) -> None:
-        """It waits no more, and did not run: who was replaced is covered, who lost his lease asks again."""
+        """End a wait without a run: a replaced call is covered, a call without a lease asks again."""
         if call.id not in self.replaced:
             self.delivered_anew(call)
 
     @precondition(lambda self: self.held(running=True))
     @rule(data=st.data(), fate=fates)
     def finish(self, data: st.DataObject, fate: str) -> None:
-        """A run is done, be it that it was evicted or fenced long ago."""
+        """End a run, which may have been evicted or fenced before."""
         self.over(data.draw(st.sampled_from(self.held(running=True))), fate)
 
     def over(self, call: Call, fate: str = "heard") -> None:
@@ -137,7 +137,7 @@ class World(Oracle):
     @precondition(lambda self: self.held(running=True))
     @rule(data=st.data(), fate=fates)
     def give_back(self, data: st.DataObject, fate: str) -> None:
-        """A run did not take place, or will be repeated: it waits in its place, and its timeout rests."""
+        """Release a run that did not take place, or will be repeated: it waits in its place, untimed."""
         call = data.draw(st.sampled_from(self.held(running=True)))
         with self.looking(call.key, "leave"):
             expected = self.has_key(call)
@@ -152,7 +152,7 @@ class World(Oracle):
     @precondition(lambda self: self.held(running=False))
     @rule(data=st.data(), fate=fates)
     def cancel(self, data: st.DataObject, fate: str) -> None:
-        """A task that waits is revoked."""
+        """Revoke a waiting task."""
         call = data.draw(st.sampled_from(self.held(running=False)))
         with self.looking(call.key, "leave"):
             expected = call.id in self.stands(call.key)[:3]
@@ -191,7 +191,7 @@ class World(Oracle):
 
     @rule(key=key_of, sure=seldom)
     def free(self, key: str, sure: bool) -> None:
-        """An operator takes the key from all who claim it."""
+        """Remove all calls of a key, by an operator's order."""
         if sure:
             self.freed(key)
 
@@ -209,7 +209,7 @@ class World(Oracle):
 
     @rule(seconds=st.sampled_from([1, 4, 7, 12, 16]), awake=st.sampled_from([(), (), (0,), (1,), (0, 1)]))
     def time_passes(self, seconds: int, awake: tuple[int, ...] = ()) -> None:
-        """Who is awake renews all the while; the others stand still, or are cut off."""
+        """Advance the clock. Owners that are awake renew in that time; the others are stopped, or cut off."""
         while seconds > 0:
             step = min(seconds, 4)
             seconds -= step
@@ -221,13 +221,13 @@ class World(Oracle):
     @precondition(lambda self: self.held(running=False))
     @rule(data=st.data())
     def fall_silent(self, data: st.DataObject) -> None:
-        """The owner of one who waits is cut off for longer than a lease, while the other one works on."""
+        """Cut the owner of a waiting call off for longer than a lease, while the other owner continues."""
         owner = data.draw(st.sampled_from(self.held(running=False))).owner
         self.time_passes(LEASE + 2, tuple(n for n, each in enumerate(self.owners) if each != owner))
 
     @rule(sure=seldom)
     def forget_scripts(self, sure: bool) -> None:
-        """The server has lost its cache of scripts."""
+        """Make the server lose its cache of scripts."""
         if sure:
             self.driver.forget_scripts()
 
@@ -238,14 +238,14 @@ class World(Oracle):
         self.driver.look()
         for key in KEYS:
             assert self.driver.standing(key) == self.stands(key)
-        told = self.driver.told()
-        assert told is None or told == self.to_tell
+        reported = self.driver.told()
+        assert reported is None or reported == self.to_tell
         self.to_tell.clear()
         claimed = [each for key in KEYS for each in self.stands(key)[:3] if each]
         self.driver.check([self.calls[each] for each in claimed])
 
     def teardown(self) -> None:
-        # What comes after a step that failed would only hide it.
+        # Further steps after a failed one would only hide the failure.
         if hasattr(self, "ledger") and sys.exc_info()[0] is None:
             type(self).closed += 1
             self.play_on()
@@ -253,7 +253,7 @@ class World(Oracle):
             assert self.driver.left() == set()
 
     def play_on(self) -> None:
-        """Whoever lives does his work, and what was lost is delivered anew, until all is over."""
+        """Let the living owners work, and deliver lost messages again, until no call is left."""
         for _ in range(200):
             if not (self.to_ask or any(self.holds.values())):
                 break
@@ -277,7 +277,7 @@ class World(Oracle):
         assert not self.held(running=True) + self.held(running=False), "it does not come to an end"
 
     def free_what_the_dead_hold(self) -> None:
-        """Threads that died left calls behind that nobody drops."""
+        """Free the calls of dead threads, which have no lease that ends."""
         if self.driver.leases:
             return
         for key in KEYS:

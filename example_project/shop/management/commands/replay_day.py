@@ -1,4 +1,4 @@
-"""``manage.py replay_day``: be the shop for a day."""
+"""``manage.py replay_day``: replay a day of the shop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shop.tasks import PRIORITIES, push
 
 
 class Command(BaseCommand):
-    """Sign up the merchants, then take the day's orders and publish a notice for each, when it is due."""
+    """Create the merchants, then store the day's orders and publish a notice for each when it is due."""
 
     help = "Replay a day of orders."
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
 
 
 def sign_up(merchants: int, ports: dict[str, list[int]]) -> None:
-    """Create the merchants; on celery-dq give the loud ones their quotas."""
+    """Create the merchants, and on celery-dq set the quotas of the loud ones."""
     rows = []
     for number in range(1, merchants + 1):
         name = class_of(number)
@@ -70,7 +70,7 @@ def sign_up(merchants: int, ports: dict[str, list[int]]) -> None:
 
 
 def take_orders(batch: list[Notice]) -> None:
-    """Store what came in: the orders, and the notices that are due because of them."""
+    """Store the orders, and the notices that they cause."""
     orders = {
         notice.id: Order(merchant_id=notice.merchant, number=notice.id)
         for notice in batch
@@ -92,7 +92,7 @@ def publish(notice: Notice, producer: Any) -> Published:
     push.apply_async(
         (notice.merchant, notice.id),
         producer=producer,
-        # kombu's Redis transport counts the other way round: 0 is the most urgent.
+        # In kombu's Redis transport 0 is the most urgent priority.
         priority=urgency if settings.ON_DQ else 9 - urgency,
     )
     return Published(notice.id, notice.merchant, notice.kind, at)

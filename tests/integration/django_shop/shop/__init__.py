@@ -1,1 +1,1 @@
-"""A Django project as Celery's guide lays it out, but for the import of the app: it is to be found."""
+"""A Django project in the layout of Celery's guide, but without the import of the app."""

@@ -1,4 +1,4 @@
-"""Settings of the tiny project; the tests set some by environment."""
+"""Settings of the small project; the tests set some of them by environment variables."""
 
 from __future__ import annotations
 

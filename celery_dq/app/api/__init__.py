@@ -1,0 +1,14 @@
+"""``app.dq``: the interface for programs that look at queues and change them.
+
+``api``                      ``DQ``, the object behind ``app.dq``, and ``dq_of(app)``
+``broker``                   the app's connection to the Redis of its queues
+``queues``, ``move``         look at queues, cancel messages, move them to another queue
+``quotas``                   what a tenant may take
+``dead_letters``             look at messages that were given up on, replay or delete them
+``zookeeper_dead_letters``   the same where the broker is ZooKeeper
+``dedup``                    the dedup locks of a queue
+``buffer``                   the buffered producer of the app
+``durable_revoke``           ``app.control`` with a revoke that new workers learn of too
+
+User programs, the command line and the Django integration call this package.
+"""

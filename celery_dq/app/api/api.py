@@ -1,0 +1,144 @@
+"""``app.dq``: the API of a program to its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.buffer import BufferApi
+from celery_dq.app.api.dead_letters import DeadLettersApi
+from celery_dq.app.api.dedup import DedupApi
+from celery_dq.app.api.queues import QueuesApi
+from celery_dq.app.api.quotas import QuotasApi
+from celery_dq.app.senders import AppSender
+from celery_dq.app.timeouts import Deadline
+from celery_dq.context import AppContext
+from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.explain import Explanation, explain_message, explain_unknown
+from celery_dq.inspector.messages import MessageSnapshot, find
+from celery_dq.inspector.redis_values import check_text
+from celery_dq.options import Options, resolve
+from celery_dq.producer.sender import Sender
+
+#: Ids in one call of the ``cancel`` script.
+_CHUNK = 100
+
+
+def dq_of(app: Any) -> DQ:
+    """Return ``app.dq``, made at first use (an unpickled app has none yet)."""
+    dq: DQ | None = app.__dict__.get("dq")
+    if dq is None:
+        dq = app.__dict__.setdefault("dq", DQ(app))
+    return dq
+
+
+class DQ:
+    """The API of celery-dq on a Celery app.
+
+    The constructor reads no settings and opens no connection.
+
+    Attributes:
+        queues: ``app.dq.queues["push"]``: depth, peek, find, cancel, move, purge, explain.
+        quotas: ``app.dq.quotas.set("push", "42", rate="50/s")``.
+        dead_letters: ``app.dq.dead_letters["push"].replay()``.
+        dedup: ``app.dq.dedup["cache"].list()``.
+        buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.context = AppContext(f"{app.main or '__main__'} at {id(self):#x}", lambda: resolve(app.conf))
+        self._broker = BrokerAccess(app, self.context)
+        self.queues = QueuesApi(self._broker, self.context)
+        self.quotas = QuotasApi(self._broker)
+        self.dead_letters = DeadLettersApi(self._broker, self.context)
+        self.dedup = DedupApi(app, self._broker, self.context)
+        #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
+        self.calls_are_wrapped = False
+        #: The ``send_task`` that a program had put on the app before ``setup``, if any.
+        self.own_send_task: Callable[..., Any] | None = None
+        #: The deadline of calls that are not buffered.
+        self.deadline = Deadline()
+        self.buffer = BufferApi(app, self.context, self.make_sender)
+
+    def __repr__(self) -> str:
+        return f"<dq of {self.context}>"
+
+    def serves_queues(self) -> bool:
+        """Whether the app's broker is one of celery-dq. Opens nothing."""
+        return self._broker.serves_queues()
+
+    def make_sender(self, app: Any) -> Sender:
+        """Make the sender of the app's buffered messages; each process needs its own."""
+        return AppSender(app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s)
+
+    @property
+    def options(self) -> Options:
+        """The checked ``dq_*`` settings.
+
+        Raises:
+            ConfigurationError: A setting is unknown, of the wrong type, or contradicts another.
+        """
+        options: Options = self.context.options
+        return options
+
+    def find(self, task_id: str) -> list[MessageSnapshot]:
+        """Find a task: one snapshot per queue that has it, none when it has finished or never existed."""
+        check_text("task_id", task_id)
+        found = []
+        names = self._broker.queue_names()
+        with self._broker.channel() as channel:
+            for name in names:
+                message = find(channel.partition(name), channel.client, task_id)
+                if message is not None:
+                    found.append(message)
+        # A revoke leaves a tombstone in every queue. A tombstone is no place of a task that is in some queue.
+        there = [message for message in found if message.state != "cancelled"]
+        return there or found[:1]
+
+    def explain(
+        self, *, tenant: str | int | None = None, queue: str | None = None, task_id: str | None = None
+    ) -> Explanation:
+        """Explain why a task, or the work of a tenant, waits, and until when.
+
+        Args:
+            tenant: The tenant, together with `queue`.
+            queue: The name of the queue.
+            task_id: The task; without `queue` it is looked for in all queues.
+
+        Raises:
+            InvalidRequest: Neither a task nor a tenant with its queue is named.
+        """
+        if task_id is not None and tenant is None:
+            for message in self.find(task_id):
+                if queue is None or message.queue == queue:
+                    with self._broker.open(message.queue) as (partition, client):
+                        return explain_message(partition, client, message)
+            return explain_unknown(task_id, [queue] if queue else self._broker.queue_names())
+        if tenant is None or queue is None or task_id is not None:
+            raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
+        return self.queues[queue].explain(tenant)
+
+    def revoke(self, task_ids: Sequence[str], connection: Any = None) -> None:
+        """Cancel tasks in all queues, now or when they are published.
+
+        Does nothing on a broker that is not of celery-dq. It does not reach a message that a worker has
+        claimed: ``app.control.revoke`` calls this method first, and then notifies the workers.
+
+        Args:
+            task_ids: The ids of the tasks.
+            connection: A kombu connection to the broker; default: one of the app's pool.
+        """
+        if not self._broker.serves_queues():
+            return
+        for task_id in task_ids:
+            check_text("task_id", task_id)
+        names = self._broker.queue_names()
+        ttl_ms = self.options.tombstone_ttl_us // 1000
+        with self._broker.channel(connection) as channel:
+            # Every queue gets the tombstone, because the queue of a task that comes later is not known.
+            for name in names:
+                partition = channel.partition(name)
+                for start in range(0, len(task_ids), _CHUNK):
+                    ids = task_ids[start : start + _CHUNK]
+                    partition.cancel(ids, reason="cancelled", tombstone_ttl_ms=ttl_ms).run(channel.client)

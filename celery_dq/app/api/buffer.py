@@ -1,0 +1,200 @@
+"""``app.dq.buffer``: the buffered producer of an app."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_dq.context import AppContext
+from celery_dq.errors import ConfigurationError
+from celery_dq.inspector.spill import Spill, survey
+from celery_dq.options.buffer import BufferOptions
+from celery_dq.producer.buffer import Limits
+from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, ProducerSnapshot
+from celery_dq.producer.flusher import Undelivered
+from celery_dq.producer.sender import Sender, State
+
+__all__ = ["BufferApi"]
+
+Delivered = TypeVar("Delivered", bound=Callable[[Sequence[str]], Any])
+Failed = TypeVar("Failed", bound=Callable[[BaseException, Undelivered, State], Any])
+
+
+class BufferApi:
+    """Messages between ``apply_async`` and the broker. The first message starts the producer, not this class.
+
+    Args:
+        app: a Celery app.
+        context: the context of the app, with its options.
+        make_sender: makes the sender of a process.
+    """
+
+    def __init__(self, app: Any, context: AppContext, make_sender: Callable[[Any], Sender]) -> None:
+        self._app = app
+        self._context = context
+        self._make_sender = make_sender
+        self._made: BufferedProducer | None = None
+        self._wanted: ContextVar[bool | None] = ContextVar("dq_buffered", default=None)
+
+    def __repr__(self) -> str:
+        return f"<buffer of {self._context}: {len(self)} pending>"
+
+    @property
+    def options(self) -> BufferOptions:
+        """The checked ``dq_buffer…`` settings."""
+        options: BufferOptions = self._context.options.buffer
+        return options
+
+    @property
+    def producer(self) -> BufferedProducer:
+        """The buffered producer, made at first use.
+
+        Raises:
+            ConfigurationError: ``dq_buffer_folder`` is not set.
+        """
+        made = self._made
+        if made is None:
+            # Two threads may each make one. An unused producer has started nothing, so either may be kept.
+            made = self.__dict__["_made"] = self._made or self._make()
+        return made
+
+    def _make(self) -> BufferedProducer:
+        options = self.options
+        if options.folder is None:
+            raise ConfigurationError(
+                "a call is to be buffered, but dq_buffer_folder is not set: name a folder that outlives "
+                "the process, or '' for in memory only"
+            )
+        return BufferedProducer(
+            lambda: self._make_sender(self._app),
+            limits=Limits(
+                options.batch_size, options.linger_us / 1e6, options.max_messages, options.max_bytes
+            ),
+            persistence=Persistence(
+                self.folder, options.max_spill_bytes, options.sync_every, options.sync_interval_us / 1e6
+            ),
+            max_block_s=options.max_block_us / 1e6,
+            close_timeout_s=options.close_timeout_us / 1e6,
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the messages for this app's broker, inside ``dq_buffer_folder``.
+
+        Messages for one broker must not be sent to another. The folder therefore depends on ``broker_url``
+        (without its passwords), environment and key prefix.
+        """
+        if not self.options.folder:
+            return None
+        conf, options = self._app.conf, self._context.options
+        url = maybe_sanitize_url(str(conf.broker_write_url or conf.broker_url or ""))
+        target = f"{url}\n{options.environment}\n{options.key_prefix}".encode()
+        return Path(self.options.folder) / hashlib.blake2b(target, digest_size=6).hexdigest()
+
+    # -- for programs
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Send the messages buffered so far, and wait until the broker has confirmed them.
+
+        Args:
+            timeout: seconds; None waits without a limit.
+
+        Returns:
+            How many of these messages the broker has not confirmed; 0 when all are confirmed. After
+            :meth:`replay` the messages of dead processes count too; an unread file counts as one.
+        """
+        return 0 if self._made is None else self._made.flush(timeout)
+
+    async def aflush(self, timeout: float | None = None) -> int:
+        """:meth:`flush` for asyncio. ``apply_async`` itself fits into a coroutine: it does not wait."""
+        return 0 if self._made is None else await self._made.aflush(timeout)
+
+    def flush_soon(self) -> None:
+        """Send the messages buffered so far without lingering, and return at once."""
+        if self._made is not None:
+            self._made.flush_soon()
+
+    def close(self, timeout: float | None = None) -> int:
+        """Flush, end the thread, and close connection and files. The end of a process calls it.
+
+        Args:
+            timeout: seconds for all of these steps; default ``dq_buffer_close_timeout``.
+
+        Returns:
+            How many messages the broker has not confirmed. The next process sends those that are on disk.
+        """
+        return 0 if self._made is None else self._made.close(timeout)
+
+    def replay(self) -> None:
+        """Take over the messages of dead processes, and send them. The first message calls it.
+
+        From then on :meth:`flush` waits for these messages as well, and counts them.
+        """
+        self.producer.start()
+
+    @contextmanager
+    def buffered(self, enabled: bool = True, *, timeout: float | None = None) -> Iterator[BufferApi]:
+        """Buffer every call in the block (or none), and flush at its end.
+
+        An exception in the block does not cancel the calls that were made before it.
+
+        Args:
+            enabled: whether the calls are buffered.
+            timeout: seconds for the flush; None waits without a limit.
+
+        Yields:
+            This object.
+        """
+        token = self._wanted.set(enabled)
+        try:
+            yield self
+        finally:
+            self._wanted.reset(token)
+            if enabled:
+                self.flush(timeout)
+
+    @property
+    def wanted(self) -> bool | None:
+        """The choice of the innermost :meth:`buffered` block; None outside of one."""
+        return self._wanted.get()
+
+    def on_delivered(self, hook: Delivered) -> Delivered:
+        """Call `hook` with the task ids of each batch that the broker has confirmed. A decorator.
+
+        It runs in the flusher's thread: its exceptions are logged, and nothing is sent while it runs.
+        """
+        self.producer.hooks.on_delivered.append(hook)
+        return hook
+
+    def on_error(self, hook: Failed) -> Failed:
+        """Call `hook(exception, message, state)` for each message that will not be delivered. A decorator.
+
+        State is ``"rejected"`` (the broker refuses it; it is in the quarantine), ``"not_sent"`` or
+        ``"possibly_sent"`` (it was in memory only when the buffer was closed).
+        """
+        self.producer.hooks.on_error.append(hook)
+        return hook
+
+    # -- for people
+
+    def __len__(self) -> int:
+        """How many messages the broker has not confirmed."""
+        return self.inspect().pending
+
+    def inspect(self) -> ProducerSnapshot:
+        """The state of this process's buffer, and of the folder that it shares."""
+        if self._made is not None:
+            return self._made.snapshot()
+        if self.options.folder is None:
+            return ProducerSnapshot(0, 0, 0, 0.0, 0, (), (), degraded=False, last_error="", counters={})
+        return self.producer.snapshot()
+
+    def spill(self) -> Spill:
+        """Survey the folder of all processes, alive and dead. Reads every file in it."""
+        return survey(self.folder)

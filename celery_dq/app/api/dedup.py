@@ -1,0 +1,191 @@
+"""``app.dq.dedup``: list and release dedup locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.context import AppContext
+from celery_dq.dedup.other_brokers.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
+from celery_dq.dedup.other_brokers.server import OwnRedis, redis_of
+from celery_dq.dedup.repetition import Repetition, repetition
+from celery_dq.errors import ConfigurationError, InvalidRequest
+from celery_dq.inspector import dedup_locks
+from celery_dq.inspector.redis_values import check_count, check_text
+from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.tenant import check_tenant
+
+
+class QueueDedup:
+    """The dedup locks of one queue."""
+
+    def __init__(self, broker: BrokerAccess, name: str) -> None:
+        self.name = name
+        self._broker = broker
+
+    def __repr__(self) -> str:
+        return f"<dedup locks of queue {self.name!r}>"
+
+    def list(self, limit: int = 100) -> list[dedup_locks.DedupLockSnapshot]:
+        """List up to `limit` dedup locks, in no order."""
+        check_count("limit", limit)
+        with self._broker.open(self.name) as (partition, client):
+            return dedup_locks.list_dedup_locks(partition, client, limit)
+
+    def inspect(self, key: str, *, tenant: str | int = "") -> dedup_locks.DedupLockSnapshot | None:
+        """The state of a key's dedup lock; None when no call holds it."""
+        check_text("key", key)
+        with self._broker.open(self.name) as (partition, client):
+            return dedup_locks.inspect(partition, client, check_tenant(tenant), key)
+
+    def release(self, key: str, *, tenant: str | int = "") -> str | None:
+        """Take the dedup lock from the head of a key, so that the next waiting call may run.
+
+        The head is not stopped: if it runs, it continues without the lock, and its fencing token is smaller
+        than that of the next run. Revoke the task to end it.
+
+        Args:
+            key: The dedup key.
+            tenant: The tenant of the key.
+
+        Returns:
+            The task id of the call that held the lock, None when no call did.
+        """
+        check_text("key", key)
+        with self._broker.open(self.name) as (partition, client):
+            head = partition.evict(check_tenant(tenant), key).run(client)
+            return task_id_of(head) if head else None
+
+    def verdicts(self) -> dict[str, int]:
+        """How often each verdict was given: accept, block, decline, follow, refuse, replace, evict."""
+        with self._broker.open(self.name) as (partition, client):
+            return dedup_locks.verdicts(partition, client)
+
+    def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
+        """Estimate from the waiting messages whether dedup is worth its cost in this queue.
+
+        Args:
+            consumers: how many tasks run at a time: workers times concurrency.
+            sample: how many waiting messages are looked at.
+        """
+        check_count("consumers", consumers)
+        check_count("sample", sample)
+        with self._broker.open(self.name) as (partition, client):
+            return repetition(dedup_locks.sample_keys(partition, client, sample), consumers)
+
+
+class CoordinatedDedup:
+    """The dedup locks of one queue of a broker that gives no verdicts. Its workers share a coordinator."""
+
+    def __init__(self, app: Any, context: AppContext, name: str) -> None:
+        self.name = name
+        self._app = app
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<dedup locks of queue {self.name!r}, by a coordinator>"
+
+    @contextmanager
+    def _coordinator(self) -> Iterator[Coordinator]:
+        local = self._context.coordinator
+        if local is not None:
+            yield local
+            return
+        coordinator = OwnRedis(redis_of(self._app, self._context.options), self._context.options, "")
+        try:
+            yield coordinator
+        finally:
+            coordinator.close()
+
+    def _key(self, key: str, tenant: str | int) -> str:
+        check_text("key", key)
+        if check_tenant(tenant):
+            raise InvalidRequest(
+                f"tenant={tenant!r}: dedup keys have a tenant only on a broker of celery-dq; leave it out"
+            )
+        return f"{self.name}|{key}"
+
+    def list(self, limit: int = 100) -> list[dedup_locks.DedupLockSnapshot]:
+        """See :meth:`QueueDedup.list`. Scans the Redis that keeps the dedup locks."""
+        check_count("limit", limit)
+        found: list[dedup_locks.DedupLockSnapshot] = []
+        with self._coordinator() as coordinator:
+            for key in coordinator.keys(f"{self.name}|"):
+                snapshot = self._snapshot(coordinator.inspect(key)) if len(found) < limit else None
+                if snapshot is not None:
+                    found.append(snapshot)
+        return found
+
+    def inspect(self, key: str, *, tenant: str | int = "") -> dedup_locks.DedupLockSnapshot | None:
+        """See :meth:`QueueDedup.inspect`."""
+        with self._coordinator() as coordinator:
+            return self._snapshot(coordinator.inspect(self._key(key, tenant)))
+
+    def release(self, key: str, *, tenant: str | int = "") -> str | None:
+        """See :meth:`QueueDedup.release`. A waiting call requests the lock again."""
+        with self._coordinator() as coordinator:
+            freed = self._snapshot(coordinator.free(self._key(key, tenant)))
+            return freed.head if freed is not None else None
+
+    def verdicts(self) -> dict[str, int]:
+        """How often each verdict was given: accept, block, decline, replace, evict."""
+        with self._coordinator() as coordinator:
+            return coordinator.verdicts(self.name)
+
+    def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
+        """Refuse: only a broker of celery-dq can show its waiting messages.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"repetition of queue {self.name!r}: the waiting messages of this broker cannot be looked at; "
+            "pass a log of your own to celery_dq.dedup.repetition.repetition(keys, consumers), or use dq-redis://…"
+        )
+
+    def _snapshot(self, found: Coordinated | None) -> dedup_locks.DedupLockSnapshot | None:
+        if found is None or found.head is None:
+            return None
+        head = found.head
+        head_task, heir_task, tail_task = (
+            "" if each is None else each.call.partition("/")[0] for each in (head, found.heir, found.tail)
+        )
+        return dedup_locks.DedupLockSnapshot(
+            tenant="",
+            key=found.key.partition("|")[2],
+            head=head_task,
+            heir=heir_task,
+            tail=tail_task,
+            running=head.token > 0,
+            token=head.token,
+            age_s=max(head.age, 0.0) if head.token else 0.0,
+            timeout_s=head.timeout,
+            followers=head.followers,
+            worker=head.owner,
+        )
+
+
+class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
+    """The dedup locks by queue."""
+
+    def __init__(self, app: Any, broker: BrokerAccess, context: AppContext) -> None:
+        self._app = app
+        self._broker = broker
+        self._context = context
+
+    def __getitem__(self, name: str) -> QueueDedup | CoordinatedDedup:
+        check_text("queue", name)
+        if self._broker.serves_queues():
+            return QueueDedup(self._broker, name)
+        return CoordinatedDedup(self._app, self._context, name)
+
+    def _names(self) -> list[str]:
+        return self._broker.queue_names() if self._broker.serves_queues() else sorted(self._app.amqp.queues)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())

@@ -1,0 +1,95 @@
+"""Move messages from one queue to another without a loss."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import redis
+
+from celery_dq.inspector.redis_values import Client, text
+from celery_dq.inspector.waiting import waiting_of
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.record import as_moved
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+
+#: Lease of a chunk that is being moved, in milliseconds; after it the source gets the messages back.
+LEASE_MS = 30_000
+#: Messages in one chunk.
+CHUNK = 100
+
+
+class Mover:
+    """A consumer of the source and a producer of the destination, for the duration of one move.
+
+    Each chunk takes three steps: take the messages under a lease, push them under a producer sequence, finish
+    them at the source. A push whose answer was lost is repeated without effect. If the process dies before
+    the push, the messages stay in the source (as a delivery that crashed). If it dies after the push, they
+    are in both queues.
+
+    Args:
+        source: The partition that loses the messages.
+        destination: The partition that gets the messages.
+        client: A redis-py client of both.
+        head_start_us: The head start of one step of priority in the destination, µs.
+    """
+
+    def __init__(self, source: Partition, destination: Partition, client: Client, head_start_us: int) -> None:
+        self._source = source
+        self._destination = destination
+        self._client = client
+        self._head_start_us = head_start_us
+        self._name = f"move:{uuid.uuid4().hex}"
+        self._sequence = 0
+
+    def move(self, ids: Sequence[str]) -> int:
+        """Move those of these messages that wait or are delayed, and return their number."""
+        moved = 0
+        try:
+            for start in range(0, len(ids), CHUNK):
+                moved += self._move_chunk(ids[start : start + CHUNK])
+        finally:
+            self._resign()
+        return moved
+
+    def move_tenant(self, tenant: str) -> int:
+        """Move all waiting messages of a tenant, in order, and return their number."""
+        moved = 0
+        try:
+            while line := waiting_of(self._source.keys, self._client, [tenant], CHUNK)[0]:
+                step = self._move_chunk([text(each) for each, _ in line])
+                moved += step
+                if not step:  # workers have claimed all of them, or they have no record
+                    break
+        finally:
+            self._resign()
+        return moved
+
+    def _move_chunk(self, ids: Sequence[str]) -> int:
+        taken = self._source.take(self._name, ids, lease_ms=LEASE_MS).run(self._client)
+        if not taken:
+            return 0
+        outgoing = []
+        for entry in taken:
+            self._sequence += 1
+            outgoing.append(OutgoingRecord(self._sequence, entry.id, as_moved(entry.record)))
+        push = self._destination.push(
+            outgoing, producer=self._name, marker_ttl_ms=LEASE_MS, head_start_us=self._head_start_us
+        )
+        tags = [entry.tag for entry in taken]
+        try:
+            try:
+                push.run(self._client)
+            except redis.ConnectionError:
+                push.run(self._client)
+        except redis.RedisError:
+            # Requeue to their old places at once instead of at the end of the lease.
+            self._source.release(self._name, tags, mode="requeue").run(self._client)
+            raise
+        self._source.finish(self._name, tags).run(self._client)
+        return len(taken)
+
+    def _resign(self) -> None:
+        """End the lease, under which no message is left."""
+        while self._source.resign(self._name).run(self._client):
+            pass

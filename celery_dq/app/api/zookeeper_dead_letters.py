@@ -1,0 +1,105 @@
+"""``app.dq.dead_letters`` on the ZooKeeper broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from celery_dq.app.api.dead_letters import DeadLetters, check_changes, readdressed
+from celery_dq.errors import CorruptRecord
+from celery_dq.inspector.dead_letters import DeadLetter
+from celery_dq.inspector.redis_values import check_count, check_text, moment
+from celery_dq.transport import envelope
+from celery_dq.transport.tenant import check_priority
+from celery_dq.transport.zookeeper.dead_letters import DeadLetterNode
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord
+
+
+class ZooKeeperDeadLettersApi(DeadLetters):
+    """The dead letters of one queue in ZooKeeper."""
+
+    def __len__(self) -> int:
+        with self._broker.zookeeper_channel() as channel:
+            return len(channel.dead_letters(self.name))
+
+    def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
+        """List dead letters with reason, last worker and time, the latest first."""
+        check_count("limit", limit)
+        check_count("offset", offset, least=0)
+        with self._broker.zookeeper_channel() as channel:
+            found = channel.dead_letters(self.name).list()
+        return [self._letter(each) for each in found[offset : offset + limit]]
+
+    def replay(self, message_id: str | None = None) -> int:
+        """Send one dead letter, or all of them, to the end of the queue.
+
+        The count of deliveries of a replayed message begins again at 0. Its ETA and expiry stay. Unreadable
+        dead letters are not replayed.
+
+        Args:
+            message_id: Which dead letter; all of them by default.
+
+        Returns:
+            How many messages were sent.
+        """
+        if message_id is not None:
+            check_text("message_id", message_id)
+        with self._broker.zookeeper_channel() as channel:
+            stored = channel.dead_letters(self.name)
+            if message_id is not None:
+                return int(stored.replay(message_id))
+            # Oldest first. The list is made before, so that a message that dies again is not replayed twice.
+            letters = [letter for letter in reversed(stored.list()) if letter.record is not None]
+            return sum(stored.replay(letter.id) for letter in letters)
+
+    def edit(self, message_id: str, **changes: Any) -> str | None:
+        """Change a dead letter and send it again.
+
+        Args:
+            message_id: Which dead letter.
+            changes: ``args``, ``kwargs`` (of the task), ``priority``. A part that is not named stays.
+
+        Returns:
+            The message id, None when there is no such dead letter.
+
+        Raises:
+            InvalidMessage: A change is unknown, or the message's body cannot be read.
+        """
+        check_text("message_id", message_id)
+        check_changes(changes, ("args", "kwargs", "priority"))
+
+        def changed(record: ZooKeeperRecord) -> ZooKeeperRecord:
+            if "priority" in changes:
+                record = replace(record, priority=check_priority(changes["priority"]))
+            packed, body = readdressed(record.envelope, record.body, changes)
+            return replace(record, envelope=packed, body=body)
+
+        with self._broker.zookeeper_channel() as channel:
+            return message_id if channel.dead_letters(self.name).replay(message_id, changed) else None
+
+    def purge(self, message_id: str | None = None) -> int:
+        """Delete one dead letter, or all of them, for good, and return the count of deleted ones."""
+        if message_id is not None:
+            check_text("message_id", message_id)
+        with self._broker.zookeeper_channel() as channel:
+            return int(channel.dead_letters(self.name).purge(None if message_id is None else [message_id]))
+
+    def _letter(self, node: DeadLetterNode) -> DeadLetter:
+        headers: dict[str, Any] = {}
+        args = ""
+        try:
+            if node.record is not None:
+                headers = envelope.unpack(node.record.envelope)[0]
+        except CorruptRecord as error:
+            args = f"unreadable: {error}"
+        return DeadLetter(
+            id=node.id,
+            queue=self.name,
+            reason=str(node.about.get("reason", "unknown")),
+            worker=str(node.about.get("worker", "")),
+            at=moment(node.at_us),
+            deliveries=int(node.about.get("deliveries", 0)),
+            task=str(headers.get("task") or node.about.get("task", "")),
+            args=args or str(headers.get("argsrepr") or ""),
+            kwargs=str(headers.get("kwargsrepr") or ""),
+        )

@@ -1,0 +1,9 @@
+"""The checks of ``celery dq doctor`` and of Django's system checks.
+
+``finding``           one result: a severity, a text and a remedy
+``settings_checks``   faults that can be found without a connection
+``server_checks``     faults that only the servers can answer for
+``doctor``            runs both and returns the findings in order
+
+``celery_dq.cli`` and ``celery_dq.contrib.django`` call ``doctor``. A check changes nothing.
+"""

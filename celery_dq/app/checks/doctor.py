@@ -1,0 +1,58 @@
+"""The checks of a set-up, for ``celery dq doctor`` and Django's checks.
+
+A check is a function of the app that yields findings. A new check goes into one of the lists below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_dq.app.checks import server_checks, settings_checks
+from celery_dq.app.checks.finding import Finding
+from celery_dq.errors import ConfigurationError
+
+__all__ = ["SERVER_CHECKS", "SETTINGS_CHECKS", "Finding", "check_server", "check_settings"]
+
+#: Checks that open no connection.
+SETTINGS_CHECKS = (
+    settings_checks.broker_scheme,
+    settings_checks.client_libraries,
+    settings_checks.tenant_options,
+    settings_checks.tenants_and_quotas,
+    settings_checks.elections,
+    settings_checks.dedup,
+    settings_checks.buffer_folder,
+)
+#: Checks that each open a connection, and close it.
+SERVER_CHECKS = (
+    server_checks.election_server,
+    server_checks.dedup_server,
+)
+#: Checks of the tenant broker, which are called with the app and a channel after the broker was reached.
+BROKER_CHECKS = (
+    server_checks.redis_server,
+    server_checks.rights,
+    server_checks.stock_messages,
+    server_checks.settings_quotas,
+)
+
+
+def check_settings(app: Any) -> list[Finding]:
+    """Check the ``dq_*`` settings, the broker's scheme and the options of every task. Opens no connection."""
+    found = settings_checks.options(app)
+    if found.level == "error":
+        # The other checks read the settings.
+        return [found]
+    return [found, *(each for check in SETTINGS_CHECKS for each in check(app))]
+
+
+def check_server(app: Any) -> list[Finding]:
+    """Check that all servers can be reached, and that the broker's server has the settings that it needs."""
+    try:
+        found = [each for check in SERVER_CHECKS for each in check(app)]
+        with server_checks.broker(app, found) as channel:
+            if channel is not None:
+                found += [each for check in BROKER_CHECKS for each in check(app, channel)]
+    except ConfigurationError:
+        return []  # check_settings reports it
+    return found

@@ -1,0 +1,212 @@
+"""The checks of ``celery dq doctor`` that ask the servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import redis
+from kombu.exceptions import OperationalError
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.checks.finding import Finding
+from celery_dq.app.checks.settings_checks import uses_dedup
+from celery_dq.dedup.other_brokers.server import redis_of
+from celery_dq.errors import ConfigurationError, ServerError, ZooKeeperUnreachable
+from celery_dq.singleton.elections import Elections
+from celery_dq.transport.redis.store.refusals import BrokerRefused
+from celery_dq.transport.redis.store.rights import ROLES, denied_commands
+from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
+
+#: Seconds within which a server must answer.
+PATIENCE_S = 3.0
+#: Names of the lists of Celery's Redis transport, for its four priorities.
+_STOCK_LISTS = ("{}", "{}\x06\x163", "{}\x06\x166", "{}\x06\x169")
+_REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, OSError)
+
+
+@contextlib.contextmanager
+def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
+    """Connect to the broker, of any kind, and add failures to `found`.
+
+    Args:
+        app: a Celery app.
+        found: the list of findings that grows.
+
+    Yields:
+        A channel of the tenant broker; None for another broker, and for one that cannot be used.
+    """
+    context = dq_of(app).context
+    with contextlib.ExitStack() as stack:
+        channel = None
+        try:
+            tenant_broker = BrokerAccess(app, context)
+            if tenant_broker.serves_queues():
+                channel = stack.enter_context(tenant_broker.channel())
+            else:
+                connection = stack.enter_context(app.connection_for_write())
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
+                found.append(Finding("ok", "I011", f"The broker {connection.as_uri()} can be reached."))
+        except ServerError as exc:
+            found.append(Finding("error", "E010", str(exc), "Mend the server."))
+        except ImportError as exc:
+            found.append(Finding("error", "E004", str(exc), "Install it."))
+        except _REFUSALS as exc:
+            reason = str(exc) or type(exc).__name__
+            found.append(
+                Finding(
+                    "error",
+                    "E011",
+                    f"The broker cannot be reached: {reason}",
+                    "Start it, or mend broker_url.",
+                )
+            )
+        yield channel
+
+
+def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
+    """Report version, eviction policy and persistence. Connecting has already refused an unfit server."""
+    info = server_info(channel.client, "server", "memory", "persistence")
+    if info is None:
+        yield Finding("warning", "W013", UNCHECKED)
+        return
+    policy = info.get("maxmemory_policy", "noeviction")
+    yield Finding("ok", "I010", f"The server runs Redis {info.get('redis_version')}, policy {policy}.")
+    if not int(info.get("aof_enabled", 0)):
+        yield Finding(
+            "warning",
+            "W012",
+            "The server keeps no append-only file: what it holds in memory is lost when it dies.",
+            "Set appendonly yes on the Redis server.",
+        )
+
+
+def rights(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether the Redis user of ``broker_url`` may do what a publisher and a worker do."""
+    options = dq_of(app).options
+    roles = {role.name: role for role in ROLES}
+    levels: tuple[tuple[str, Literal["error", "warning"]], ...] = (
+        ("publisher", "error"),
+        ("worker", "warning"),
+    )
+    for name, level in levels:
+        denied = denied_commands(channel.pool, roles[name], options)
+        if denied:
+            yield Finding(
+                level,
+                "E014" if level == "error" else "W014",
+                f"The Redis user of broker_url may not use what a {name} sends: {', '.join(denied)}"
+                f" ({next(iter(denied.values()))}).",
+                f"Grant {' '.join('+' + each for each in denied)} on the keys and channels of celery-dq, or"
+                f" use another login where a {name} runs.",
+            )
+            return
+
+
+def stock_messages(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether messages of Celery's own Redis transport wait in the same database."""
+    try:
+        names = BrokerAccess(app, dq_of(app).context).queue_names()
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    pipeline = channel.client.pipeline(transaction=False)
+    for name in names:
+        for pattern in _STOCK_LISTS:
+            pipeline.llen(pattern.format(name))
+    pipeline.hlen("unacked")
+    # An error means a key of another type, which is not Celery's, or no right to read the key.
+    *sizes, unacked = (
+        0 if isinstance(each, Exception) else each for each in pipeline.execute(raise_on_error=False)
+    )
+    step = len(_STOCK_LISTS)
+    waiting = {name: sum(sizes[place * step : (place + 1) * step]) for place, name in enumerate(names)}
+    found = [f"{count} in queue {name!r}" for name, count in waiting.items() if count]
+    if unacked:
+        found.append(f"{unacked} delayed, or held by its workers")
+    if found:
+        yield Finding(
+            "warning",
+            "W015",
+            f"Messages of Celery's Redis transport are in the same database: {', '.join(found)}. No worker on"
+            " dq-redis:// reads them.",
+            "Run workers on redis:// until they are gone; or delete the keys.",
+        )
+
+
+def dedup_server(app: Any) -> Iterator[Finding]:
+    """Whether the Redis of the dedup locks can be reached, where one is used."""
+    dq = dq_of(app)
+    if not dq.options.dedup_url and (dq.serves_queues() or not uses_dedup(app)):
+        return
+    try:
+        url = redis_of(app, dq.options)
+    except ConfigurationError:
+        return  # the check of the settings reports it
+    setting = "dq_dedup_url" if dq.options.dedup_url else "broker_url or result_backend"
+    yield from _reached(url, setting, "E016", "dedup locks")
+
+
+def election_server(app: Any) -> Iterator[Finding]:
+    """Whether the server of ``dq_election`` can be reached."""
+    options = dq_of(app).options
+    if options.election.startswith("zookeeper://"):
+        try:
+            elections = Elections(options, "doctor", None, "doctor")
+            try:
+                elections.candidate("doctor")
+                elections.session.ask(lambda client: client.exists_async("/"), PATIENCE_S)
+            finally:
+                elections.close()
+        except (ConfigurationError, *_REFUSALS) as exc:
+            yield Finding(
+                "error",
+                "E017",
+                f"dq_election cannot be reached: {exc}",
+                "Start ZooKeeper, or mend dq_election.",
+            )
+        else:
+            yield Finding("ok", "I017", "The ZooKeeper of dq_election can be reached.")
+    elif options.election:
+        yield from _reached(options.election, "dq_election", "E017", "elections")
+
+
+def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Finding]:
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
+        ) as client:
+            client.execute_command("TIME")
+    except (redis.RedisError, OSError, ValueError) as exc:
+        reason = str(exc) or type(exc).__name__
+        yield Finding(
+            "error",
+            code,
+            f"The Redis for {purpose} cannot be used: {reason}",
+            f"Start it, or mend {setting}.",
+        )
+    else:
+        yield Finding("ok", f"I{code[1:]}", f"The Redis for {purpose} can be reached.")
+
+
+def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether the quotas of these settings are those that workers have stored in the broker."""
+    dq = dq_of(app)
+    try:
+        names = BrokerAccess(app, dq.context).queue_names()
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    for name in names:
+        options, stored = dq.options.queue(name), dq.quotas.from_settings(name)
+        if stored is None or (options.names_quota and options.quota == stored.quota):
+            continue
+        when = "" if stored.at is None else f" at {stored.at:%Y-%m-%d %H:%M:%S %Z}"
+        these = f"name {options.quota}" if options.names_quota else "name no quota"
+        yield Finding(
+            "warning",
+            "W016",
+            f"For the tenants of queue {name!r} these settings {these}, and the broker holds {stored.quota},"
+            f" which {stored.by} stored{when}.",
+            f"Restart the workers with the current settings, or run celery dq quotas apply {name} with them.",
+        )

@@ -1,0 +1,153 @@
+"""The checks of ``celery dq doctor`` that open no connection."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.checks.finding import Finding
+from celery_dq.app.publishing.amqp import TenantRules
+from celery_dq.dedup.other_brokers.server import redis_of
+from celery_dq.dedup.rule import rule_of
+from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME, refuse_misspelt, schemes_in
+from celery_dq.worker.unenforced import unenforced
+
+
+def options(app: Any) -> Finding:
+    """Whether the ``dq_*`` settings are valid."""
+    try:
+        found = dq_of(app).options
+    except ConfigurationError as exc:
+        return Finding("error", "E001", str(exc), "Mend the setting.")
+    return Finding("ok", "I001", f"The dq_* settings are valid; environment {found.environment}.")
+
+
+def broker_scheme(app: Any) -> Iterator[Finding]:
+    """Whether the broker is one of celery-dq."""
+    scheme = _scheme(app)
+    try:
+        refuse_misspelt(_broker_url(app))
+    except ConfigurationError as exc:
+        yield Finding("error", "E002", str(exc), "Mend broker_url.")
+        return
+    if scheme in TENANT_SCHEMES:
+        yield Finding("ok", "I002", f"The broker's scheme is {scheme}.")
+    elif scheme == ZOOKEEPER_SCHEME:
+        yield Finding(
+            "ok", "I002", f"The broker's scheme is {scheme}; it has no tenants, quotas or app.dq.queues."
+        )
+    else:
+        yield Finding(
+            "warning",
+            "W002",
+            f"The broker's scheme is {scheme or 'not set'}: tenant queues, quotas and app.dq.queues need one"
+            f" of {', '.join(TENANT_SCHEMES)}.",
+            "Set broker_url to dq-redis://host:port/db.",
+        )
+
+
+def client_libraries(app: Any) -> Iterator[Finding]:
+    """Whether kazoo is installed where ZooKeeper is named."""
+    if importlib.util.find_spec("kazoo") is not None:
+        return
+    by_zookeeper = {
+        "broker_url": _scheme(app) == ZOOKEEPER_SCHEME,
+        "dq_election": dq_of(app).options.election.startswith("zookeeper://"),
+    }
+    for setting in (name for name, needed in by_zookeeper.items() if needed):
+        yield Finding(
+            "error",
+            "E004",
+            f"{setting} names ZooKeeper, which needs kazoo, and kazoo is not installed.",
+            "pip install 'celery-dq[zookeeper]'",
+        )
+
+
+def tenant_options(app: Any) -> Iterator[Finding]:
+    """Whether the ``tenant`` option of every task can be used."""
+    rules = TenantRules(app)
+    for name in sorted(app.tasks):
+        yield from _tenant_option(rules, name)
+
+
+def _tenant_option(rules: TenantRules, name: str) -> Iterator[Finding]:
+    try:
+        rules.rule(name)
+    except (DQError, TypeError, ValueError) as exc:
+        yield Finding("error", "E003", str(exc), "Mend the task's tenant option.")
+
+
+def tenants_and_quotas(app: Any) -> Iterator[Finding]:
+    """Whether the broker ignores tenants and quotas that the app names."""
+    ignored = "" if _scheme(app) in TENANT_SCHEMES else unenforced(dq_of(app).options, app.tasks)
+    if ignored:
+        yield Finding(
+            "warning",
+            "W005",
+            f"The broker has no tenants: {ignored}.",
+            "Set broker_url to dq-redis://host:port/db, or remove them.",
+        )
+
+
+def elections(app: Any) -> Iterator[Finding]:
+    """Whether singleton queues have an election."""
+    found = dq_of(app).options
+    names = ", ".join(repr(each.name) for each in found.singletons)
+    if names and not found.election and _scheme(app) not in TENANT_SCHEMES:
+        yield Finding(
+            "error",
+            "E006",
+            f"dq_singleton_queues names {names}, and nothing can elect a leader: the broker cannot, and"
+            " dq_election is not set. A worker of such a queue does not start.",
+            "Set dq_election to zookeeper://host:2181 or redis://host/db.",
+        )
+
+
+def dedup(app: Any) -> Iterator[Finding]:
+    """Whether there is a Redis for the dedup locks of the tasks that have a dedup key."""
+    if _scheme(app) in TENANT_SCHEMES or not uses_dedup(app):
+        return
+    try:
+        redis_of(app, dq_of(app).options)
+    except ConfigurationError as exc:
+        yield Finding("error", "E007", str(exc), "Set dq_dedup_url to redis://host/db.")
+
+
+def uses_dedup(app: Any) -> bool:
+    """Whether a task of the app takes part in dedup."""
+    return any(rule_of(task) is not None for task in app.tasks.values())
+
+
+def buffer_folder(app: Any) -> Iterator[Finding]:
+    """Whether buffered calls can be written to disk."""
+    folder = dq_of(app).options.buffer.folder
+    if not folder:
+        return
+    path = Path(folder).absolute()
+    try:
+        nearest = next(each for each in (path, *path.parents) if each.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as exc:
+        yield Finding(
+            "error",
+            "E008",
+            f"dq_buffer_folder = {folder!r} cannot be written: {exc}. Buffered calls would be lost with their"
+            " process.",
+            "Make the folder and give it to the user of this process, or name another one.",
+        )
+        return
+    yield Finding("ok", "I008", f"dq_buffer_folder {folder} can be written.")
+
+
+def _broker_url(app: Any) -> Any:
+    return app.conf.broker_write_url or app.conf.broker_url
+
+
+def _scheme(app: Any) -> str:
+    return next(iter(schemes_in(_broker_url(app))), "")

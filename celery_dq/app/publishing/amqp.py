@@ -1,0 +1,219 @@
+"""``app.amqp``: the app's context in every connection, a checked tenant and priority on every publish.
+
+A receiver of ``before_task_publish`` would see every publish too. But Celery logs the error of a receiver and
+publishes all the same, and the signal does not name the app. Each app has one task sender, which
+``apply_async``, ``send_task``, beat, retries and canvas all call. Its errors reach the caller.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from celery._state import get_current_task
+from kombu import pools
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.dedup_call import CALL_OPTION, DedupRules, conclude_verdict, dedup_request_for
+from celery_dq.app.publishing.recording_producer import LEARN_OPTION, RecordingProducer
+from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
+from celery_dq.context import APP_CONTEXT
+from celery_dq.errors import ConfigurationError
+from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
+from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
+
+#: Limit of the queues that an app remembers as declared.
+MOST_DECLARED = 10_000
+
+
+class DQAmqp:
+    """Mixed over the app's AMQP class by ``celery_dq.setup``."""
+
+    app: Any
+    #: The value of :attr:`send_task_message`, unless a program or tool has replaced it.
+    task_sender: Callable[..., Any]
+    _producer_pool: Any
+
+    def Connection(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Celery's name
+        """Return a kombu connection whose transport finds this app's context.
+
+        The errors are raised here so that a worker or producer ends at its start, before it opens a socket.
+
+        Raises:
+            ConfigurationError: A ``dq_*`` option is unusable, or the URL's scheme is misspelt.
+        """
+        register_transports()  # an unpickled app was not set up in this process
+        refuse_misspelt(args[0] if args else kwargs.get("hostname"))
+        context = dq_of(self.app).context
+        context.options  # noqa: B018 - resolves them
+        options = dict(kwargs.pop("transport_options", None) or {})
+        options.setdefault(APP_CONTEXT, context)
+        connection = super().Connection  # type: ignore[misc]  # of Celery's AMQP, beside which this is mixed
+        try:
+            return connection(*args, transport_options=options, **kwargs)
+        except ValueError as exc:
+            raise ConfigurationError(f"broker_url cannot be read: {exc}") from exc
+        except KeyError as exc:
+            raise ConfigurationError(f"broker_url names an unknown transport: {exc.args[0]}") from exc
+
+    BrokerConnection = Connection  # Celery's old name for it
+
+    @property
+    def producer_pool(self) -> Any:
+        """Celery's pool of producers, on connections whose steps have a timeout."""
+        if self._producer_pool is None:
+            dq = dq_of(self.app)
+            connection = connection_with_timeout(self.app, dq.options.publishing.step_s)
+            if dq.options.publishing.timeout_us:
+                # kombu would try to connect for some seconds even for a call with retry=False.
+                connection.transport_options.setdefault("max_retries", max(len(connection.alt) - 1, 0))
+                connection.transport_options.setdefault("errback", dq.deadline)
+            self._producer_pool = pools.producers[connection]
+            self._producer_pool.limit = self.app.pool.limit
+        return self._producer_pool
+
+    publisher_pool = producer_pool  # Celery's old name for it
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
+        tenant_of = TenantRules(self.app).tenant_of
+        dedup_rules = DedupRules(self.app)
+        declared: set[str] = set()
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if (options.get("retry_policy") or {}).get("max_retries") != math.inf:
+                return publish(producer, name, message, **options)
+            with unchanged_attempts(producer.connection):
+                return publish(producer, name, message, **options)
+
+        def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            tenant = options.pop("tenant", None)
+            if tenant is None:
+                tenant = tenant_of(name, message)
+            else:
+                tenant = check_tenant(tenant, where=f"{name}: tenant")
+            if tenant:
+                options["tenant"] = tenant
+            priority = options.get("priority")
+            if priority is not None:
+                check_priority(priority, where=f"{name}: priority")
+            queue = options.get("queue")
+            if queue is not None and options.get("declare") is None and _needs_no_binding(producer, queue):
+                # Declare a queue once: kombu would copy it at every publish, a fifth of the publish's cost.
+                if queue.name in declared:
+                    options["declare"] = ()
+                elif len(declared) < MOST_DECLARED:
+                    declared.add(queue.name)
+            published = options.pop(LEARN_OPTION, None)
+            if published is not None:
+                producer = RecordingProducer(producer, published)
+            slot = options.pop(CALL_OPTION, None)
+            if (
+                slot is not None
+                and slot.counts
+                and (isinstance(producer, BufferingProducer) or _is_ours(producer))
+            ):
+                options[COUNTDOWN] = True
+            found = dedup_rules.find(name, options.pop("dedup", None))
+            if found is None:
+                return send(producer, name, message, **options)
+            rule, key = found
+            if isinstance(producer, BufferingProducer):
+                # The buffer's sender passes the dedup request on, and the verdict comes after the call.
+                return send(
+                    producer,
+                    name,
+                    message,
+                    **{DEDUP_PROPERTY: dedup_request_for(rule, key, message, None)},
+                    **options,
+                )
+            request = dedup_request_for(rule, key, message, slot)
+            if not _is_ours(producer):
+                # The worker that receives the message gives the verdict.
+                message.headers[DEDUP_HEADER] = request.dedup_header()
+                return send(producer, name, message, **options)
+            if slot is not None:
+                slot.request = request
+            sent = send(producer, name, message, **{DEDUP_PROPERTY: request}, **options)
+            conclude_verdict(name, message.headers["id"], rule, request)
+            return sent
+
+        self.task_sender = send_task_message
+        return send_task_message
+
+
+def _needs_no_binding(producer: Any, queue: Any) -> bool:
+    """Whether Celery publishes to *queue* by its name, on the tenant broker."""
+    exchange = getattr(queue, "exchange", None)
+    if exchange is None or exchange.type != "direct":
+        return False
+    return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
+
+
+def _is_ours(producer: Any) -> bool:
+    """Whether the broker gives verdicts."""
+    return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
+
+
+class TenantRules:
+    """The tenants that the tasks of one app name for their calls, compiled at first use."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._compiled: dict[str, tuple[Any, Rule | None]] = {}
+
+    def tenant_of(self, name: str, message: Any) -> str:
+        """Return the tenant of a call for which the caller named none.
+
+        A retry keeps the tenant of the run that it repeats. Other calls get it from the task's ``tenant``.
+
+        Raises:
+            ConfigurationError: The option cannot be used for this task.
+            InvalidTenant: The option's value for this call is no tenant.
+        """
+        headers, _, body, _ = message
+        if headers.get("retries"):
+            inherited = self._of_retried(headers["id"])
+            if inherited is not None:
+                return inherited
+        rule = self.rule(name)
+        if rule is None:
+            return ""
+        if isinstance(body, dict):  # task protocol 1
+            args, kwargs = body["args"], body["kwargs"]
+        else:
+            args, kwargs = body[0], body[1]
+        return check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
+
+    def _of_retried(self, task_id: str) -> str | None:
+        running = get_current_task()
+        if running is None or running.request.id != task_id:
+            return None
+        properties = running.request.properties
+        return check_tenant(properties.get("tenant")) if properties else None
+
+    def rule(self, name: str) -> Rule | None:
+        """Return the compiled ``tenant`` option of the task, None when it has none."""
+        app = self._app
+        # An app that must not finalize itself has only its registered tasks.
+        tasks = app.tasks if app.finalized or app.autofinalize else app._tasks
+        task = tasks.get(name)
+        if task is None:  # registered in other processes only
+            return None
+        known = self._compiled.get(name)
+        if known is None or known[0] is not task:
+            known = self._compiled[name] = (task, tenant_rule(_option(task), name, task.run))
+        return known[1]
+
+
+def _option(task: Any) -> Any:
+    """Return the ``tenant`` option of the task, and a function as a function, not as a bound method."""
+    written = inspect.getattr_static(type(task), "tenant", None)
+    if inspect.isfunction(written) and next(iter(inspect.signature(written).parameters), "") != "self":
+        # `@app.task(tenant=lambda args, kwargs: …)`: Celery makes the option a class attribute.
+        return written
+    return getattr(task, "tenant", None)

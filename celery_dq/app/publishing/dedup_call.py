@@ -1,0 +1,359 @@
+"""Dedup where calls are made: the key of a call, its dedup request to the broker, and the caller's result.
+
+Every call passes ``app.amqp``'s task sender, whether it comes from ``apply_async``, ``send_task``, beat, a
+canvas or a retry. The task sender makes the dedup request. :class:`DedupCalls`, above it, decides on the
+result: a caller that did not choose the task id gets the result of the covering call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
+
+from celery_dq.dedup.key import Key
+from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.rule import Dedup, override, rule_of
+from celery_dq.dedup.signals import verdict_given
+from celery_dq.errors import DuplicateCall
+from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.record import DedupSection
+
+__all__ = [
+    "CALL_OPTION",
+    "DedupRules",
+    "DedupCallRequest",
+    "DedupRequests",
+    "conclude_verdict",
+    "answer_duplicates",
+    "covering_result",
+]
+
+logger = logging.getLogger(__name__)
+
+#: The option with which a call of ``send_task`` passes its :class:`DedupRequestHolder` down to the task
+#: sender.
+CALL_OPTION = "dq_dedup_slot"
+
+_VERDICTS = {
+    "accepted": Verdict.ACCEPT,
+    "seen": Verdict.ACCEPT,
+    "blocked": Verdict.BLOCK,
+    "declined": Verdict.DECLINE,
+    "following": Verdict.DECLINE,
+    "refused": Verdict.DECLINE,
+}
+
+
+class DedupRequestHolder:
+    """Goes down with one call of ``send_task``, and returns with its dedup request.
+
+    Attributes:
+        named: the caller chose the task id, so the caller, or a chain, chord or group, knows it.
+        counts: the call has a countdown, so its ETA is by the clock of this machine.
+        request: the dedup request; the task sender sets it when the call has a dedup key.
+    """
+
+    __slots__ = ("counts", "named", "request")
+
+    def __init__(self, named: bool, counts: bool) -> None:
+        self.named = named
+        self.counts = counts
+        self.request: DedupCallRequest | None = None
+
+
+class DedupCallRequest:
+    """The call's side of :class:`celery_dq.protocols.DedupRequest`.
+
+    Attributes:
+        section: for the record, see :class:`~celery_dq.transport.redis.store.record.DedupSection`.
+        key: the dedup key.
+        verdict: None until the broker has answered; it also stays None for a task that was revoked before.
+        covering: task id of the call that covers a declined call, or is ahead of a blocked one.
+        replaced: task id of the call that lost its place to this one, or ``""``.
+        refused: the call asked to follow another one, which has too many followers already.
+    """
+
+    __slots__ = ("covering", "key", "refused", "replaced", "section", "verdict")
+
+    def __init__(self, section: bytes, key: str) -> None:
+        self.section = section
+        self.key = key
+        self.verdict: Verdict | None = None
+        self.covering = ""
+        self.replaced = ""
+        self.refused = False
+
+    def dedup_header(self) -> dict[str, Any]:
+        """Return the header from which a worker on another broker requests the dedup lock."""
+        section = DedupSection.unpack(self.section)
+        return {
+            "key": section.key,
+            "timeout": section.timeout_us / 1e6 or None,
+            "policy": "replace" if section.replace else "decline",
+            "waiting": int(section.waiting),
+        }
+
+    def receive_verdict(self, status: str, message_id: str, covering: str, replaced: str) -> None:
+        """See :meth:`celery_dq.protocols.DedupRequest.receive_verdict`."""
+        self.verdict = _VERDICTS.get(status)
+        self.covering = task_id_of(covering or message_id)
+        self.replaced = task_id_of(replaced) if replaced else ""
+        self.refused = status == "refused"
+
+
+class DedupRules:
+    """The dedup rules of the tasks of one app, compiled at first use."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._compiled: dict[str, tuple[Any, Dedup | None, Key | None]] = {}
+
+    def find(self, name: str, option: Any) -> tuple[Dedup, Key] | None:
+        """Return the rule and the key maker of a call; None when it takes no part in dedup.
+
+        Args:
+            name: the task.
+            option: the call's own ``dedup``, see :func:`celery_dq.dedup.rule.override`.
+
+        Raises:
+            ConfigurationError: The rule cannot be used for this task.
+        """
+        app = self._app
+        tasks = app.tasks if app.finalized or app.autofinalize else app._tasks
+        task = tasks.get(name)
+        known = self._compiled.get(name)
+        if known is None or known[0] is not task:
+            rule = rule_of(task) if task is not None else None
+            key = None if rule is None else Key(rule.name or name, task.run, rule.key)
+            known = self._compiled[name] = (task, rule, key)
+        _, rule, key = known
+        if option is not None:
+            rule = override(rule, option, where=f"task {name}")
+            if rule is not None:
+                # Without the task's signature a key template is filled from the keyword arguments.
+                run = task.run if task is not None else _anything
+                key = Key(rule.name or name, run, rule.key)
+        return None if rule is None or key is None else (rule, key)
+
+
+def _anything(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a task whose signature is not known in this process."""
+
+
+def dedup_request_for(
+    rule: Dedup, key: Key, message: Any, slot: DedupRequestHolder | None
+) -> DedupCallRequest:
+    """Make the dedup request of a call from its message, and put the rule's time limit on the message.
+
+    Raises:
+        InvalidKey: No key can be made of its arguments.
+    """
+    headers, _, body, _ = message
+    if isinstance(body, dict):  # task protocol 1
+        args, kwargs, embed = body["args"], body["kwargs"], body
+    else:
+        args, kwargs, embed = body
+    get = embed.get
+    attached = bool(get("callbacks") or get("errbacks") or get("chain") or get("chord"))
+    awaited = attached or not headers.get("ignore_result")
+    seconds = rule.seconds
+    if seconds is not None:
+        hard, soft = headers.get("timelimit") or (None, None)
+        # Less than the timeout, so that the pool ends the task before the broker passes its key on.
+        limit = max(seconds - 1.0, seconds * 0.9)
+        headers["timelimit"] = [limit if hard is None else min(hard, limit), soft]
+    text = key(args or (), kwargs or {})
+    section = _section(
+        rule,
+        text,
+        attached=attached,
+        awaited=awaited,
+        named=slot is None or slot.named,
+        continues=_continued_run(headers.get("id")),
+    )
+    return DedupCallRequest(section, text)
+
+
+def _section(
+    rule: Dedup,
+    key: str,
+    *,
+    awaited: bool,
+    named: bool,
+    attached: bool = False,
+    continues: tuple[str, int] = ("", 0),
+) -> bytes:
+    seconds = rule.seconds
+    return DedupSection(
+        key,
+        timeout_us=0 if seconds is None else max(int(seconds * 1e6), 1),
+        replace=rule.on_duplicate == "replace",
+        waiting=rule.waiting == 1,
+        follow=(attached or (named and awaited)) and rule.on_duplicate != "raise",
+        awaited=awaited,
+        continues=continues,
+    ).pack()
+
+
+class DedupRequests:
+    """Makes the dedup requests of plain calls of one kind, which differ only in their key.
+
+    A plain call has no link, chain, chord or group, and no running task makes it.
+
+    Attributes:
+        rule: of the task.
+        key: its key maker.
+    """
+
+    __slots__ = ("_starts", "key", "rule")
+
+    def __init__(self, rule: Dedup, key: Key, first: DedupCallRequest) -> None:
+        self.rule = rule
+        self.key = key
+        awaited = DedupSection.unpack(first.section).awaited
+        # A section ends with its key.
+        self._starts = tuple(_section(rule, "", awaited=awaited, named=named) for named in (False, True))
+
+    def request_for(self, args: Any, kwargs: Any, *, named: bool) -> DedupCallRequest:
+        """Make the dedup request of a call.
+
+        Raises:
+            InvalidKey: No key can be made of its arguments.
+        """
+        text = self.key(args or (), kwargs or {})
+        return DedupCallRequest(self._starts[named] + text.encode(), text)
+
+
+def _continued_run(task_id: Any) -> tuple[str, int]:
+    """Message id and claim number of the run that publishes itself again, by ``retry`` or ``replace``."""
+    running = _task_stack.top
+    if running is None or running.request.id != task_id:
+        return "", 0
+    properties = running.request.properties or {}
+    claim, slash, message_id = str(properties.get("delivery_tag") or "").partition("/")
+    if not slash or not claim.isdigit():
+        return "", 0
+    return message_id, int(claim)
+
+
+def conclude_verdict(name: str, task_id: str, rule: Dedup, request: DedupCallRequest) -> None:
+    """Send the signal of a verdict, and log or raise a decline.
+
+    Args:
+        name: The name of the task.
+        task_id: The id of the call.
+        rule: The dedup rule of the task, or of the call.
+        request: The dedup request with its verdict.
+
+    Raises:
+        DuplicateCall: The call was declined, and either the rule raises on duplicates or the covering call
+            has too many followers.
+    """
+    if request.verdict is None:
+        return
+    if verdict_given.receivers:
+        verdict_given.send(
+            sender=name,
+            verdict=request.verdict,
+            key=request.key,
+            task_id=task_id,
+            covering=request.covering,
+            replaced=request.replaced,
+        )
+    if request.verdict is not Verdict.DECLINE:
+        return
+    logger.info(
+        "Call %s[%s] was declined: %s covers it (%s).",
+        name,
+        task_id,
+        request.covering,
+        request.key,
+        extra={"event": "dedup_call_declined"},
+    )
+    if request.refused:
+        raise DuplicateCall(
+            f"{name}: {request.covering} covers this call ({request.key}), and too many calls wait for its "
+            "result already: publish fewer duplicates with a chain, chord, group, link or own task id"
+        )
+    if rule.on_duplicate == "raise":
+        raise DuplicateCall(f"{name}: {request.covering} covers this call ({request.key})")
+
+
+def answer_duplicates(app: Any, own: Callable[..., Any] | None) -> None:
+    """Let ``app.send_task`` return the covering call's result for a declined one. Call it once per app.
+
+    Args:
+        app: A Celery app.
+        own: See :class:`DedupCalls`.
+    """
+    app.send_task = DedupCalls(app, own)
+
+
+class DedupCalls:
+    """Wraps ``app.send_task``.
+
+    Args:
+        app: A Celery app.
+        own: A ``send_task`` that a program has put on the app; it is called in place of the class's method.
+    """
+
+    def __init__(self, app: Any, own: Callable[..., Any] | None) -> None:
+        self._app = app
+        self._own = own
+
+    def _send_task(self, *args: Any, **options: Any) -> Any:
+        if self._own is not None:
+            return self._own(*args, **options)
+        # Looked up at each call, because monitoring tools replace the class's method at any time.
+        return type(self._app).send_task(self._app, *args, **options)
+
+    def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Send a task, as Celery's own method does.
+
+        A call with a dedup key returns a result with ``.verdict`` and ``.covering``. When it was declined
+        and the caller chose no task id, the result is that of the covering call.
+
+        Raises:
+            DuplicateCall: The call was declined, and ``on_duplicate`` is ``"raise"``.
+            InvalidKey: No key can be made of the call's arguments.
+        """
+        # countdown, eta and task_id may be positional.
+        slot = DedupRequestHolder(
+            named=bool(options.get("task_id") or (len(more) > 2 and more[2])),
+            counts=bool(options.get("countdown") or (more and more[0])),
+        )
+        result = self._send_task(name, args, kwargs, *more, **{CALL_OPTION: slot}, **options)
+        request = slot.request
+        return result if request is None else covering_result(self._app, result, request, named=slot.named)
+
+
+def covering_result(app: Any, result: Any, request: DedupCallRequest, *, named: bool) -> Any:
+    """Return the result that the caller gets for a call with a dedup request.
+
+    Args:
+        app: The app that made the call.
+        result: Celery's result of the call.
+        request: The dedup request with its verdict.
+        named: The caller chose the task id.
+    """
+    if request.verdict is None:
+        return result
+    if request.verdict is Verdict.DECLINE and not named:
+        covering = type(result)(request.covering, app=app, backend=getattr(result, "backend", None))
+        covering.ignored = result.ignored
+        _correct_trail(app, result, covering)
+        result = covering
+    result.verdict = request.verdict
+    result.covering = request.covering
+    return result
+
+
+def _correct_trail(app: Any, declined: Any, covering: Any) -> None:
+    """Put the covering result among the children of the calling task, where Celery put the declined one."""
+    parent = app.current_worker_task
+    children = parent.request.children if parent is not None else None
+    if children and children[-1] is declined:
+        children[-1] = covering

@@ -1,0 +1,34 @@
+"""Default attributes of requests and eager results, for the cases in which no broker sets them.
+
+Without these defaults ``self.request.dq_token`` raises ``AttributeError`` in a task that runs in the caller's
+process (``apply``, ``task_always_eager``), and ``self.request.dq_deliveries`` on every first delivery.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.app.task import Context
+from celery.result import EagerResult
+
+from celery_dq.dedup.machine import Verdict
+from celery_dq.protocols import DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
+
+__all__ = ["define_attributes"]
+
+
+def define_attributes() -> None:
+    """Give Celery's classes the defaults. Idempotent."""
+    # Celery leaves attributes of the class out of request.headers, so that a retry inherits none of these.
+    request: Any = Context
+    for name, default in ((TOKEN_HEADER, 0), (DELIVERIES_HEADER, 0), (QUEUE_HEADER, "")):
+        setattr(request, name, default)
+    eager: Any = EagerResult
+    # An eager task always runs, whatever its key is.
+    eager.verdict = Verdict.ACCEPT
+    eager.covering = property(_own_id)
+
+
+def _own_id(result: Any) -> Any:
+    """Return the task id: an accepted call is covered by itself."""
+    return result.id

@@ -1,0 +1,131 @@
+"""Time limits of a publish: the deadline of a call, and connections whose steps have a timeout."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from celery_dq.producer.errors import BrokerUnavailable
+
+__all__ = ["AMQP", "Deadline", "connection_with_timeout", "unchanged_attempts"]
+
+#: Transports by the names of their socket timeout options. Other transports have no such option.
+REDIS = ("redis", "rediss", "sentinel", "dq-redis", "dq-rediss", "dq-sentinel", "dq-redis+socket")
+AMQP = ("amqp", "amqps", "pyamqp")
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Call:
+    """One call that is being published.
+
+    Attributes:
+        latest: monotonic time after which no attempt begins.
+        what: the call in words for the log; empty once it was logged.
+    """
+
+    latest: float
+    what: str = ""
+
+
+class Deadline:
+    """The time until which a call may try again. Kombu calls it before each further attempt."""
+
+    def __init__(self) -> None:
+        self._call: ContextVar[_Call | None] = ContextVar("dq_publish_deadline", default=None)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Let no attempt of this thread (or greenlet, or coroutine) begin after `seconds` from now."""
+        with self._during(_Call(time.monotonic() + seconds)):
+            yield
+
+    @contextmanager
+    def never(self, what: str) -> Iterator[None]:
+        """Let the call be tried without a limit; the log names `what` once."""
+        with self._during(_Call(math.inf, what)):
+            yield
+
+    @contextmanager
+    def _during(self, call: _Call) -> Iterator[None]:
+        token = self._call.set(call)
+        try:
+            yield
+        finally:
+            self._call.reset(token)
+
+    def __call__(self, error: BaseException, interval: Any) -> None:
+        """Check the deadline before kombu's next attempt.
+
+        Args:
+            error: the error of the last attempt.
+            interval: seconds that kombu would wait now.
+
+        Raises:
+            BrokerUnavailable: The deadline is over.
+        """
+        call = self._call.get()
+        if call is None:
+            return
+        if time.monotonic() >= call.latest:
+            raise BrokerUnavailable(
+                f"the broker did not answer within dq_publish_timeout: {str(error) or repr(error)}"
+            ) from error
+        if call.what:
+            logger.warning(
+                "%s waits for the broker (%s), and is tried until the broker answers.",
+                call.what,
+                error,
+                extra={"event": "publish_waits_for_broker"},
+            )
+            call.what = ""
+
+    def __repr__(self) -> str:
+        # Kombu compares connections by the text of their options.
+        return "<deadline of calls>"
+
+
+@contextmanager
+def unchanged_attempts(connection: Any) -> Iterator[None]:
+    """Restore ``max_retries`` of *connection* afterwards: kombu copies a call's policy into its options."""
+    options = connection.transport_options
+    before = {name: options[name] for name in ("max_retries",) if name in options}
+    try:
+        yield
+    finally:
+        options.pop("max_retries", None)
+        options.update(before)
+
+
+def connection_with_timeout(app: Any, timeout_s: float, **kwargs: Any) -> Any:
+    """Make a connection to publish on, whose steps take at most `timeout_s`.
+
+    A socket timeout that the user has set stays.
+
+    Args:
+        app: a Celery app.
+        timeout_s: seconds; 0 changes nothing.
+        kwargs: arguments of ``app.connection_for_write``.
+
+    Returns:
+        A kombu connection, not yet connected.
+    """
+    made = app.connection_for_write(**kwargs)
+    if not timeout_s:
+        return made
+    if made.transport_cls in REDIS:
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            made.transport_options.setdefault(name, timeout_s)
+    elif made.transport_cls in AMQP:
+        for name in ("read_timeout", "write_timeout"):
+            made.transport_options.setdefault(name, timeout_s)
+        made.connect_timeout = min(made.connect_timeout or timeout_s, timeout_s)
+    return made

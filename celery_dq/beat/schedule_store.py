@@ -1,0 +1,278 @@
+"""The state that elected beats share: the last run of each entry of the schedule, and its pending tick.
+
+A tick gets a number *before* it is sent. The number stays the same for every beat until the tick is recorded
+as sent. A new leader that takes over before the record sends the same tick under the same number. A
+``dq-redis`` broker refuses the duplicate; with other brokers, the receiver can recognise it by its task id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import redis
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.errors import Fenced
+from celery_dq.scripts.loader import ScriptSet
+
+__all__ = [
+    "ScheduleStore",
+    "Known",
+    "LastRun",
+    "RedisScheduleStore",
+    "ZooKeeperScheduleStore",
+    "load_scripts",
+    "micros",
+]
+
+#: Maximum number of entries that one call takes over.
+CHUNK = 500
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class LastRun(NamedTuple):
+    """The last run of an entry.
+
+    Attributes:
+        at: Its time, as Celery stores it.
+        runs: Number of runs so far.
+    """
+
+    at: datetime
+    runs: int
+
+
+class Known(NamedTuple):
+    """The last run of an entry as a beat knows it.
+
+    Attributes:
+        ran: Time of the last run, or the time since which the entry waits for its first run.
+        latest: The latest such time that the beat accepts from the store.
+    """
+
+    ran: datetime
+    latest: datetime
+
+
+class ScheduleStore(Protocol):
+    """The store of the state that beats share. Every call raises OSError if the server does not answer."""
+
+    def token(self) -> int:
+        """Return the highest token in the store, for the case of a new election; 0 if there is none."""
+
+    def adopt(self, token: int, entries: Mapping[str, Known]) -> dict[str, LastRun]:
+        """Take over the schedule; see ``adopt.lua``.
+
+        Args:
+            token: The fencing token of the term.
+            entries: The entries of the schedule, by name.
+
+        Returns:
+            The last run of each entry.
+
+        Raises:
+            Fenced: A later leader has taken over.
+        """
+
+    def begin(self, token: int, entry: str, ran: datetime) -> int | LastRun:
+        """Number the next tick of an entry; see ``begin.lua``.
+
+        Args:
+            token: The fencing token of the term.
+            entry: Name of the entry.
+            ran: Time of its last run, as the caller knows it.
+
+        Returns:
+            The number of the tick; or the last run, if it is later than `ran`.
+
+        Raises:
+            Fenced: A later leader has taken over.
+        """
+
+    def done(self, token: int, entry: str, number: int, ran: LastRun) -> None:
+        """Record that a tick was sent; see ``done.lua``. Does nothing if the tick is not pending any more.
+
+        Args:
+            token: The fencing token of the term.
+            entry: Name of the entry.
+            number: Number of the tick.
+            ran: The run that the tick makes.
+        """
+
+    def close(self) -> None:
+        """Close the connection to the store."""
+
+
+def load_scripts() -> ScriptSet:
+    """Read the scripts of the store."""
+    return ScriptSet(Path(__file__).parent, "adopt", "begin", "done")
+
+
+def micros(time: datetime) -> int:
+    """Convert `time` to µs since 1970; a time without a zone is UTC, as in Celery."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=timezone.utc)
+    return (time - EPOCH) // timedelta(microseconds=1)
+
+
+class RedisScheduleStore:
+    """A store in a Redis hash.
+
+    Args:
+        client: A Redis client with a socket timeout.
+        key: Key of the hash.
+    """
+
+    def __init__(self, client: Any, key: str) -> None:
+        self._client = client
+        self._key = key
+        self._scripts = load_scripts()
+
+    def token(self) -> int:
+        """See :class:`ScheduleStore`."""
+        try:
+            return int(self._client.hget(self._key, "token") or 0)
+        except redis.RedisError as error:
+            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
+
+    def adopt(self, token: int, entries: Mapping[str, Known]) -> dict[str, LastRun]:
+        """See :class:`ScheduleStore`."""
+        known: dict[str, LastRun] = {}
+        names = list(entries)
+        for start in range(0, max(len(names), 1), CHUNK):
+            chunk = names[start : start + CHUNK]
+            arguments: list[Any] = []
+            for name in chunk:
+                arguments.append(name)
+                for time in entries[name]:
+                    arguments += (micros(time), _text(time))
+            reply = self._run("adopt", token, *arguments)
+            known.update(
+                (name, LastRun(_time(reply[1 + 2 * at]), int(reply[2 + 2 * at])))
+                for at, name in enumerate(chunk)
+            )
+        return known
+
+    def begin(self, token: int, entry: str, ran: datetime) -> int | LastRun:
+        """See :class:`ScheduleStore`."""
+        kind, *stored = self._run("begin", token, entry, micros(ran), _text(ran))
+        return int(stored[0]) if int(kind) == 1 else LastRun(_time(stored[0]), int(stored[1]))
+
+    def done(self, token: int, entry: str, number: int, ran: LastRun) -> None:
+        """See :class:`ScheduleStore`."""
+        self._run("done", token, entry, number, micros(ran.at), ran.runs, _text(ran.at))
+
+    def close(self) -> None:
+        """See :class:`ScheduleStore`."""
+        self._client.close()
+
+    def _run(self, script: str, *args: Any) -> Any:
+        try:
+            reply = self._scripts[script].run(self._client, (self._key,), args)
+        except redis.RedisError as error:
+            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
+        if isinstance(reply, list) and int(reply[0]) == 0:
+            raise Fenced(f"a later beat leads, with token {int(reply[1])} above this beat's {args[0]}")
+        return reply
+
+
+class ZooKeeperScheduleStore:
+    """A store with one node per entry, for elections with ZooKeeper and a broker that is not Redis.
+
+    Args:
+        session: The session of the election.
+        path: Returns the path of an entry's node.
+        clock: Wall time, for the numbers of ticks.
+    """
+
+    def __init__(self, session: Any, path: Callable[[str], str], clock: Clock | None = None) -> None:
+        self._session = session
+        self._path = path
+        self._clock: Clock = clock or SystemClock()
+
+    def token(self) -> int:
+        """Return 0: the election keeps its tokens in the same ensemble."""
+        return 0
+
+    def adopt(self, token: int, entries: Mapping[str, Known]) -> dict[str, LastRun]:
+        """See :class:`ScheduleStore`."""
+        known = {}
+        for name, (ran, latest) in entries.items():
+            stored, version = self._read(token, name, ran)
+            if stored["ran_us"] > micros(latest):
+                stored |= {"ran_us": micros(latest), "ran": _text(latest)}
+            # The token in each node refuses an earlier leader.
+            self._write(name, {**stored, "token": token}, version)
+            known[name] = LastRun(_time(stored["ran"]), stored["runs"])
+        return known
+
+    def begin(self, token: int, entry: str, ran: datetime) -> int | LastRun:
+        """See :class:`ScheduleStore`."""
+        stored, version = self._read(token, entry, ran)
+        if stored["sent"] and stored["ran_us"] > micros(ran):
+            return LastRun(_time(stored["ran"]), stored["runs"])
+        if stored["pending"] and stored["ran_us"] < micros(ran):
+            # The pending tick was sent, though its record is missing.
+            stored |= {"sent": stored["pending"], "pending": 0, "ran_us": micros(ran), "ran": _text(ran)}
+        if not stored["pending"]:
+            stored["pending"] = max(stored["sent"] + 1, int(self._clock.wall() * 1e6))
+        self._write(entry, {**stored, "token": token}, version)
+        return int(stored["pending"])
+
+    def done(self, token: int, entry: str, number: int, ran: LastRun) -> None:
+        """See :class:`ScheduleStore`."""
+        stored, version = self._read(token, entry, ran.at)
+        if stored["pending"] == number:
+            update = {"pending": 0, "sent": number, "runs": ran.runs}
+            self._write(entry, {**stored, **update, "ran_us": micros(ran.at), "ran": _text(ran.at)}, version)
+
+    def close(self) -> None:
+        """Do nothing: the session belongs to the election."""
+
+    def _read(self, token: int, entry: str, ran: datetime) -> tuple[dict[str, Any], int]:
+        from kazoo.exceptions import NodeExistsError, NoNodeError
+
+        path, patience_s = self._path(entry), self._session.timeout_s / 2
+
+        def read() -> Any:
+            return self._session.ask(lambda client: client.get_async(path), patience_s)
+
+        try:
+            data, stat = read()
+        except NoNodeError:
+            first: dict[str, Any] = {"token": token, "pending": 0, "sent": 0, "runs": 0}
+            first |= {"ran_us": micros(ran), "ran": _text(ran)}
+            with contextlib.suppress(NodeExistsError):
+                self._session.ask(
+                    lambda client: client.create_async(path, json.dumps(first).encode(), makepath=True),
+                    patience_s,
+                )
+            data, stat = read()
+        stored: dict[str, Any] = json.loads(data)
+        if stored["token"] > token:
+            raise Fenced(f"a later beat leads, with token {stored['token']} above this beat's {token}")
+        return stored, stat.version
+
+    def _write(self, entry: str, stored: dict[str, Any], version: int) -> None:
+        from kazoo.exceptions import BadVersionError
+
+        path, data = self._path(entry), json.dumps(stored).encode()
+        try:
+            self._session.ask(
+                lambda client: client.set_async(path, data, version=version), self._session.timeout_s / 2
+            )
+        except BadVersionError:
+            raise Fenced(f"another beat has written {entry!r} at the same time") from None
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat()
+
+
+def _time(text: Any) -> datetime:
+    return datetime.fromisoformat(text.decode() if isinstance(text, bytes) else text)

@@ -1,0 +1,124 @@
+"""``celery dq peek``, ``find``, ``explain`` and ``cancel``: look at messages, and take one back."""
+
+from __future__ import annotations
+
+import click
+
+from celery_dq.app.api.api import DQ
+from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
+from celery_dq.duration import format_duration
+from celery_dq.errors import InvalidRequest
+
+_MESSAGE_COLUMNS = ("id", "queue", "state", "task", "tenant", "priority", "due", "args", "consumer")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--limit", default=10, show_default=True, type=COUNT, help="Messages to show.")
+@click.option("--tenant", help="Only messages of this tenant.")
+@click.option("--delayed", is_flag=True, help="Messages that wait for their ETA.")
+@command
+def peek(dq: DQ, as_json: bool, queue: str, limit: int, tenant: str | None, delayed: bool) -> None:
+    """Show the next waiting messages of QUEUE without claiming them."""
+    require_queue(queue, dq.queues)
+    rows = dq.queues[queue].peek(limit, tenant=tenant, delayed=delayed)
+    if not rows and tenant is not None and (unknown := unknown_tenant(dq, queue, tenant)):
+        raise InvalidRequest(unknown)
+    show_table(as_json, rows, _MESSAGE_COLUMNS, f"No message waits in {queue!r}.")
+
+
+@click.command()
+@click.argument("task_id")
+@command
+def find(dq: DQ, as_json: bool, task_id: str) -> None:
+    """Find the queue of the task TASK_ID. Exit status 1: it is in no queue."""
+    rows = dq.find(task_id)
+    show_table(as_json, rows, _MESSAGE_COLUMNS, f"Task {task_id} is in no queue.")
+    if not rows:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("task_ids", nargs=-1)
+@click.option("--tenant", help="All messages of this tenant.")
+@click.option("--task-name", help="All messages of this task.")
+@click.option("--in-advance", is_flag=True, help="Also TASK_IDS that are not published yet.")
+@command
+def cancel(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    task_ids: tuple[str, ...],
+    tenant: str | None,
+    task_name: str | None,
+    in_advance: bool,
+) -> None:
+    """Cancel the tasks TASK_IDS in QUEUE, or all tasks of a tenant or of a task name.
+
+    Exit status 1: a task was not cancelled, because it is not in QUEUE, or a worker has it.
+    """
+    if sum((bool(task_ids), tenant is not None, task_name is not None)) != 1:
+        raise click.UsageError("Give exactly one of TASK_IDS, --tenant and --task-name.")
+    if in_advance and not task_ids:
+        raise click.UsageError("--in-advance needs TASK_IDS.")
+    require_queue(queue, dq.queues)
+    api = dq.queues[queue]
+    if task_ids:
+        outcomes = {task_id: _cancel_one(dq, queue, task_id, in_advance) for task_id in task_ids}
+        lines = [f"{task_id}: {_OUTCOMES.get(each, each)}" for task_id, each in outcomes.items()]
+        if "tombstone" in outcomes.values():
+            ttl = format_duration(dq.options.tombstone_ttl_us)
+            lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
+        show(as_json, outcomes, "\n".join(lines))
+        if not {*outcomes.values()} <= _CANCELLED:
+            raise SystemExit(1)
+        return
+    if tenant is not None:
+        unknown = unknown_tenant(dq, queue, tenant)
+        count = 0 if unknown else api.cancel_tenant(tenant)
+    else:
+        name = task_name or ""
+        count = api.cancel_task_name(name)
+        app = click.get_current_context().obj.app
+        unknown = f"No task {name!r} is in {queue!r}.{nearest(name, app.tasks)}" if not count else ""
+    show(as_json, {"cancelled": count}, f"Cancelled {count}.{' ' + unknown if unknown else ''}")
+    if unknown:
+        raise SystemExit(1)
+
+
+#: Outcomes of a cancellation that need an explanation.
+_OUTCOMES = {
+    "claimed": "claimed: a worker has it; use 'celery control revoke'",
+    "tombstone": "tombstone: it is not in the queue",
+    "unknown": "unknown: it is not in the queue; --in-advance cancels it when it is published",
+}
+_CANCELLED = {"waiting", "delayed", "discarded", "tombstone"}
+
+
+def _cancel_one(dq: DQ, queue: str, task_id: str, in_advance: bool) -> str:
+    if in_advance or dq.queues[queue].find(task_id) is not None:
+        return dq.queues[queue].cancel(task_id)
+    elsewhere = [found.queue for found in dq.find(task_id)]
+    return f"unknown: it is in {elsewhere[0]!r}, not in {queue!r}" if elsewhere else "unknown"
+
+
+@click.command()
+@click.argument("task_id", required=False)
+@click.option("--tenant", help="Explain a tenant instead of a task. Needs --queue.")
+@click.option("--queue", help="Name of the queue.")
+@command
+def explain(dq: DQ, as_json: bool, task_id: str | None, tenant: str | None, queue: str | None) -> None:
+    """Explain why a task or a tenant waits, and until when. Exit status 1: it is in no queue."""
+    if queue is not None:
+        require_queue(queue, dq.queues)
+    found = dq.explain(task_id=task_id, tenant=tenant, queue=queue)
+    unknown = found.reason == "unknown"
+    sentence = found.sentence
+    if tenant is not None and queue is not None and found.reason == "empty":
+        text = unknown_tenant(dq, queue, tenant)
+        sentence, unknown = text or sentence, bool(text)
+    show(as_json, found, sentence)
+    if unknown:
+        raise SystemExit(1)

@@ -1,0 +1,147 @@
+"""What an app hands to its transport: options, the worker's capacity, the state of the process.
+
+A Celery app (``celery_dq.wiring``) puts one :class:`AppContext` into the ``transport_options`` of each
+connection that it opens, under :data:`APP_CONTEXT`. The transport finds the resolved options there, the
+capacity of the worker that it runs in, and a place for state that must outlive a reconnect. A plain kombu
+user has no app: the transport then makes a context of its own, with default options.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery_dq.protocols import DiscardHandler, Leaderships, WorkerCapacity
+
+#: The key of the :class:`AppContext` object in kombu's ``transport_options``.
+APP_CONTEXT = "dq"
+
+_T = TypeVar("_T")
+
+
+class _ProcessState:
+    """The state of one process. Its pid shows whether it was inherited by a fork."""
+
+    __slots__ = ("capacity", "coordinator", "discard_handler", "leaderships", "lock", "pid", "process")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        # A new lock, because a thread of the parent may hold the inherited one.
+        self.lock = threading.Lock()
+        self.capacity: WorkerCapacity | None = None
+        self.leaderships: Leaderships | None = None
+        self.discard_handler: DiscardHandler | None = None
+        self.process: Any = None
+        self.coordinator: Any = None
+
+
+class AppContext(str):
+    """The context of an app for its transport: options, worker capacity, and the state of the process.
+
+    It is a ``str`` because ``transport_options`` are copied and serialized: kombu uses their ``repr`` as the
+    key of its connection pools, and ``celery inspect stats`` sends them with the serializer of the app.
+
+    Args:
+        label: Name of the owner, in logs and in ``inspect stats``. Each owner needs its own label, because
+            kombu shares pooled connections between equal options.
+        resolve: Returns the options (``celery_dq.options``). Called once, at their first use.
+    """
+
+    _resolve: Callable[[], Any]
+    _options: Any
+    _own: _ProcessState
+
+    def __new__(cls, label: str, resolve: Callable[[], Any]) -> AppContext:
+        """Make the context of one owner; see the class."""
+        self = super().__new__(cls, label)
+        self._resolve = resolve
+        self._options = None
+        self._own = _ProcessState()
+        return self
+
+    @property
+    def options(self) -> Any:
+        """The resolved options.
+
+        Raises:
+            ConfigurationError: An option is unknown, has the wrong type, or contradicts another one.
+        """
+        if self._options is None:
+            self._options = self._resolve()
+        return self._options
+
+    def _of_this_process(self) -> _ProcessState:
+        own = self._own
+        if own.pid != os.getpid():
+            own = self._own = _ProcessState()
+        return own
+
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """The capacity of the worker in this process; None in a producer and in a pool child."""
+        return self._of_this_process().capacity
+
+    @capacity.setter
+    def capacity(self, capacity: WorkerCapacity | None) -> None:
+        self._of_this_process().capacity = capacity
+
+    @property
+    def discard_handler(self) -> DiscardHandler | None:
+        """The discard handler of the worker in this process when it has no capacity object; else None."""
+        return self._of_this_process().discard_handler
+
+    @discard_handler.setter
+    def discard_handler(self, handler: DiscardHandler | None) -> None:
+        self._of_this_process().discard_handler = handler
+
+    @property
+    def leaderships(self) -> Leaderships | None:
+        """The leaderships that the worker in this process is a candidate for; None without any."""
+        return self._of_this_process().leaderships
+
+    @leaderships.setter
+    def leaderships(self, leaderships: Leaderships | None) -> None:
+        self._of_this_process().leaderships = leaderships
+
+    @property
+    def coordinator(self) -> Any:
+        """The dedup coordinator inside the worker of this process; None where verdicts come from outside."""
+        return self._of_this_process().coordinator
+
+    @coordinator.setter
+    def coordinator(self, coordinator: Any) -> None:
+        self._of_this_process().coordinator = coordinator
+
+    @property
+    def process(self) -> Any:
+        """The state that the transport keeps for this process across reconnects; None after a fork."""
+        return self._of_this_process().process
+
+    @process.setter
+    def process(self, state: Any) -> None:
+        self._of_this_process().process = state
+
+    def in_process(self, make: Callable[[], _T]) -> _T:
+        """Return :attr:`process`, after making it by `make` if there is none. Thread-safe."""
+        own = self._of_this_process()
+        with own.lock:
+            if own.process is None:
+                own.process = make()
+            made: _T = own.process
+            return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process gets the resolved options, but not the state of this process.
+        return _restored, (str(self), self.options)
+
+    def __copy__(self) -> AppContext:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AppContext:
+        return self
+
+
+def _restored(label: str, options: Any) -> AppContext:
+    return AppContext(label, lambda: options)

@@ -1,0 +1,202 @@
+"""The coordinator for the workers of any broker: dedup machines in Redis, with leases.
+
+Each key is one hash, which one script at a time changes. Times are those of the server. A lease belongs to an
+owner. The owner gets a message on its own channel when one of its waiting calls may start, so it need not
+poll. If that message is lost, the next renewal reports the change.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import redis
+
+from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.other_brokers.coordinator import (
+    CoordinatorLockSnapshot,
+    DedupOptions,
+    DedupResult,
+    HeldDedupLock,
+    WaitingCall,
+)
+from celery_dq.keys import DedupKeys
+from celery_dq.scripts.loader import ScriptSet, is_noscript
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["SILENCE", "RedisCoordinator", "load_scripts"]
+
+#: Errors of a server that serves no request, so that no dedup lock can be requested.
+SILENCE = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    OSError,
+)
+
+#: Seconds for which a declined call is remembered, as in ``enqueue.lua``: a broker may deliver it again.
+DECLINED_S = 86_400
+
+_CALL = struct.Struct(">ddddHH")
+
+
+def load_scripts() -> ScriptSet:
+    """Read the scripts of the coordinator."""
+    return ScriptSet(Path(__file__).parent / "lua", "enqueue", "free", "leave", "heartbeat", "start")
+
+
+class RedisCoordinator:
+    """Dedup machines in Redis.
+
+    Args:
+        client: a redis-py client that does not decode replies.
+        keys: makes the names of the Redis keys.
+        scripts: from :func:`load_scripts`.
+        owner: the unique name of the process that renews the calls enqueued here.
+        lease: seconds without a renewal after which the owner's calls are dropped.
+    """
+
+    def __init__(
+        self, client: Any, keys: DedupKeys, scripts: ScriptSet, *, owner: str, lease: float = 15.0
+    ) -> None:
+        self.keys_of = keys
+        self.owner = owner
+        self._client = client
+        self._scripts = scripts
+        self._lease_ms = max(int(lease * 1000), 1)
+
+    @property
+    def channel(self) -> str:
+        """The channel on which this owner learns that one of its calls may start, or has lost its place."""
+        return self.keys_of.channel + self.owner
+
+    def wake(self) -> None:
+        """Wake this owner, as if one of its waiting calls might start."""
+        self._client.publish(self.channel, "")
+
+    def _run(self, script: str, key: str, *args: str | int) -> Any:
+        keys = (self.keys_of.dedup_lock(key), self.keys_of.tokens)
+        return self._scripts[script].run(self._client, keys, (self.keys_of.channel, *args))
+
+    def enqueue(self, key: str, call: str, **options: Unpack[DedupOptions]) -> DedupResult:
+        """See :meth:`Coordinator.enqueue`."""
+        timeout = options.get("timeout")
+        timeout_ms = 0 if timeout is None else max(int(timeout * 1000), 1)
+        verdict, covering, token, replaced, left = map(
+            _text,
+            self._run(
+                "enqueue",
+                key,
+                call,
+                self.owner,
+                options.get("task", ""),
+                self._lease_ms,
+                timeout_ms,
+                options.get("policy", "decline"),
+                options.get("waiting", 1),
+                int(options.get("follow", False)),
+            ),
+        )
+        return DedupResult(Verdict(verdict), covering, int(token), replaced or None, bool(left))
+
+    def start(self, key: str, call: str) -> int | None:
+        """See :meth:`Coordinator.start`."""
+        token = int(self._run("start", key, call, self._lease_ms))
+        return None if token < 0 else token
+
+    def finish(self, key: str, call: str, token: int) -> bool:
+        """See :meth:`Coordinator.finish`."""
+        return token > 0 and int(self._run("leave", key, "finish", call, token)) == 1
+
+    def release(self, key: str, call: str, token: int) -> bool:
+        """See :meth:`Coordinator.release`."""
+        return token > 0 and int(self._run("leave", key, "release", call, token)) == 1
+
+    def withdraw(self, key: str, call: str) -> bool:
+        """See :meth:`Coordinator.withdraw`."""
+        return int(self._run("leave", key, "withdraw", call, 0)) == 1
+
+    def renew(self, holdings: Sequence[HeldDedupLock]) -> list[bool]:
+        """See :meth:`Coordinator.renew`. One round trip for all; without holdings a PING of the server."""
+        if not holdings:
+            self._client.ping()
+            return []
+        script = self._scripts["heartbeat"]
+        with self._client.pipeline(transaction=False) as pipe:
+            for key, call, token in holdings:
+                args = (self.keys_of.channel, call, token, self._lease_ms)
+                pipe.execute_command(*script.command((self.keys_of.dedup_lock(key),), args))
+            replies = pipe.execute(raise_on_error=False)
+        alive = []
+        for (key, call, token), reply in zip(holdings, replies, strict=True):
+            if isinstance(reply, Exception):
+                if not is_noscript(reply):
+                    raise reply
+                reply = self._run("heartbeat", key, call, token, self._lease_ms)
+            alive.append(int(reply) == 1)
+        return alive
+
+    def remember_covered(self, task: str, covering: str) -> None:
+        """See :meth:`Coordinator.remember_covered`."""
+        self._client.set(self.keys_of.declined(task), covering, ex=DECLINED_S)
+
+    def forget_covered(self, task: str) -> None:
+        """See :meth:`Coordinator.forget_covered`."""
+        self._client.delete(self.keys_of.declined(task))
+
+    def inspect(self, key: str) -> CoordinatorLockSnapshot | None:
+        """See :meth:`Coordinator.inspect`."""
+        found = self._client.hmget(self.keys_of.dedup_lock(key), ["head", "heir", "tail", "followed"])
+        seconds, micros = self._client.time()
+        return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """See :meth:`Coordinator.keys`."""
+        start = len(self.keys_of.dedup_lock(""))
+        found = self._client.scan_iter(match=_glob(self.keys_of.dedup_lock(prefix)) + "*", count=1000)
+        return sorted(unquote(_text(each)[start:]) for each in found)
+
+    def free(self, key: str) -> CoordinatorLockSnapshot | None:
+        """See :meth:`Coordinator.free`."""
+        found = self._run("free", key)
+        seconds, micros = self._client.time()
+        return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
+
+    def verdicts(self, queue: str) -> dict[str, int]:
+        """See :meth:`Coordinator.verdicts`."""
+        found = self._client.hgetall(self.keys_of.verdicts(queue))
+        return {_text(verdict): int(count) for verdict, count in found.items()}
+
+
+def _snapshot(key: str, found: Sequence[Any], now: float) -> CoordinatorLockSnapshot | None:
+    followed = json.loads(_text(found[3])) if found[3] else {}
+    head, heir, tail = (_waiting(each, now, followed) for each in found[:3])
+    return None if head is heir is tail is None else CoordinatorLockSnapshot(key, head, heir, tail)
+
+
+def _waiting(packed: Any, now: float, followed: dict[str, list[Any]]) -> WaitingCall | None:
+    if not packed:
+        return None
+    raw = packed if isinstance(packed, bytes) else str(packed).encode("utf-8", "surrogateescape")
+    token, since, lease, timeout, n_id, n_owner = _CALL.unpack_from(raw)
+    owner_at = _CALL.size + n_id
+    call, owner = raw[_CALL.size : owner_at].decode(), raw[owner_at : owner_at + n_owner].decode()
+    task = raw[owner_at + n_owner :].decode()
+    age = now - since / 1e6 if since else 0.0
+    followers = followed.get(task or call, [0])[0]
+    return WaitingCall(call, owner, int(token), age, lease / 1e6 - now, timeout / 1e6 or None, followers)
+
+
+def _text(reply: Any) -> str:
+    return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
+
+
+def _glob(text: str) -> str:
+    return "".join(f"\\{each}" if each in "*?[]\\" else each for each in text)

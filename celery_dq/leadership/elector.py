@@ -1,0 +1,427 @@
+"""Takes part in an election, and leads a term for as long as the term is trusted.
+
+There are two threads. The elector's thread renews the term and watches the clock. The term's thread does the
+work (:meth:`LeaderCallbacks.serve`), which may block. When trust ends, the elector's thread calls
+:meth:`LeaderCallbacks.abort`. It becomes a candidate again only after the work has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.errors import ConfigurationError, NotElected
+from celery_dq.leadership.career import TRUST, Phase, Term
+from celery_dq.leadership.election import Election
+
+__all__ = ["LeaderCallbacks", "LeaderElector"]
+
+logger = logging.getLogger(__name__)
+
+#: Renewals per session timeout.
+RENEWALS = 6
+#: Seconds before the next candidacy after a failure: the first and the longest pause; jitter is added.
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+#: Maximum seconds of one wait as a candidate.
+LONGEST_WAIT_S = 30.0
+
+
+class LeaderCallbacks(Protocol):
+    """The work of a leader."""
+
+    def floor(self) -> int:
+        """Return the highest token known outside of the election; the next token is above it.
+
+        Raises:
+            OSError: The token could not be read.
+        """
+
+    def serve(self, term: Term) -> None:
+        """Do the work of one term, and return when the term has ended and nothing of it runs.
+
+        Runs in the term's thread. To return before the term ends means to resign.
+        """
+
+    def trust(self, term: Term, until: float) -> None:
+        """Receive the monotonic time until which the term is trusted; called again after each renewal."""
+
+    def abort(self, term: Term) -> None:
+        """Stop the work of a term that has fallen, by force if necessary; return at once."""
+
+
+class LeaderElector:
+    """One candidate of an election, and the leader after it has won.
+
+    Args:
+        election: The election.
+        duties: The work of the leader.
+        grace_s: Seconds to wait after a predecessor that did not hand over; 0 (default) is right if effects
+            are fenced.
+        clock: Wall and monotonic time.
+        may_lead: Called before an election is accepted; False lets other candidates lead first.
+    """
+
+    def __init__(
+        self,
+        election: Election,
+        duties: LeaderCallbacks,
+        *,
+        grace_s: float = 0.0,
+        clock: Clock | None = None,
+        may_lead: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.election = election
+        self._callbacks = duties
+        self._grace_s = grace_s
+        self._clock: Clock = clock or SystemClock()
+        self._may_lead = may_lead
+        self._term: Term | None = None
+        self._closing = False
+        self._wake_event = threading.Event()
+        self._failures = 0
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        #: Whether the work of the current term has started.
+        self._serving = False
+        #: Whether the state of the connection has changed since the last renewal was sent.
+        self._session_changed = False
+        #: The `clean` value of a resignation without an answer; None if no resignation is pending.
+        self._resignation_pending: bool | None = None
+        #: The token of this candidate's last term, if no work of it or of an earlier term ran at its end;
+        #: else 0.
+        self._clean_term = 0
+        #: Types of the errors that were logged since the last answer of the election.
+        self._lamented: set[type[Exception]] = set()
+        election.add_listener(self._on_session_change)
+
+    @property
+    def term(self) -> Term | None:
+        """The current term; None while this candidate does not lead."""
+        return self._term
+
+    @property
+    def name(self) -> str:
+        """The name of the leadership."""
+        return self.election.name
+
+    def open(self) -> None:
+        """Become a candidate, also after :meth:`close`."""
+        with self._lock:
+            self._closing = False
+            if self._thread is None:
+                name = f"dq-elector-{self.name}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def resign(self, reason: str = "resigned") -> None:
+        """End the current term with a hand-over, and become a candidate behind the others."""
+        term = self._term
+        if term is not None:
+            term.end(reason)
+        self._wake_event.set()
+
+    def close(self, timeout_s: float | None = None, reason: str = "closed") -> bool:
+        """End the current term with a hand-over, and end the candidacy.
+
+        Args:
+            timeout_s: Maximum seconds to wait; None means without a limit.
+            reason: The reason of the term's end, for logs.
+
+        Returns:
+            Whether the candidacy has ended in time.
+        """
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self.resign(reason)
+        self.election.wake()
+        if thread is not None:
+            thread.join(timeout_s)
+            return not thread.is_alive()
+        return True
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            while not self._closing:
+                self._become_candidate()
+            self._withdraw()
+            with self._lock:
+                if self._closing:
+                    self._thread = None
+                    return
+
+    def _become_candidate(self) -> None:
+        """Take part in the election once: until the line of candidates changes, or to the end of a term."""
+        try:
+            if self._resignation_pending is not None:
+                # Without the pending resignation, the successor would wait for the session and for a grace.
+                self._give_up()
+            if not self.election.become_candidate():
+                self._failures = 0
+                self._lamented.clear()
+                if not self._closing:
+                    self.election.wait(LONGEST_WAIT_S)
+            elif self._may_lead():
+                self._lead()
+            else:
+                self._leave(clean=False)
+                self._pause()
+        except Exception as error:
+            self._report_lost(error)
+            # A candidate that is first in line and unable to lead would block all others.
+            self._leave(clean=False)
+            self._failures += 1
+            self._pause()
+
+    def _withdraw(self) -> None:
+        """End the candidacy; a candidate that is left in the line would block all others."""
+        deadline = self._clock.monotonic() + self.election.session_s
+        while True:
+            try:
+                self._give_up()
+                return
+            except Exception as error:
+                if self._clock.monotonic() >= deadline:
+                    logger.warning(
+                        "The candidacy for %r could not be withdrawn (%s); the next leader may have to wait "
+                        "%g s, until the candidate's session ends.",
+                        self.name,
+                        error,
+                        self.election.session_s,
+                        extra={"event": "candidacy_not_withdrawn"},
+                    )
+                    return
+            self._wake_event.wait(PAUSE_S)
+            self._wake_event.clear()
+
+    def _report_lost(self, error: Exception) -> None:
+        if type(error) in self._lamented:
+            return  # the same error follows from every attempt
+        if not isinstance(error, NotElected):
+            self._lamented.add(type(error))
+        if isinstance(error, NotElected):
+            logger.info(
+                "Candidate %s did not win the election for %r (%s); it tries again.",
+                self.election.who,
+                self.name,
+                error,
+                extra={"event": "election_not_won"},
+            )
+        elif isinstance(error, OSError):
+            logger.warning(
+                "The election for %r does not answer (%s); this candidate cannot lead until it does, and "
+                "tries again.",
+                self.name,
+                error,
+                extra={"event": "election_unreachable"},
+            )
+        elif isinstance(error, ConfigurationError):
+            # The candidate tries again, because the settings of the server may be mended.
+            logger.error(
+                "The election for %r cannot be held (%s); this candidate tries again.",
+                self.name,
+                error,
+                extra={"event": "election_misconfigured"},
+            )
+        else:
+            logger.error(
+                "The candidacy for %r continues after an error.",
+                self.name,
+                exc_info=error,
+                extra={"event": "candidacy_failed"},
+            )
+
+    def _pause(self) -> None:
+        pause_s = min(PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
+        # A wake-up for the term that is over must not shorten the pause, so that other candidates come first.
+        self._wake_event.clear()
+        if not self._closing:
+            self._wake_event.wait(pause_s * (1 + random.random()))
+
+    def _lead(self) -> None:
+        floor = self._callbacks.floor()
+        sent_at = self._clock.monotonic()
+        won = self.election.accept(floor, self._clock.wall())
+        self._lamented.clear()
+        # A predecessor of this same candidate may have ended during its grace, while work of an earlier term
+        # was still running.
+        was_clean = won.clean or (won.former > 0 and won.former == self._clean_term)
+        self._clean_term = 0
+        term = self._term = Term(
+            self.name, won.token, sent_at, self.election.session_s, self._clock, on_fall=self._wake_event.set
+        )
+        logger.info(
+            "Candidate %s was elected to lead %r, token %d.",
+            self.election.who,
+            self.name,
+            won.token,
+            extra={"event": "leader_elected"},
+        )
+        served = threading.Event()
+        self._serving = False
+        try:
+            self._report_trust(term)
+            if self._closing:
+                term.end("closed")
+            self._lead_term(term, 0.0 if was_clean else self._grace_s, sent_at, served)
+        except Exception as error:
+            # After any error, the work must end before another candidate may lead.
+            self._report_lost(error)
+            term.fall("the elector failed")
+            self._abort(term)
+        if self._serving:
+            self._wait_for_expiry(term, served)
+        # A term that ended during its grace has not found out whether the predecessor's work has ended.
+        was_clean = was_clean or self._serving
+        self._clean_term = term.token if was_clean else 0
+        clean = term.is_trusted and was_clean
+        term.close()
+        self._term = None
+        logger.info(
+            "The term of %r, token %d, is over: %s.",
+            self.name,
+            term.token,
+            term.reason,
+            extra={"event": "term_over"},
+        )
+        self._failures = 0 if term.executed else self._failures + 1
+        self._leave(clean)
+        self._pause()
+
+    def _lead_term(self, term: Term, grace_s: float, sent_at: float, served: threading.Event) -> None:
+        """Renew the term until its work is done, or it has fallen."""
+        renew_at = sent_at + term.session_s / RENEWALS
+        grace_until = self._clock.monotonic() + grace_s
+        while not served.is_set():
+            now = self._clock.monotonic()
+            if term.phase is Phase.FALLEN:
+                logger.warning(
+                    "The term of %r, token %d, has fallen: %s. Its work is stopped, and another candidate "
+                    "may lead.",
+                    self.name,
+                    term.token,
+                    term.reason,
+                    extra={"event": "term_fallen"},
+                )
+                self._abort(term)
+                return
+            if not self._serving:
+                if term.ended:
+                    return
+                if now >= grace_until:
+                    self._serve(term, served)
+            if self._session_changed or now >= renew_at:
+                self._session_changed = False
+                renew_at = self._renew(term)
+            wait_s = min(renew_at - self._clock.monotonic(), max(term.trust_left_s, 0.001))
+            if not self._serving:
+                wait_s = min(wait_s, max(grace_until - self._clock.monotonic(), 0.001))
+            self._wake_event.wait(max(wait_s, 0.0))
+            self._wake_event.clear()
+
+    def _serve(self, term: Term, served: threading.Event) -> None:
+        def serve() -> None:
+            try:
+                self._callbacks.serve(term)
+            except Exception:
+                logger.exception(
+                    "The work in the term of %r, token %d, raised an error. The term ends; this process "
+                    "becomes a candidate again unless it is stopping.",
+                    self.name,
+                    term.token,
+                    extra={"event": "term_failed"},
+                )
+            finally:
+                term.end("its work is done")
+                served.set()
+                self._wake_event.set()
+
+        threading.Thread(target=serve, name=f"dq-term-{self.name}", daemon=True).start()
+        self._serving = True
+
+    def _wait_for_expiry(self, term: Term, served: threading.Event) -> None:
+        """Wait for the end of a fallen term's work, and keep this candidate out of the line meanwhile."""
+        left = served.wait((1 - TRUST) * term.session_s)
+        while not left:
+            self._leave(clean=False)
+            left = served.wait(term.session_s)
+
+    def _abort(self, term: Term) -> None:
+        try:
+            self._callbacks.abort(term)
+        # sys.exit() would end only this thread, and its candidate would block all others.
+        except (Exception, SystemExit):
+            logger.exception(
+                "The callback that stops the work in the term of %r, token %d, raised an error. The work may "
+                "continue while another candidate leads.",
+                self.name,
+                term.token,
+                extra={"event": "abort_failed"},
+            )
+
+    def _renew(self, term: Term) -> float:
+        """Renew once; return the monotonic time of the next renewal."""
+        sent_at = self._clock.monotonic()
+        interval = term.session_s / RENEWALS
+        try:
+            self.election.renew()
+        except NotElected as error:
+            term.fall(str(error))
+        except Exception as error:
+            # An error confirms nothing. Without a confirmed renewal, trust ends by itself.
+            if self.election.suspended or not isinstance(error, OSError):
+                term.suspend(True)
+            logger.info(
+                "A renewal of the term of %r, token %d, was not confirmed (%s). It is tried again; without a "
+                "renewal, the term falls in %.1f s.",
+                self.name,
+                term.token,
+                error,
+                max(term.trust_left_s, 0.0),
+                extra={"event": "term_renewal_failed"},
+            )
+            return sent_at + interval / 4
+        else:
+            if term.confirmed(sent_at):
+                term.suspend(self.election.suspended)
+                self._report_trust(term)
+        return sent_at + interval
+
+    def _on_session_change(self) -> None:
+        """Handle a change of the connection's state; called in the connection's thread, must not block."""
+        term = self._term
+        if term is not None and self.election.suspended:
+            term.suspend(True)
+        # A restored connection does not make the term firm again: only a confirmed renewal does.
+        self._session_changed = True
+        self._wake_event.set()
+
+    def _report_trust(self, term: Term) -> None:
+        self._callbacks.trust(term, self._clock.monotonic() + term.trust_left_s)
+
+    def _leave(self, clean: bool) -> None:
+        # `clean` stays true until the next term, which does not begin before this resignation is confirmed.
+        self._resignation_pending = clean or bool(self._resignation_pending)
+        try:
+            self._give_up()
+        except Exception as error:
+            logger.info(
+                "The resignation from %r was not confirmed (%s); it is sent again before the next candidacy.",
+                self.name,
+                error,
+                extra={"event": "resignation_failed"},
+            )
+            if not isinstance(error, OSError):
+                self._resignation_pending = (
+                    None  # the server has answered, and would give the same answer again
+                )
+
+    def _give_up(self) -> None:
+        self.election.resign(clean=bool(self._resignation_pending))
+        self._resignation_pending = None

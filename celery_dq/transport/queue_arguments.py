@@ -1,0 +1,34 @@
+"""Warns of queue arguments that the brokers of this package ignore."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["warn_of_ignored"]
+
+#: Argument of RabbitMQ, its name in kombu's ``Queue``, and the remedy.
+_IGNORED = (
+    (
+        "x-expires",
+        "expires",
+        "a queue that is kept is never deleted; give auto_delete=True as well, or delete it",
+    ),
+    ("x-message-ttl", "message_ttl", "give each message an expiration (in Celery, expires=…)"),
+    ("x-max-length", "max_length", "nothing here bounds a queue"),
+    ("x-max-length-bytes", "max_length_bytes", "nothing here bounds a queue"),
+    ("x-dead-letter-exchange", "x-dead-letter-exchange", "see app.dq.dead_letters"),
+)
+
+
+def warn_of_ignored(queue: str, arguments: Mapping[str, Any] | None) -> None:
+    """Warn, once per process and queue, of arguments without an effect on an ordinary queue."""
+    for argument, spelled, remedy in _IGNORED:
+        value = (arguments or {}).get(argument)
+        if value is not None:
+            warnings.warn(
+                f"Queue {queue!r} is declared with {spelled} = {value!r}, without effect here: {remedy}.",
+                UserWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,14 @@
+"""How claimed messages get from Redis to the consumers of a channel.
+
+``subscription``        the state of one queue: back-off, next look, claim limit
+``wakeups``             waits for wake-ups with one ``BLPOP``
+``fetcher``             claims messages without polling and without blocking
+``inbox``               claimed messages before their delivery, in fair order
+``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
+``watchdog``            notices a consumer that no longer claims beside a backlog
+``channel_consumer``    the consuming half of a channel; measures free capacity
+``poller``              watches the sockets of all channels of a connection
+``consuming_channel``   what this package asks of a channel, as a protocol
+
+``transport.redis.channel`` makes a ``ChannelConsumer``; ``transport.redis.transport`` makes the ``Poller``.
+"""

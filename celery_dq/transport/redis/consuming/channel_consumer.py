@@ -1,0 +1,414 @@
+"""The consuming half of a channel: its consumers, its capacity, and the delivery of messages.
+
+Claimed messages wait in the *inbox* until they are delivered: at once with an event loop, one per
+``drain_events`` without. Messages in the inbox are in flight under the lease of the process and count
+against the prefetch count. If the consumer asks for no message during half a lease, the inbox is released
+to other consumers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from celery_dq.errors import CorruptRecord
+from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
+from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
+from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
+from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.watchdog import Watchdog
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of messages that a consumer without a prefetch count receives ahead.
+MAX_AHEAD = 64
+#: Shortest service time, in seconds, beside which the cost of a claim between two messages is negligible.
+LONG_SERVICE_S = 0.0005
+#: Maximum number of messages per claim, so that a script stays short.
+MAX_CLAIM = 200
+
+
+class ChannelConsumer:
+    """The consumers of one channel.
+
+    Args:
+        channel: The channel, for its prefetch count, worker capacity and client.
+        process: Consumer identity of the process, with its in-flight messages.
+        claim_ahead_s: Service time that may be claimed ahead, in seconds.
+        watchdog_s: Seconds without a claim, despite a backlog, after which the connection is suspected to be
+            dead; 0 means never.
+    """
+
+    def __init__(
+        self, channel: ConsumingChannel, process: ConsumerIdentity, claim_ahead_s: float, watchdog_s: float
+    ) -> None:
+        self._channel = channel
+        self._process = process
+        self._claim_ahead_s = claim_ahead_s
+        self.watchdog = Watchdog(process, watchdog_s)
+        self._fetcher: RedisFetcher | None = None
+        self._inbox = Inbox()
+        self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
+        self._delivered_at = process.clock.monotonic()
+        self._timing = False
+        self._service_s: float | None = None
+        self._capacity: WorkerCapacity | None = None
+        self._watching = False
+        #: Delivery of the singleton queues; None while the channel consumes none.
+        self.singleton_delivery: SingletonDelivery | None = None
+
+    # -- consumers -------------------------------------------------------------
+
+    def start_consumer(self, queue: Queue, tag: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
+        """Start a consumer of *queue*; several consumers of one queue take turns."""
+        # The worker sets its capacity before it consumes. Each look-up would cost a system call.
+        self._capacity = self._channel.capacity
+        first = queue.name not in self._consumers
+        self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
+        leaderships = self._channel.context.leaderships
+        if first and leaderships is not None and leaderships.is_singleton(queue.name):
+            self._singleton_delivery_of(leaderships).add(queue)
+        elif first:
+            self._process.heartbeat.keep_lease(queue, self._channel.heartbeat_clients)
+            self.fetcher.subscribe(queue)
+        if not self._watching:
+            self._watching = True
+            self._process.heartbeat.add_check(self._check_consumption)
+
+    def stop_consumer(self, queue_name: str, tag: str) -> None:
+        """Stop one consumer. When it was the last one of the queue, undelivered messages are released."""
+        consumers = self._consumers.get(queue_name)
+        if consumers is None:
+            return
+        kept = deque(consumer for consumer in consumers if consumer[0] != tag)
+        if kept:
+            self._consumers[queue_name] = kept
+            return
+        del self._consumers[queue_name]
+        if self.singleton_delivery is not None and queue_name in self.singleton_delivery:
+            self.singleton_delivery.remove(queue_name)
+            source = None
+        else:
+            source = self.fetcher.unsubscribe(queue_name)
+        self._channel.read_all_answers()
+        self._release_inbox(queue_name)
+        self._channel.send_all_acks()
+        if source is not None:
+            self._process.heartbeat.drop_lease(source.queue)
+        if not self._consumers:
+            self._watching = False
+            self._process.heartbeat.remove_check(self._check_consumption)
+
+    def _singleton_delivery_of(self, leaderships: Leaderships) -> SingletonDelivery:
+        if self.singleton_delivery is None:
+            self.singleton_delivery = SingletonDelivery(
+                self._process,
+                leaderships,
+                fetcher=lambda: self.fetcher,
+                clients=self._channel.heartbeat_clients,
+                deliver=self._put_in_inbox,
+                release=self._release,
+                claim_ahead_s=self._claim_ahead_s,
+                in_turn=self._singleton_window,
+                in_loop=self._runs_in_loop,
+            )
+            self._process.on_fenced = lambda queue: leaderships.report_fenced(queue.name, queue.token)
+            leaderships.add_listener(self._channel.poller.wake)
+        return self.singleton_delivery
+
+    @property
+    def fetcher(self) -> RedisFetcher:
+        """The fetcher, created at the first use."""
+        if self._fetcher is None:
+            self._fetcher = RedisFetcher(
+                self._process,
+                self._channel.async_pool,
+                room=self.capacity,
+                keeps_appointments=self._can_keep_next_look,
+                deliver=self._claimed,
+            )
+        return self._fetcher
+
+    @property
+    def live_fetcher(self) -> RedisFetcher | None:
+        """The fetcher; None if nothing was ever consumed."""
+        return self._fetcher
+
+    # -- capacity --------------------------------------------------------------
+
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots.
+
+        Raises:
+            redis.ConnectionError: The watchdog has found that the connection is dead.
+        """
+        self.watchdog.decide(may_stop=self._capacity is not None)
+        return self._measure_capacity()
+
+    def _measure_capacity(self) -> tuple[int, int]:
+        qos = self._channel.qos
+        # The method is looked up each time, because worker_disable_prefetch replaces it on the instance.
+        if self._channel.closed or not qos.can_consume():
+            return 0, 0
+        allowed = qos.can_consume_max_estimate()
+        capacity = self._capacity
+        if capacity is None:
+            want = self._claims_that_fit() if allowed is None else allowed
+            return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
+        slots, undelivered = capacity.free_slots(), self._inbox.message_count
+        free = MAX_CLAIM if slots is None else max(slots - undelivered, 0)
+        # Half the prefetch count at a time, unless a slot is free: the broker prepares one half while the
+        # worker runs the other, and each call brings enough messages to pay for itself.
+        half = (qos.prefetch_count + 1) // 2
+        if allowed is not None and free <= 0 and allowed < half:
+            return 0, 0
+        # The worker does not know of undelivered messages: those beyond its free slots are claimed ahead.
+        ahead = capacity.claim_ahead() - max(undelivered - max(slots or 0, 0), 0)
+        want = min(free + max(ahead, 0), MAX_CLAIM)
+        if allowed is not None:
+            want = min(want, allowed, max(half, free))
+        return want, min(free, want)
+
+    def _claims_that_fit(self) -> int:
+        """Return how many messages fit the claim-ahead time, for a consumer without a prefetch count."""
+        ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
+        return max(min(max(ahead, 1), MAX_AHEAD) - len(self._inbox), 0)
+
+    def _singleton_window(self) -> int:
+        """Return how many messages of a singleton queue may be delivered at a time."""
+        most = 1 if self._capacity is None else self._capacity.singleton_window
+        limit = self._channel.qos.prefetch_count
+        return min(most, limit) if limit else most
+
+    def _can_keep_next_look(self) -> bool | None:
+        if self._runs_in_loop:
+            # A next look can be kept only between two messages, because a callback blocks the loop.
+            return None if self._inbox else False
+        return True
+
+    @property
+    def _runs_in_loop(self) -> bool:
+        # Plain kombu runs its callbacks in the loop, as the solo pool does.
+        return self._capacity is None or self._capacity.runs_tasks_in_loop
+
+    # -- one at a time -------------------------------------------------------
+
+    def claim_one(self, target: Queue) -> list[tuple[ClaimedEntry, str]]:
+        """Claim one message now, as delivered to the caller.
+
+        Args:
+            target: The queue.
+
+        Returns:
+            Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
+
+        Raises:
+            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
+        """
+        process, key = self._process, target.key
+        while True:
+            sent_at = process.clock.monotonic()
+            process.in_doubt.claim_sent(key)
+            try:
+                claimed = target.partition.claim(
+                    target.consumer(process.consumer),
+                    lease_ms=process.lease_ms,
+                    want=1,
+                    hold=None,
+                    max_deliveries=target.max_deliveries,
+                ).run(self._channel.client)
+            except BaseException:
+                process.in_doubt.claim_unanswered(key)
+                raise
+            taken = []
+            for entry, held in process.claimed(target, claimed, sent_at):
+                if held is not None:
+                    held.delivered = True
+                    taken.append((entry, held.tag))
+            process.in_doubt.claim_answered(key, (entry.claim for entry in claimed.entries))
+            if taken or not claimed.entries:
+                return taken
+
+    # -- from claim to callback ------------------------------------------------
+
+    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        channel = self._channel
+        try:
+            message = Message(RedisRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
+        except CorruptRecord as exc:
+            channel.dead_letter_unreadable(source.queue, entry, tag, exc)
+            return
+        if source.queue.token and self.singleton_delivery is not None:
+            self.singleton_delivery.add_message(message)
+        else:
+            self._put_in_inbox(message)
+
+    def _put_in_inbox(self, message: Message) -> None:
+        self._channel.qos.append(message, message.delivery_tag)
+        self._inbox.add(message)
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether the inbox holds anything."""
+        return bool(self._inbox)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the inbox holds a message that is not a discard."""
+        return self._inbox.message_count > 0
+
+    def was_busy_since(self, since: float) -> bool:
+        """Return whether the last message took longer than a claim takes, and the inbox holds more.
+
+        Args:
+            since: Monotonic end of the last wait for sockets. Service time is counted from there or from the
+                last delivery, the later of both.
+        """
+        busy_s = self._process.clock.monotonic() - max(self._delivered_at, since)
+        return busy_s >= LONG_SERVICE_S and bool(self._inbox)
+
+    def record_service_time(self) -> None:
+        """Update the mean service time with the time since the last delivery."""
+        if self._timing:
+            self._timing = False
+            seen = self._process.clock.monotonic() - self._delivered_at
+            self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
+
+    def deliver_all(self) -> None:
+        """Deliver all messages of the inbox. After an exception of a callback, the next ones stay there."""
+        if self.has_startable and self._capacity is not None:
+            self._capacity.start_ready()
+        while self._inbox:
+            while self._inbox:
+                self.deliver_one()
+            self.record_service_time()
+            if self.singleton_delivery is not None:
+                # The next messages of a singleton queue need not wait for another turn of the event loop.
+                self._channel.follow_leaderships()
+
+    @property
+    def has_startable(self) -> bool:
+        """Whether a delivered message of a singleton queue may start, because its predecessor is over."""
+        delivery, capacity = self.singleton_delivery, self._capacity
+        if delivery is None:
+            return False
+        if delivery.finished_tags:
+            delivery.finished_tags = [
+                tag for tag in delivery.finished_tags if capacity is not None and capacity.awaits_end_of(tag)
+            ]
+        if delivery.predecessors_unknown:
+            delivery.predecessors_unknown = capacity is not None and capacity.has_startable
+        return bool(delivery.finished_tags) or delivery.predecessors_unknown
+
+    def deliver_one(self) -> bool:
+        """Deliver the next message of the inbox; return whether a consumer received it."""
+        self.record_service_time()
+        message = self._inbox.take_next()
+        if message is None:
+            return False
+        self._delivered_at = self._process.clock.monotonic()
+        self._timing = self._capacity is None  # a worker measures service times itself
+        channel = self._channel
+        tag: str = message.delivery_tag
+        held = channel.in_flight.get(tag)
+        consumers = self._consumers.get(message.queue)
+        capacity = self._capacity
+        closing = capacity is not None and capacity.closing
+        # Where a delivered message runs at once, its predecessor must be over.
+        may = message.may_start if self._runs_in_loop else message.may_deliver
+        if held is None or not consumers or closing or not may():
+            # The lease or the term may be lost, so another worker may have the message by now.
+            self._release(message)
+            self.fetcher.look_again(message.queue)
+            return False
+        if message.discard:
+            with self._process.discard_pace.timed():
+                return self._discard(message)
+        consumers.rotate(-1)
+        consumer_tag, callback, no_ack = consumers[-1]
+        message.delivery_info["consumer_tag"] = consumer_tag
+        message.started = held.delivered = capacity is None
+        if no_ack:
+            channel.qos.forget(tag)
+            channel.in_flight.finish(tag)
+        if self._runs_in_loop:
+            self.fetcher.hand_over_before_blocking()
+        self.watchdog.consumer_busy()
+        try:
+            callback(message)
+        finally:
+            self.watchdog.consumer_idle()
+        return True
+
+    def _discard(self, message: Message) -> bool:
+        capacity = self._capacity
+        if capacity is not None and capacity.deliver_discard(message, message.discard):
+            return True
+        logger.info(
+            "Message %s of queue %s was discarded without running: %s.",
+            message.message_id,
+            message.queue,
+            message.discard,
+            extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
+        )
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.in_flight.finish(message.delivery_tag)
+        return False
+
+    # -- releasing -------------------------------------------------------------
+
+    def _release(self, message: Message) -> None:
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.in_flight.release(message.delivery_tag, "unstarted")
+
+    def _release_inbox(self, queue_name: str | None = None) -> None:
+        """Release the messages of the inbox, youngest first; those of one queue, or all."""
+        for message in self._inbox.take_all(queue_name):
+            self._release(message)
+
+    def _check_consumption(self, now: float) -> None:
+        """Check, in the heartbeat thread, whether this consumer still consumes."""
+        fetcher = self._fetcher
+        since = max(self._delivered_at, fetcher.claimed_at if fetcher is not None else 0.0)
+        if self._inbox and now - since > self._process.lease_s / 2:
+            for name in self._inbox.queues():
+                # No other worker may run messages of a singleton queue in this term.
+                if self.singleton_delivery is None or name not in self.singleton_delivery:
+                    self._release_inbox(name)
+        if fetcher is not None:
+            fetcher.pipeline.disown_claims(now - self._process.lease_s / 4)
+            if self.watchdog.is_suspicious(
+                now, fetcher.claimed_at, self._ignores_backlog, self._runs_in_loop
+            ):
+                self._channel.poller.wake()
+
+    def _ignores_backlog(self) -> bool:
+        channel = self._channel
+        return channel.poller.is_driven and self._measure_capacity()[0] > 0 and channel.has_wakeup()
+
+    # -- closing ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release undelivered messages, and stop all consumers."""
+        leaderships = self._channel.context.leaderships
+        if self.singleton_delivery is not None and leaderships is not None:
+            leaderships.remove_listener(self._channel.poller.wake)
+        self._release_inbox()
+        for name in list(self._consumers):
+            for tag, _, _ in list(self._consumers.get(name, ())):
+                self.stop_consumer(name, tag)
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def subscriptions(self) -> Iterator[Subscription]:
+        """Return an iterator over the queues that are fetched from now."""
+        return iter(self._fetcher.subscriptions if self._fetcher is not None else ())

@@ -1,0 +1,139 @@
+"""The parts of a kombu channel that consuming needs, as protocols.
+
+``transport.redis.channel`` implements them. The packages below it import this module, not the channel, so
+that imports go down only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import redis
+
+from celery_dq.errors import CorruptRecord
+from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.replies import ClaimedEntry
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+    from celery_dq.transport.redis.consuming.poller import Poller
+
+
+class SharedContext(Protocol):
+    """The state that all channels of a connection share."""
+
+    @property
+    def leaderships(self) -> Leaderships | None:
+        """The singleton queues of this worker, or None outside of a worker."""
+
+
+class PolledChannel(Protocol):
+    """A channel whose sockets a :class:`~celery_dq.transport.redis.consuming.poller.Poller` watches."""
+
+    consumer: ChannelConsumer
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether claimed messages wait for their delivery."""
+
+    @property
+    def expects_answer(self) -> bool:
+        """Whether a script was sent whose answer has not been read."""
+
+    def tick(self) -> None:
+        """Send what is due."""
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """Yield the connections to be watched, each with the kind of data that is read from it."""
+
+    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+        """Read what has arrived; return whether a broadcast was delivered."""
+
+    def deliver_one(self) -> bool:
+        """Deliver the next message; return whether there was one."""
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time of the next tick that is due."""
+
+    def send_acks_after_batch(self) -> None:
+        """Send pending acks when no message waits for its delivery."""
+
+    def follow_leaderships(self) -> None:
+        """Deliver the next messages of singleton queues."""
+
+
+class ConsumingChannel(PolledChannel, Protocol):
+    """The channel that a ``ChannelConsumer`` serves."""
+
+    poller: Poller
+    closed: bool
+
+    @property
+    def in_flight(self) -> InFlightMessages:
+        """The messages that the process holds."""
+
+    @property
+    def context(self) -> SharedContext:
+        """The state shared by all channels of the connection."""
+
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """The free capacity of the worker, or None outside of a worker."""
+
+    @property
+    def qos(self) -> Any:
+        """The prefetch count, with kombu's interface."""
+
+    @property
+    def client(self) -> redis.Redis:
+        """The client for commands that are waited for."""
+
+    @property
+    def async_pool(self) -> Any:
+        """The connection pool of the event loop."""
+
+    def heartbeat_clients(self) -> Callable[[], redis.Redis]:
+        """Return a function that makes clients for the heartbeat thread."""
+
+    def read_all_answers(self) -> None:
+        """Read the answers that are under way, where no event loop does."""
+
+    def send_all_acks(self) -> None:
+        """Send the pending acks, where no event loop does."""
+
+    def has_wakeup(self) -> bool:
+        """Whether an unclaimed wake-up lies in a consumed partition."""
+
+    def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
+        """Store a message that cannot be read as a dead letter."""
+
+
+class SettlingChannel(Protocol):
+    """The channel whose deliveries a kombu ``QoS`` counts and acknowledges."""
+
+    @property
+    def in_flight(self) -> InFlightMessages:
+        """The messages that the process holds."""
+
+    @property
+    def context(self) -> Any:
+        """The state shared by all channels of the connection."""
+
+    @property
+    def do_restore(self) -> bool:
+        """Whether kombu gives messages back when the channel ends."""
+
+    def running_tags(self) -> Any:
+        """Return the delivery tags of messages that run."""
+
+    def dead_letter(self, message: Any, reason: str) -> None:
+        """Store a message as a dead letter."""
+
+    def send_acks_now(self) -> None:
+        """Send the pending acks at once where no message is delivered next."""
+
+    def requeue_transient(self, message: Any) -> None:
+        """Push a message of a transient queue again."""

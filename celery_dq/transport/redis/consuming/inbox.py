@@ -1,0 +1,96 @@
+"""Holds claimed messages in fair order until their delivery.
+
+Each claim takes messages in the order of the tenants' turns, but messages of earlier claims came first. The
+inbox of a busy consumer may be full of messages of one tenant when a claim brings the single message of
+another tenant. So the queues take turns here, and within a queue the tenants, one message each.
+Within a tenant, and in a singleton queue, the order is that of the claims. Discards of a queue come after all
+of its messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+from celery_dq.transport.redis.in_flight.message import Message
+
+
+class Inbox:
+    """The messages that one channel has claimed and not yet delivered.
+
+    One thread adds and takes messages. The heartbeat thread may release all of them at the same time. It
+    empties the deques, and removes no entry of the dictionaries.
+    """
+
+    def __init__(self) -> None:
+        #: Messages by queue, then by tenant (None for discards). The first entry has the next turn.
+        self._waiting: dict[str, dict[str | None, deque[Message]]] = {}
+        #: By queue, the tenant that had the last turn and has more messages. It moves to the end when the
+        #: next message is taken, behind all tenants that were added since.
+        self._served: dict[str, str | None] = {}
+
+    def __len__(self) -> int:
+        return sum(len(line) for lines in tuple(self._waiting.values()) for line in tuple(lines.values()))
+
+    def __bool__(self) -> bool:
+        # Called several times per message, so deques that the heartbeat thread has emptied still count here.
+        return any(self._waiting.values())
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages in the inbox, without the discards."""
+        queues = tuple(self._waiting.values())
+        return sum(len(line) for lines in queues for name, line in tuple(lines.items()) if name is not None)
+
+    def queues(self) -> tuple[str, ...]:
+        """Return the names of the queues in the inbox."""
+        return tuple(self._waiting)
+
+    def add(self, message: Message) -> None:
+        """Append *message* to those of its tenant or singleton queue, or to the discards of its queue."""
+        tenant = message.record.tenant if message.permit is None else ""
+        name = None if message.discard else tenant
+        lines = self._waiting.get(message.queue)
+        if lines is None:
+            lines = self._waiting[message.queue] = {}
+        line = lines.get(name)
+        if line is None:
+            line = lines[name] = deque()
+        line.append(message)
+
+    def take_next(self) -> Message | None:
+        """Remove and return the oldest message of the next tenant of the next queue; None when empty."""
+        for queue in tuple(self._waiting):
+            lines = self._waiting[queue]
+            if len(self._waiting) > 1:
+                self._waiting[queue] = self._waiting.pop(queue)  # to the end
+            served = self._served.pop(queue, None) if len(lines) > 1 else None
+            if served is not None:
+                lines[served] = lines.pop(served)
+            while lines:
+                tenant, line = next(iter(lines.items()))
+                if tenant is None and len(lines) > 1:
+                    lines[None] = lines.pop(None)
+                    continue
+                try:
+                    message = line.popleft()
+                except IndexError:  # the heartbeat thread has released it
+                    self._served.pop(queue, None)
+                    del lines[tenant]
+                    continue
+                if line:
+                    self._served[queue] = tenant
+                else:
+                    self._served.pop(queue, None)
+                    del lines[tenant]
+                return message
+        return None
+
+    def take_all(self, queue: str | None = None) -> Iterator[Message]:
+        """Remove and yield all messages, or those of one queue; per tenant, the youngest first."""
+        for name in self.queues() if queue is None else (queue,):
+            for line in tuple(self._waiting.get(name, {}).values()):
+                while line:
+                    with contextlib.suppress(IndexError):  # the consuming thread was faster
+                        yield line.pop()

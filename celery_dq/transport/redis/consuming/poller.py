@@ -1,0 +1,377 @@
+"""Watches the sockets of all channels of a connection, with an event loop or without.
+
+With an event loop (Celery's solo, threads and prefork pools), the loop calls the poller at its ticks and when
+a socket is readable. Without a loop (gevent, eventlet, plain kombu), ``drain_events`` calls
+:meth:`Poller.get`, which waits itself.
+
+A socket pair wakes the wait when another thread or greenlet has added a pending ack. A pipe would be unsafe:
+its end is a bare file descriptor, and writing after close could hit a reused one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+from kombu.utils.eventio import ERR, READ, poll
+
+from celery_dq.clock import Clock
+from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
+from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
+from celery_dq.transport.redis.store.pipelined_connection import has_arrived
+
+logger = logging.getLogger(__name__)
+
+#: Longest wait, in seconds, so that dead connections are noticed.
+MAX_WAIT_S = 1.0
+
+
+class Poller:
+    """The poller of one transport, which kombu calls the transport's *cycle*.
+
+    Args:
+        clock: Source of monotonic time.
+    """
+
+    #: Kombu's fanout code reads these two attributes. They never change here.
+    _in_protected_read = False
+    after_read: set[Any]
+
+    def __init__(self, clock: Clock) -> None:
+        self.after_read = set()
+        self._clock = clock
+        self._pid = os.getpid()
+        self._channels: list[PolledChannel] = []
+        self._watched: dict[int, tuple[PolledChannel, str, Any]] = {}
+        self._loop: Any = None
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._waited_until = 0.0
+        self._on_tick: Callable[[], None] | None = None
+        self._poller: Any = None
+        self._wake_sockets: tuple[socket.socket, socket.socket] | None = None
+        self._wake_pending = False
+        self._interrupted = False
+        self._thread: int | None = None
+
+    # -- channels --------------------------------------------------------------
+
+    def add(self, channel: PolledChannel) -> None:
+        """Watch this channel's sockets from now on."""
+        if channel not in self._channels:
+            self._channels.append(channel)
+
+    def discard(self, channel: PolledChannel) -> None:
+        """Stop watching this channel's sockets."""
+        if channel in self._channels:
+            self._channels.remove(channel)
+        for fd, (owner, _, _) in list(self._watched.items()):
+            if owner is channel:
+                self._unwatch(fd)
+
+    def forget_connection(self, connection: Any) -> None:
+        """Stop watching a connection that is about to close, because its file descriptor will be reused."""
+        for fd, (_, _, watched) in list(self._watched.items()):
+            if watched is connection:
+                self._unwatch(fd)
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether an event loop or ``drain_events`` runs, so that pending acks are sent soon."""
+        return self._loop is not None or self._thread is not None
+
+    # -- with an event loop ----------------------------------------------------
+
+    def register(self, loop: Any) -> None:
+        """Register with a kombu event loop, which drives this poller from now on."""
+        self.unregister()
+        self._loop = loop
+        self._thread = None
+        self._on_tick = self._tick
+        loop.on_tick.add(self._on_tick)
+        loop.add_reader(self._open_wake_sockets(), self._clear_wake)
+        # The sockets of channels that were opened before were watched without the event loop.
+        for fd in list(self._watched):
+            loop.add_reader(fd, self._read, fd)
+
+    def unregister(self) -> None:
+        """Remove all callbacks from the event loop.
+
+        The transports of kombu itself leave a tick callback in the loop at every reconnect.
+        """
+        self._forget_inherited()
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        loop.on_tick.discard(self._on_tick)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for fd in list(self._watched):
+            loop.remove_reader(fd)
+        if self._wake_sockets is not None:
+            loop.remove_reader(self._wake_sockets[0].fileno())
+
+    def _tick(self) -> None:
+        self._thread = threading.get_ident()
+        for channel in tuple(self._channels):
+            channel.tick()
+            self._watch_connections(channel)
+            if channel.has_inbox:
+                # Not delivered in the tick: the tick of the pool may already be over in this turn. The pool
+                # would then write the task to its child only after the next event.
+                self._send_wake()
+
+    def _set_timer(self) -> None:
+        deadline = self._deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer_at <= deadline + 0.0005:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer_at = deadline
+            self._timer = self._loop.call_later(
+                max(deadline - self._clock.monotonic(), 0.0), self._timer_fired
+            )
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        deadline = self._deadline()
+        if deadline is not None and deadline > self._clock.monotonic():
+            # The timer was set for a deadline that no longer exists.
+            self._set_timer()
+        # Otherwise the next tick sends the due calls, and their answers set the timer again.
+
+    # -- without an event loop -------------------------------------------------
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Deliver one message, or one batch of broadcasts.
+
+        Args:
+            callback: Unused; every channel knows its consumers.
+            timeout: Longest wait, in seconds; None waits until a message comes.
+
+        Raises:
+            queue.Empty: No message came in time.
+            TimeoutError: :meth:`interrupt` was called, and no message has come.
+        """
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        self._thread = threading.get_ident()
+        try:
+            for channel in self._channels:
+                channel.consumer.record_service_time()
+            while True:
+                for channel in self._channels:
+                    if channel.consumer.was_busy_since(self._waited_until):
+                        # A new claim may bring messages that precede those of the inbox by now.
+                        if self._wait(self._clock.monotonic()):
+                            return
+                        self._tick_channels()
+                        break
+                for channel in tuple(self._channels):
+                    # A message that no consumer receives, such as a discard, costs no turn of the loop.
+                    while channel.consumer.has_undelivered:
+                        if channel.deliver_one():
+                            if channel in self._channels:  # the callback may have closed it
+                                self._channels.remove(channel)
+                                self._channels.append(channel)
+                            return
+                self._tick_channels()
+                interrupted = self._interrupted
+                if self._wait(self._clock.monotonic() if interrupted else end):
+                    return
+                if interrupted:
+                    # After Empty, kombu would call again until the caller's timeout is over.
+                    raise TimeoutError("the worker stops")
+                if end is not None and self._clock.monotonic() >= end and not self._any_inbox():
+                    raise Empty
+        finally:
+            self._thread = None
+            for channel in tuple(self._channels):
+                channel.send_acks_after_batch()
+
+    def _tick_channels(self) -> None:
+        for channel in tuple(self._channels):
+            channel.tick()
+            self._watch_connections(channel)
+
+    def _wait(self, end: float | None) -> bool:
+        """Wait until *end* for sockets, and read them; return whether a broadcast was delivered."""
+        now = self._clock.monotonic()
+        longest = MAX_WAIT_S if end is None else min(max(end - now, 0.0), MAX_WAIT_S)
+        if any(channel.expects_answer for channel in self._channels):
+            # Redis has counted the messages of the answer as in flight here, so the timeout may be exceeded.
+            longest = max(longest, 0.1)
+        if self._any_inbox():
+            longest = 0.0
+        deadline = self._deadline()
+        if deadline is not None:
+            longest = min(longest, max(deadline - now, 0.0))
+        delivered = False
+        for fd, _event in self._open_poller().poll(longest) or ():
+            if self._wake_sockets is not None and fd == self._wake_sockets[0].fileno():
+                self._clear_wake()
+            elif self._read(fd):
+                delivered = True
+        # Time up to here was waiting, so it does not count as service time of the consumer.
+        self._waited_until = self._clock.monotonic()
+        return delivered
+
+    def _any_inbox(self) -> bool:
+        return any(channel.has_inbox for channel in self._channels)
+
+    def _open_poller(self) -> Any:
+        if self._poller is None:
+            self._poller = poll()
+            self._poller.register(self._open_wake_sockets(), READ | ERR)
+            for fd in self._watched:
+                self._poller.register(fd, READ | ERR)
+        return self._poller
+
+    # -- sockets ---------------------------------------------------------------
+
+    def _watch_connections(self, channel: PolledChannel) -> None:
+        for kind, connection in channel.connections():
+            sock = getattr(connection, "_sock", None)
+            fd = sock.fileno() if sock is not None else -1
+            if fd < 0:
+                continue
+            known = self._watched.get(fd)
+            if known is not None:
+                if known[2] is connection and known[1] == kind:
+                    continue
+                self._unwatch(fd)
+            self._watched[fd] = (channel, kind, connection)
+            if self._loop is not None:
+                self._loop.add_reader(fd, self._read, fd)
+            elif self._poller is not None:
+                self._poller.register(fd, READ | ERR)
+
+    def _unwatch(self, fd: int) -> None:
+        self._forget_inherited()
+        if self._watched.pop(fd, None) is None:
+            return
+        try:
+            if self._loop is not None:
+                self._loop.remove_reader(fd)
+            elif self._poller is not None:
+                self._poller.unregister(fd)
+        except (OSError, ValueError, KeyError) as exc:
+            # Pollers raise different errors for a socket that is already closed.
+            logger.debug("Socket %d was no longer watched: %r.", fd, exc)
+
+    def _read(self, fd: int) -> bool:
+        known = self._watched.get(fd)
+        if known is None:
+            return False
+        channel, kind, connection = known
+        # The event may belong to a connection that was closed in this round and had the same file descriptor.
+        # Reading would then block. Answers of scripts are exempt: they are frequent, and arrive at once.
+        if not (kind == "scripts" and channel.expects_answer) and not has_arrived(connection):
+            return False
+        if self._loop is None:
+            return channel.on_readable(fd, kind, deliver=False)
+        self._thread = threading.get_ident()
+        delivered = channel.on_readable(fd, kind, deliver=True)
+        # In the tick it would be too late, because the loop computes its wait before its ticks.
+        self._set_timer()
+        return delivered
+
+    def _deadline(self) -> float | None:
+        times = [at for at in (channel.next_deadline() for channel in self._channels) if at is not None]
+        return min(times) if times else None
+
+    # -- waking ----------------------------------------------------------------
+
+    def wake(self) -> None:
+        """End the wait of another thread or greenlet, if there is one."""
+        if self._wake_pending or self._wake_sockets is None or self._thread is None:
+            return
+        if self._thread == threading.get_ident():
+            # This thread drives the loop, and the tick before its next wait sends pending acks. The loop
+            # computes its wait before the tick, so a timer must be set for acks that wait for a claim.
+            if self._loop is not None and (
+                self._timer is None or self._timer_at > self._clock.monotonic() + RIDE_ALONG_S
+            ):
+                self._set_timer()
+            return
+        if self._pid != os.getpid():
+            return  # checked last, because it is a system call
+        self._send_wake()
+
+    def interrupt(self) -> None:
+        """End the present wait and begin no other, because the worker stops.
+
+        Safe in signal handlers.
+        """
+        self._interrupted = True
+        self._send_wake()
+
+    def _send_wake(self) -> None:
+        wake_event = self._wake_sockets  # another thread may close it
+        if wake_event is None:
+            return
+        self._wake_pending = True
+        try:
+            wake_event[1].send(b"!")
+        except BlockingIOError:
+            pass  # the buffer is full, so the wait ends anyway
+        except OSError as exc:
+            self._wake_pending = False
+            logger.debug("The poller could not be woken: %r.", exc)
+
+    def _open_wake_sockets(self) -> int:
+        if self._wake_sockets is None:
+            self._wake_sockets = socket.socketpair()
+            for end in self._wake_sockets:
+                end.setblocking(False)
+            # Without sockets, an earlier wake had no effect.
+            self._wake_pending = False
+        return self._wake_sockets[0].fileno()
+
+    def _clear_wake(self) -> None:
+        if self._wake_sockets is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_sockets[0].recv(4096)
+        # Cleared after recv(). Before it, a wake in between would lose its byte and block all later wakes.
+        self._wake_pending = False
+        if self._loop is not None:
+            for channel in tuple(self._channels):
+                channel.follow_leaderships()
+                if channel.has_inbox:
+                    channel.consumer.deliver_all()
+        if self._loop is not None:
+            self._set_timer()
+
+    def _forget_inherited(self) -> None:
+        # Parent and child share one epoll interest list. A child that unregistered its inherited sockets
+        # would stop the events of the parent.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._watched.clear()
+            self._loop = self._timer = self._poller = None
+            self._close_wake_sockets()
+
+    def close(self) -> None:
+        """Stop watching, and close the poller's own file descriptors."""
+        self._forget_inherited()
+        for fd in list(self._watched):
+            self._unwatch(fd)
+        self.unregister()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+        self._close_wake_sockets()
+
+    def _close_wake_sockets(self) -> None:
+        wake_event, self._wake_sockets = self._wake_sockets, None
+        if wake_event is not None:
+            for end in wake_event:
+                end.close()

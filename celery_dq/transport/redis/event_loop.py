@@ -1,0 +1,268 @@
+"""The part of a channel that an event loop drives: it sends due calls and reads their answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.store.address import socket_options
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.connection_context import ConnectionContext
+    from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+    from celery_dq.transport.redis.consuming.poller import Poller
+    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+
+#: Seconds between two health checks of the PUB/SUB connection.
+HEALTH_CHECK_SECONDS = 25.0
+
+
+class EventLoopChannel(RedisChannel):
+    """The part of a channel that an event loop or ``drain_events`` drives."""
+
+    consumer: ChannelConsumer
+    process: ConsumerIdentity
+    poller: Poller
+    _subscribed: set[str]
+    _health_checked_at: float
+    _broken: bool
+    context: ConnectionContext
+
+    def _apply_environment_prefix(self) -> None:
+        """Separate broadcasts and bindings from those of other environments and prefixes."""
+        prefix = self.context.broadcast_prefix
+        if prefix:
+            # Kombu removes the part before the first dot on receipt, and applies % or format() to both.
+            self.fanout_prefix = "/{db}/" + prefix.replace(".", "_") + "."
+            self.keyprefix_queue = prefix.replace("%", "%%") + self.keyprefix_queue
+            self.keyprefix_binding_permanent = prefix.replace("%", "%%") + "_kombu.binding_permanent.%s"
+            self.keyprefix_binding_deadlines = prefix + "_kombu.binding_deadlines"
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        try:
+            params = super()._connparams(asynchronous)
+        except ValueError as exc:
+            raise ConfigurationError(f"broker_url cannot be used: {exc}") from exc
+        if asynchronous:
+            params["connection_class"] = _forgotten_first(params["connection_class"], self.poller)
+        return {**params, **socket_options(self.connection.client.hostname)}
+
+    def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
+        """Return a factory of Redis clients for another thread, which may outlive this channel.
+
+        Args:
+            timeout_s: Longest wait for a connection or an answer, in seconds. Shorter timeouts of the channel
+                stay.
+        """
+        # A new pool, which has no connection yet.
+        pool = self._get_pool()
+        for name in {"socket_timeout", "socket_connect_timeout"} & pool.connection_kwargs.keys():
+            configured = pool.connection_kwargs[name]
+            if timeout_s < (math.inf if configured is None else configured):
+                pool.connection_kwargs[name] = timeout_s
+        return partial(self.Client, connection_pool=pool)
+
+    def heartbeat_clients(self) -> Callable[[], redis.Redis]:
+        """Return a factory of Redis clients for the heartbeat thread."""
+        return self.own_clients(self.process.heartbeat.answer_timeout_s)
+
+    def tick(self) -> None:
+        """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""
+        if self.active_fanout_queues - self._subscribed:
+            self._subscribe()
+        if self._subscribed:
+            self._check_health()
+        self.follow_leaderships()
+        fetcher = self.consumer.live_fetcher
+        if fetcher is not None:
+            try:
+                fetcher.tick()
+            except self.connection_errors:
+                self._mark_broken()
+                raise
+
+    def follow_leaderships(self) -> None:
+        """Deliver the next messages of singleton queues.
+
+        See :class:`~celery_dq.transport.redis.consuming.singleton_delivery.SingletonDelivery`.
+        """
+        if self.consumer.singleton_delivery is not None:
+            try:
+                self.consumer.singleton_delivery.follow_leaderships()
+            except self.connection_errors:
+                self._mark_broken()
+                raise
+
+    def _subscribe(self) -> None:
+        topics = [self._get_subscribe_topic(queue) for queue in self.active_fanout_queues]
+        if hasattr(self, "_get_subscribe_topics"):
+            topics = [
+                topic for queue in self.active_fanout_queues for topic in self._get_subscribe_topics(queue)
+            ]
+        self.subclient.psubscribe(*topics)
+        self._in_listen = self.subclient.connection
+        self._subscribed = set(self.active_fanout_queues)
+
+    def _check_health(self) -> None:
+        now = self.process.clock.monotonic()
+        if now - self._health_checked_at < HEALTH_CHECK_SECONDS:
+            return
+        self._health_checked_at = now
+        if self.subclient.health_check_response_counter > 1:
+            raise redis.ConnectionError(
+                "The PUB/SUB connection does not answer its health checks: it is dead"
+            )
+        self.subclient.check_health()
+
+    def connections(self) -> Iterator[tuple[str, Any]]:
+        """Yield the connections that the poller watches, each after its kind."""
+        fetcher = self.consumer.live_fetcher
+        if fetcher is not None:
+            yield from fetcher.connections()
+        if self._in_listen:
+            yield "broadcasts", self._in_listen
+
+    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+        """Read the answer that has arrived.
+
+        Args:
+            fd: File descriptor of the readable socket.
+            kind: Kind of its connection, as in :meth:`connections`.
+            deliver: Whether to deliver the messages of the inbox now.
+
+        Returns:
+            Whether a broadcast or a message of a transient queue was delivered.
+        """
+        try:
+            if kind == "broadcasts":
+                return bool(self._receive())
+            served = self.consumer.fetcher.on_readable(fd)
+        except self.connection_errors:
+            self._mark_broken()
+            raise
+        if deliver:
+            # Claimed messages of singleton queues go into the inbox.
+            self.follow_leaderships()
+        if deliver and self.has_inbox:
+            if self.consumer.has_messages:
+                # The next claim is sent before this batch runs, so that neither side waits. With discards
+                # only, the claim waits until they are recorded, and then finds newer messages as well.
+                self.tick()
+            self.consumer.deliver_all()
+        return served
+
+    def _mark_broken(self) -> None:
+        self._broken = True
+        if self.consumer.live_fetcher is not None:
+            self.consumer.live_fetcher.close()
+
+    def read_all_answers(self) -> None:
+        """Read all outstanding answers, unless an event loop does so."""
+        fetcher = self.consumer.live_fetcher
+        if fetcher is not None:
+            self._if_no_loop_turns(fetcher.read_all_answers)
+
+    def send_all_acks(self) -> None:
+        """Send all pending acks, unless an event loop does so."""
+        self._if_no_loop_turns(self._send_acks)
+
+    def _if_no_loop_turns(self, send: Callable[[], None]) -> None:
+        if not (self._broken or self._loop_turns):
+            try:
+                send()
+            except self.connection_errors:
+                # The heartbeat thread sends the acks.
+                self._mark_broken()
+
+    def send_acks_now(self) -> None:
+        """Send all pending acks at once, unless an event loop does so.
+
+        Raises:
+            redis.RedisError: The broker did not answer. The unanswered acks stay pending.
+        """
+        if self.closed or self.connection is None:
+            self.process.heartbeat.send_pending_acks_soon()
+        elif not self.poller.is_driven:
+            self._send_acks()
+        else:
+            self._send_acks_at_shutdown()
+
+    def _send_acks_at_shutdown(self) -> None:
+        """Let the heartbeat thread send the acks, if the event loop has ended because the worker stops."""
+        # Tasks may still run, and a broker that does not answer must not delay them.
+        if self.poller.is_driven and not self._loop_turns:
+            self.process.heartbeat.send_pending_acks_soon()
+
+    def _send_acks(self) -> None:
+        for key in self.process.in_flight.partitions_with_acks():
+            queue = self.process.heartbeat.queue(key)
+            if queue is not None:
+                self.process.heartbeat.send_pending_acks(queue, self.client)
+
+    @property
+    def _loop_turns(self) -> bool:
+        # A worker that shuts down has left its event loop, which would never read the answers.
+        capacity = self.context.capacity
+        return self.poller.is_driven and not (capacity is not None and capacity.closing)
+
+    def deliver_one(self) -> bool:
+        """Deliver one claimed message, if there is one; return whether a consumer received it."""
+        return self.consumer.has_undelivered and self.consumer.deliver_one()
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether the inbox holds messages, or a delivered message of a singleton queue may start."""
+        return self.consumer.has_undelivered or self.consumer.has_startable
+
+    @property
+    def expects_answer(self) -> bool:
+        """Whether a script is under way."""
+        fetcher = self.consumer.live_fetcher
+        return fetcher is not None and fetcher.expects_answer
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
+        fetcher = self.consumer.live_fetcher
+        return None if fetcher is None else fetcher.next_deadline()
+
+    def send_acks_after_batch(self) -> None:
+        """Send pending acks when ``drain_events`` returns, unless the inbox holds more messages."""
+        fetcher = self.consumer.live_fetcher
+        if self._broken:
+            return  # this call would not read a new connection: the heartbeat or the next tick sends the acks
+        if fetcher is not None and not self.has_inbox and not self.closed:
+            fetcher.pipeline.send_pending_acks(self.process.clock.monotonic())
+
+    def has_wakeup(self) -> bool:
+        """Return whether an unclaimed wake-up is stored for a consumed queue; called by the heartbeat thread.
+
+        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
+        """
+        queues = [source.queue for source in self.consumer.subscriptions() if not source.queue.token]
+        return any(self.process.heartbeat.has_unclaimed_wakeup(queue) for queue in queues)
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        if self._in_listen is connection:
+            self._in_listen = None
+            self._subscribed.clear()
+
+
+def _forgotten_first(connection_class: Any, poller: Poller) -> Any:
+    """Return a connection class whose connections leave the poller before their sockets close.
+
+    Kombu reports a disconnect only afterwards, when epoll can no longer unregister the closed descriptor. If
+    a forked child keeps the socket open, its events continue. The next connection may reuse the descriptor.
+    """
+
+    class Connection(connection_class):  # type: ignore[misc]  # a class that is known at run time
+        def disconnect(self, *args: Any, **kwargs: Any) -> None:
+            poller.forget_connection(self)
+            super().disconnect(*args, **kwargs)
+
+    return Connection

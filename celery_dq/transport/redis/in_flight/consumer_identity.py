@@ -1,0 +1,174 @@
+"""One process as a consumer of one broker, with one lease per partition.
+
+The lease belongs to the process, not to a channel or a connection. So a broken connection, or an event loop
+that a long task blocks, costs no message. A :class:`~celery_dq.transport.redis.in_flight.heartbeat.Heartbeat`
+renews it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.redis.in_flight import data_loss
+from celery_dq.transport.redis.in_flight.discard_pace import DiscardPace
+from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
+from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
+from celery_dq.transport.redis.in_flight.server_clock import ServerClock
+from celery_dq.transport.redis.store.partition import load_scripts
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply, HeartbeatReply
+
+logger = logging.getLogger(__name__)
+
+
+class ConsumerIdentity:
+    """The state that a process keeps for one broker across reconnects.
+
+    Args:
+        lease_s: length of the lease in seconds: the messages of a dead process are released after it.
+        clock: another clock, for tests.
+    """
+
+    def __init__(self, lease_s: float, clock: Clock | None = None) -> None:
+        self.pid = os.getpid()
+        #: The process's name in the leases, unique; ``celery dq explain`` shows it.
+        self.consumer = f"{socket.gethostname()}:{self.pid}:{uuid.uuid4().hex[:12]}"
+        self.clock: Clock = clock or SystemClock()
+        self.server_clock = ServerClock(self.clock)
+        self.lease_s = lease_s
+        self.lease_ms = int(lease_s * 1000)
+        self.in_flight = InFlightMessages(self.clock, lease_s)
+        self.in_doubt = InDoubtClaims()
+        #: Decides how many discards a claim takes besides its messages.
+        self.discard_pace = DiscardPace(self.clock)
+        #: Returns the tags of deliveries that run or are about to; set by the worker.
+        self.running_tags: Callable[[], frozenset[str]] = frozenset
+        self.heartbeat = Heartbeat(self)
+        #: The Lua scripts, read once per process.
+        self.scripts: ScriptSet = load_scripts()
+        #: How often in a row the watchdog found a backlog and no claim.
+        self.watchdog_strikes = 0
+        self.data_loss = data_loss.DataLoss(lease_s)
+        #: Called with a queue whose leader is another process.
+        self.on_fenced: Callable[[Queue], None] | None = None
+        self._fenced: set[str] = set()
+        #: Servers that have passed the checks, so that each is checked once.
+        self.checked_servers: set[str] = set()
+
+    def claimed(
+        self, queue: Queue, claimed: ClaimReply, sent_at: float
+    ) -> Iterator[tuple[ClaimedEntry, InFlightMessage | None]]:
+        """Record the answer to a claim. Every claimed message enters the process here.
+
+        Args:
+            queue: the claimed queue.
+            claimed: the answer.
+            sent_at: monotonic time at which the claim was sent.
+
+        Yields:
+            Each claimed entry with its in-flight message, or with None when the claim is void.
+        """
+        in_flight, key = self.in_flight, queue.key
+        if claimed.lost_up_to is not None:
+            self.record_lost_lease(queue, claimed.lost_up_to, sent_at)
+        in_flight.record_renewal(key, sent_at)
+        in_flight.stale += claimed.stale
+        void = 0
+        for entry in claimed.entries:
+            held = in_flight.add(key, entry.id, entry.claim)
+            void += held is None
+            yield entry, held
+        if void:
+            logger.warning(
+                "Worker %s read the answer to a claim of queue %s after its lease was lost; the %d messages "
+                "of that claim are not started here. Another worker gets them.",
+                self.consumer,
+                queue.name,
+                void,
+                extra={"event": "void_claim", "queue": queue.name},
+            )
+
+    def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
+        """Record the answer to a renewal that was sent at monotonic *sent_at*."""
+        if renewal.fenced:
+            self.record_fenced(queue, renewal.claim)
+            return
+        if renewal.alive:
+            self._check_data(queue, renewal.claim, None, sent_at)
+        else:
+            self.record_lost_lease(queue, renewal.claim, sent_at)
+        self.in_flight.record_renewal(queue.key, sent_at)
+
+    def _check_data(self, queue: Queue, last_claim: int, renewed_at: float | None, sent_at: float) -> bool:
+        now = self.clock.monotonic()
+        lost = self.data_loss.check(queue.key, last_claim, renewed_at=renewed_at, sent_at=sent_at, now=now)
+        if lost is not None:
+            data_loss.report(queue.name, *lost)
+            self.in_flight.renumbered(queue.key)
+        return lost is not None
+
+    def record_lost_lease(self, queue: Queue, last_claim: int, sent_at: float) -> None:
+        """Drop the messages that have not begun, because a claim or renewal found that the lease was lost.
+
+        Args:
+            queue: the queue.
+            last_claim: number of the last claim before the loss was found; messages of later claims stay.
+            sent_at: monotonic time at which the claim or renewal was sent.
+        """
+        partition = queue.key
+        had = self.in_flight.count_of(partition, last_claim)
+        forgot = self._check_data(queue, last_claim, self.in_flight.renewed_at(partition), sent_at)
+        lost = self.in_flight.lose_lease(partition, self.running_tags(), last_claim)
+        if had and not forgot:
+            logger.warning(
+                "The lease of worker %s on queue %s had expired: other workers may have its messages. %d "
+                "messages that had not begun are dropped here; running tasks go on. Redis was away for "
+                "longer than dq_lease (%g s), or this machine stood still: a longer dq_lease, or a less "
+                "loaded machine, avoids this.",
+                self.consumer,
+                queue.name,
+                lost,
+                self.lease_s,
+                extra={"event": "lease_lost", "queue": queue.name},
+            )
+
+    def record_fenced(self, queue: Queue, last_claim: int) -> None:
+        """Drop the messages that have not begun, because *queue* has a later leader.
+
+        Args:
+            queue: the queue.
+            last_claim: number of the last claim before the broker's answer.
+        """
+        lost = self.in_flight.lose_lease(queue.key, self.running_tags(), last_claim)
+        known = queue.key in self._fenced
+        self._fenced.add(queue.key)
+        if not queue.token:
+            logger.log(
+                logging.DEBUG if known else logging.WARNING,
+                "Worker %s consumes queue %s without an election, but the queue has one leader: this worker "
+                "gets no messages of it. Name the queue in dq_singleton_queues of this worker, too.",
+                self.consumer,
+                queue.name,
+                extra={"event": "singleton_queue_without_election", "queue": queue.name},
+            )
+        else:
+            # After an ordinary end of a term there is no message to drop.
+            logger.log(
+                logging.WARNING if lost else logging.DEBUG,
+                "Worker %s does not lead queue %s any more (token %d): %d messages that had not begun are "
+                "dropped here, and the new leader gets them.",
+                self.consumer,
+                queue.name,
+                queue.token,
+                lost,
+                extra={"event": "fenced_out", "queue": queue.name},
+            )
+        if self.on_fenced is not None:
+            self.on_fenced(queue)

@@ -1,0 +1,79 @@
+"""Notices that Redis has lost data, from the answers to claims and heartbeats.
+
+The claims of a partition are numbered. While Redis keeps its data, the number never goes back, and no lease
+ends before its time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+logger = logging.getLogger(__name__)
+
+
+class DataLoss:
+    """The claim numbers that one process has seen.
+
+    Args:
+        lease_s: length of a lease in seconds.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        #: By partition: number of the last claim, and the monotonic time of the answer with it.
+        self._known: dict[str, tuple[int, float]] = {}
+
+    def check(
+        self, partition: str, number: int, *, renewed_at: float | None, sent_at: float, now: float
+    ) -> tuple[int, int] | None:
+        """Compare an answer with earlier ones.
+
+        Args:
+            partition: :attr:`Queue.key` of the queue.
+            number: number of the last claim in the answer.
+            renewed_at: when the lease was last renewed that the answer reports as lost; None when it was
+                there, or there was none before. All times are monotonic.
+            sent_at: when this request was sent.
+            now: the time.
+
+        Returns:
+            Old and new claim number when Redis has lost data, else None.
+        """
+        known, known_at = self._known.get(partition, (0, -math.inf))
+        if sent_at < known_at:
+            return None  # this request may be older than the one whose answer came first
+        self._known[partition] = (number, now)
+        # Without claims no number can go back, but a lease that ended before its time shows the loss.
+        ended_early = renewed_at is not None and now - renewed_at < self._lease_s
+        if number < known or (known == number == 0 and ended_early):
+            return known, number
+        return None
+
+    def forget(self, partition: str) -> None:
+        """Remove a partition that is not consumed any more."""
+        self._known.pop(partition, None)
+
+
+def report(queue: str, known: int, number: int) -> None:
+    """Log the loss of data when the last claim of *queue* was number *known* and is *number* now."""
+    if number:
+        logger.error(
+            "Redis has lost its latest writes to queue %s: its last claim was number %d and is number %d "
+            "now. Messages published last may be gone, and messages that were finished may run again. Redis "
+            "is a replica that was behind when it took over, or was restored from an older copy: see "
+            "min-replicas-to-write and appendfsync.",
+            queue,
+            known,
+            number,
+            extra={"event": "writes_lost", "queue": queue},
+        )
+    else:
+        logger.error(
+            "Redis has lost all data of queue %s: waiting and delayed messages, dead letters, pauses and "
+            "quotas that were set by command are gone. Tasks that workers have go on. Publish the others "
+            "again from their source. Redis was flushed, or restarted without an append-only file: set "
+            "appendonly yes.",
+            queue,
+            extra={"event": "data_lost", "queue": queue},
+        )

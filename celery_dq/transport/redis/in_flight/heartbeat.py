@@ -1,0 +1,423 @@
+"""The heartbeat: renews the leases of a process from a native thread with a connection of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import os
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_dq.native import leave_green_hub, unpatched
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
+from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.replies import DeliveryTag
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+
+logger = logging.getLogger(__name__)
+
+#: Renewals per lease. When two in a row get no answer, the third is still in time; with a lease below two
+#: seconds only one may get none.
+RENEWALS_PER_LEASE = 4
+#: Shortest time in seconds to wait for an answer, for any lease: a busy server is not a dead connection.
+MIN_ANSWER_TIMEOUT_S = 0.5
+#: Shortest time in seconds between rounds, even if a lease expires sooner.
+MIN_WAIT_S = 0.05
+#: Leases after which a broker that does not answer and has no consumer left is forgotten.
+ABANDON_AFTER_LEASES = 8
+#: Most messages of each kind (of lost consumers, due ones) that one heartbeat moves.
+CHUNK = 200
+#: The first bytes of an entry of an in-flight hash.
+CLAIM_NUMBER = struct.Struct(">d")
+#: Seconds that an interpreter waits at its exit for a heartbeat without an answer.
+EXIT_TIMEOUT_S = 5.0
+
+
+class Heartbeat:
+    """Renews the leases of a process, and sends its acks when no channel is left to send them.
+
+    The thread starts with the first partition and ends by itself after the last one. It uses primitives that
+    gevent and eventlet have not patched, so that it runs while the event loop is blocked.
+
+    Args:
+        process: the consumer whose leases are renewed.
+    """
+
+    def __init__(self, process: ConsumerIdentity) -> None:
+        self._process = process
+        self._queues: dict[str, Queue] = {}
+        #: Consumers per partition. Their number is the length, because appending and popping are atomic.
+        self._lease_holders: dict[str, deque[None]] = {}
+        self._checks: list[Callable[[float], None]] = []
+        self._connect: Callable[[], redis.Redis] | None = None
+        self._client: redis.Redis | None = None
+        self._running = False
+        self._overdue: set[str] = set()
+        self._start_stop = unpatched("_thread", "allocate_lock")()
+        self._wake_lock = unpatched("_thread", "allocate_lock")()
+        self._wake_lock.acquire()
+        #: Held while the thread lives.
+        self._thread_lock = unpatched("_thread", "allocate_lock")()
+        self._exiting = False
+
+    # -- consumers of a lease ---------------------------------------------------
+
+    def keep_lease(self, queue: Queue, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Keep a lease on the partition of *queue* from now on; :meth:`drop_lease` must be called as often.
+
+        Args:
+            queue: the queue that the caller begins to consume.
+            clients: returns a function that makes a client which outlives the caller's connection.
+        """
+        name = queue.key
+        with self._start_stop:
+            if not self._queues or self._connect is None:
+                self._connect = clients()
+            self._lease_holders.setdefault(name, deque()).append(None)
+            self._queues[name] = queue
+            if not self._running:
+                # The thread before this one releases the lock when it ends.
+                self._thread_lock.acquire()
+                self._running = True
+                atexit.register(self._send_pending_acks_at_exit)
+                unpatched("_thread", "start_new_thread")(self._run, ())
+
+    def drop_lease(self, queue: Queue, soon: bool = True) -> None:
+        """End the caller's use of a lease, which ends with the last message that is in flight.
+
+        Args:
+            queue: the queue that the caller has consumed.
+            soon: end the lease now if possible; else at the next heartbeat, because the caller may consume
+                again by then.
+        """
+        # Without the lock: the thread holds it while it resigns, and the broker may not answer.
+        with contextlib.suppress(IndexError):
+            self._lease_holders.get(queue.key, deque()).pop()
+        if soon:
+            self.wake()
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """Seconds to wait for an answer, so short that one dead connection does not cost the lease."""
+        lease_s = self._process.lease_s
+        return min(max(lease_s / RENEWALS_PER_LEASE, MIN_ANSWER_TIMEOUT_S), lease_s / 2)
+
+    def queue(self, key: str) -> Queue | None:
+        """Return the queue with this :attr:`Queue.key`, or None when it has no lease."""
+        return self._queues.get(key)
+
+    def add_check(self, check: Callable[[float], None]) -> None:
+        """Call *check* with the monotonic time at every heartbeat, from the heartbeat thread."""
+        self._checks.append(check)
+
+    def remove_check(self, check: Callable[[float], None]) -> None:
+        """Undo :meth:`add_check`."""
+        if check in self._checks:
+            self._checks.remove(check)
+
+    def has_unclaimed_wakeup(self, queue: Queue) -> bool:
+        """Return whether *queue* has a wake-up that no consumer has taken. For the heartbeat thread only."""
+        length: Any = 0 if self._client is None else self._client.llen(queue.partition.keys.wake)
+        return bool(length)
+
+    def _send_pending_acks_at_exit(self) -> None:
+        """Send the pending acks and end the leases, at interpreter exit."""
+        if self._connect is None or self._process.pid != os.getpid():
+            return
+        # A thread that is alive when the interpreter ends is killed wherever it waits. Inside a greenlet
+        # that is a crash of the process, with its exit status.
+        self._exiting = True
+        self.wake()
+        if not self._thread_lock.acquire(True, EXIT_TIMEOUT_S):
+            logger.warning(
+                "Worker %s exits while its heartbeat waits for Redis: tasks that ended last may run again.",
+                self._process.consumer,
+                extra={"event": "exit_without_answer"},
+            )
+            return
+        try:
+            client = self._connect()
+            for queue in list(self._queues.values()):
+                self.send_pending_acks(queue, client)
+                self._resign(queue, client)
+        except (redis.RedisError, OSError) as exc:
+            logger.warning(
+                "Worker %s could not reach Redis at its exit (%s): its last acknowledgements are lost, and "
+                "tasks that ended last may run again when its lease has expired.",
+                self._process.consumer,
+                _text(exc),
+                extra={"event": "acks_lost_at_exit"},
+            )
+
+    def wake(self) -> None:
+        """Begin the next heartbeat now."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._wake_lock.release()
+
+    def send_pending_acks_soon(self) -> None:
+        """Send the pending acks from the heartbeat thread, because no channel will send them."""
+        self._overdue.update(tuple(self._queues))
+        self.wake()
+
+    # -- the thread ------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval = self._process.lease_s / RENEWALS_PER_LEASE
+        wait, failures = interval, 0
+        while not self._should_end():
+            self._wake_lock.acquire(True, wait)
+            try:
+                # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
+                wait = min(interval, max(self._renew_all(), MIN_WAIT_S))
+                if failures:
+                    logger.info(
+                        "The leases of worker %s are renewed again.",
+                        self._process.consumer,
+                        extra={"event": "lease_renewed_again"},
+                    )
+                failures = 0
+            except (redis.RedisError, OSError) as exc:
+                # The broker may be back sooner than the next heartbeat.
+                self._log_not_renewed(exc, logging.DEBUG if failures else logging.WARNING)
+                wait, failures = interval / 4, failures + 1
+                self._disconnect()
+                self._abandon_unreachable()
+            except Exception:
+                # When this thread ends, other workers get all messages of this process.
+                wait, failures = interval, 0
+                logger.exception(
+                    "The heartbeat of worker %s goes on after an error.",
+                    self._process.consumer,
+                    extra={"event": "heartbeat_failed"},
+                )
+        try:
+            self._disconnect()
+            leave_green_hub()
+        finally:
+            self._thread_lock.release()
+
+    def _log_not_renewed(self, exc: Exception, level: int) -> None:
+        lease_s = self._process.lease_s
+        logger.log(
+            level,
+            "The leases of worker %s could not be renewed (%s). Running tasks go on. No other task starts "
+            "when Redis has not answered for %g s; after %g s other workers get the messages. The "
+            "heartbeat tries again every %g s.",
+            self._process.consumer,
+            _text(exc),
+            TRUSTED_SHARE * lease_s,
+            lease_s,
+            lease_s / RENEWALS_PER_LEASE / 4,
+            extra={"event": "lease_not_renewed"},
+        )
+
+    def _should_end(self) -> bool:
+        with self._start_stop:
+            self._running = bool(self._queues) and not self._exiting
+            if not self._running:
+                atexit.unregister(self._send_pending_acks_at_exit)
+            return not self._running
+
+    def _renew_all(self) -> float:
+        """Renew, reap and send acks; return the seconds until the first lease of any consumer expires."""
+        next_end_s = math.inf
+        process, client = self._process, self._client
+        if client is None:
+            assert self._connect is not None
+            client = self._client = self._connect()
+        queues = list(self._queues.values())
+        if any(queue.token for queue in queues):
+            # A leader itself waits until a retry is due; elsewhere Redis compares the times.
+            process.server_clock.ask(client)
+        for queue in queues:
+            try:
+                next_end_s = min(next_end_s, self._renew_lease(queue, client))
+            except redis.ResponseError as exc:  # noqa: PERF203 - each queue by itself
+                # A queue whose keys belong to another program must not cost the other queues their leases.
+                if isinstance(recognised_error(exc), PASSING_ERRORS):
+                    raise
+                logger.error(
+                    "Redis refuses the heartbeat of worker %s on queue %s (%s): without one, other workers "
+                    "get its messages after %g s.",
+                    process.consumer,
+                    queue.name,
+                    _text(exc),
+                    process.lease_s,
+                    extra={"event": "heartbeat_refused", "queue": queue.name},
+                )
+            except (struct.error, ValueError):
+                logger.exception(
+                    "The heartbeat of queue %s goes on after an error.",
+                    queue.name,
+                    extra={"event": "heartbeat_failed", "queue": queue.name},
+                )
+        now = process.clock.monotonic()
+        for check in list(self._checks):
+            check(now)
+        return next_end_s
+
+    def _renew_lease(self, queue: Queue, client: redis.Redis) -> float:
+        process, in_flight, name = self._process, self._process.in_flight, queue.key
+        sent_at = process.clock.monotonic()
+        renewal = queue.partition.heartbeat(
+            queue.consumer(process.consumer),
+            lease_ms=process.lease_ms,
+            limit=CHUNK,
+            max_deliveries=queue.max_deliveries,
+        ).run(client)
+        report_lost_workers(queue.name, renewal.lost)
+        process.renewed(queue, renewal, sent_at)
+        if process.in_doubt.needs_comparison(name):
+            self._release_unknown_claims(queue, client)
+        # Acks that are a heartbeat old were not sent because a task blocks the event loop.
+        late = name in self._overdue
+        # Before the acks are sent, so that a mark which another thread sets now stays.
+        self._overdue.discard(name)
+        try:
+            if late or not in_flight.has_listener:
+                self.send_pending_acks(queue, client)
+        finally:
+            # Also acks that could not be sent.
+            if in_flight.pending_acks(name):
+                self._overdue.add(name)
+        if not self._lease_holders.get(name) and not self.is_in_use(name):
+            self._resign(queue, client)
+        return renewal.next_end_s
+
+    def is_in_use(self, name: str) -> bool:
+        """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
+        in_flight = self._process.in_flight
+        return (
+            bool(in_flight.pending_acks(name))
+            or bool(in_flight.count_of(name))
+            or self._process.in_doubt.is_unsettled(name)
+        )
+
+    def _release_unknown_claims(self, queue: Queue, client: redis.Redis) -> None:
+        process, name = self._process, queue.key
+        fields = client.hscan_iter(queue.partition.keys.held(queue.consumer(process.consumer)), count=CHUNK)
+        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
+        strangers = [
+            DeliveryTag(*each) for each in process.in_doubt.find_unknown(name, held, process.in_flight.get)
+        ]
+        for start in range(0, len(strangers), MAX_ACKS_PER_CALL):
+            chunk = strangers[start : start + MAX_ACKS_PER_CALL]
+            consumer = queue.consumer(process.consumer)
+            queue.partition.release(consumer, chunk, mode="unstarted").run(client)
+        if strangers:
+            logger.info(
+                "Worker %s released %d messages of queue %s: the answer to their claim was lost.",
+                process.consumer,
+                len(strangers),
+                queue.name,
+                extra={"event": "unanswered_claim_released", "queue": queue.name},
+            )
+
+    def send_pending_acks(self, queue: Queue, client: redis.Redis) -> None:
+        """Send all pending acks of *queue*, and wait for the answers.
+
+        Raises:
+            redis.RedisError: no answer; the acks without an answer stay pending.
+        """
+        process, in_flight = self._process, self._process.in_flight
+        name, partition, consumer = queue.key, queue.partition, queue.consumer(process.consumer)
+        sent = False
+        while in_flight.pending_acks(name):
+            sent = True
+            process.in_doubt.count_acks_under_way(name, +1)
+            settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
+            releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
+            letters: list[PendingDeadLetter] = []
+            try:
+                if settles:
+                    in_flight.stale += partition.settle(consumer, tags(settles)).run(client)
+                    in_flight.confirm(settles)
+                    settles = []
+                if finishes:
+                    in_flight.stale += partition.finish(consumer, tags(finishes)).run(client)
+                    in_flight.confirm(finishes)
+                    finishes = []
+                while releases:
+                    mode = releases[0][0]
+                    same = [held for how, held in releases if how == mode]
+                    in_flight.stale += release(process, queue, mode, same).run(client)
+                    in_flight.confirm_releases(name, len(same))
+                    releases = [(how, held) for how, held in releases if how != mode]
+                while (letter := in_flight.take_dead_letter(name)) is not None:
+                    letters = [letter]
+                    dead_letter(process, queue, letter).run(client)
+                    in_flight.confirm([letter.message])
+                    letters = []
+            except BaseException:
+                in_flight.restore_acks(name, settles, finishes, releases, letters)
+                raise
+            finally:
+                process.in_doubt.count_acks_under_way(name, -1)
+        if sent:
+            # A message may wait for one of these answers.
+            in_flight.notify_listeners()
+
+    def _resign(self, queue: Queue, client: redis.Redis) -> None:
+        name = queue.key
+        # A consumer that begins now waits for the lock, so that its first messages are not released here.
+        with self._start_stop:
+            if not (self._lease_holders.get(name) or self.is_in_use(name)):
+                consumer = queue.consumer(self._process.consumer)
+                while queue.partition.resign(consumer, limit=CHUNK).run(client):
+                    pass
+                self._forget(name)
+
+    def _abandon_unreachable(self) -> None:
+        """Forget queues that this process consumes no more, while Redis does not answer: leases expire."""
+        process, in_flight = self._process, self._process.in_flight
+        now, patience = process.clock.monotonic(), ABANDON_AFTER_LEASES * process.lease_s
+        for name in list(self._queues):
+            with self._start_stop:
+                if self._lease_holders.get(name) or (
+                    self.is_in_use(name) and in_flight.seconds_since_renewal(name, now) < patience
+                ):
+                    continue
+                dropped = in_flight.abandon_partition(name)
+                self._forget(name)
+            if dropped:
+                logger.warning(
+                    "Worker %s gives up on %s: Redis has not answered for %d leases. The %d messages that "
+                    "it held, or had finished without an answer, are delivered again when Redis is back.",
+                    process.consumer,
+                    name,
+                    ABANDON_AFTER_LEASES,
+                    dropped,
+                    extra={"event": "broker_given_up"},
+                )
+
+    def _forget(self, name: str) -> None:
+        self._queues.pop(name, None)
+        self._lease_holders.pop(name, None)
+        self._overdue.discard(name)
+        self._process.in_flight.forget_partition(name)
+        self._process.in_doubt.forget_partition(name)
+        self._process.data_loss.forget(name)
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.connection_pool.disconnect()
+            except (redis.RedisError, OSError) as exc:
+                logger.debug("Closing the heartbeat's connection failed: %s.", exc)
+
+
+def _text(exc: Exception) -> str:
+    """Return the text of *exc* without its full stop, or the name of its class."""
+    return str(exc).rstrip(".") or type(exc).__name__

@@ -1,0 +1,419 @@
+"""The in-flight messages of a process, and its acks that the broker does not have yet.
+
+An in-flight message goes through these states::
+
+    held ──settle──▶ settled ──finish──▶ done
+      │                                   ▲
+      ├──────────────finish───────────────┤
+      ├──────────────dead letter──────────┤
+      └──────────────release──────────────┘
+
+* *held*: claimed under the process's lease. If the process dies, other workers get it.
+* *settled*: acknowledged before its body ran (Celery's default). It is never
+  delivered again, but its tenant's slot is taken until it finishes.
+* *done*: finished, released, or made a dead letter. The ack is pending until the next call for its partition
+  carries it.
+
+The messages belong to the process, not to a channel: a broken connection ends its channels, while running
+tasks go on, and the next connection sends their acks. The methods never block and take no lock, because
+tasks end in pool threads, in greenlets and in the event loop. The containers are atomic under the GIL, and an
+entry is moved by popping it, so that two threads never move the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from celery_dq.clock import Clock
+
+_T = TypeVar("_T")
+
+#: Share of a lease since its last renewal after which no message starts (see ``include/lease.lua``).
+TRUSTED_SHARE = 0.6
+#: Seconds that a finish waits for the next claim, which can carry it.
+RIDE_ALONG_S = 0.01
+
+
+@dataclass(eq=False, slots=True)
+class InFlightMessage:
+    """One in-flight message.
+
+    Attributes:
+        partition: :attr:`Queue.key` of the queue that it was claimed from.
+        id: message id.
+        claim: claim number.
+        tag: delivery tag, made of the two; each delivery of a message has another.
+        settled: acknowledged early; the broker has the ack, or it is pending.
+        gone: finished, released or made a dead letter.
+        comes_back: it will be delivered again, so messages that were claimed after it must wait.
+        begun: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
+        late: a message of a singleton queue whose ack or reject comes after its run. Until the broker has
+            confirmed that, a killed worker's message is delivered again, so no later message may start.
+        after: the message that went to the pool before it and must have ended, for good, when it starts.
+        confirmed: the broker has answered its settle, finish or dead letter: it is not delivered again.
+        needs: the message that the broker must have confirmed before this one starts.
+    """
+
+    partition: str
+    id: str
+    claim: str
+    tag: str
+    settled: bool = False
+    done: bool = False
+    will_return: bool = False
+    delivered: bool = False
+    acked_late: bool = False
+    predecessor: InFlightMessage | None = None
+    confirmed: bool = False
+    needs: InFlightMessage | None = None
+
+    def unfinished_predecessor(self) -> InFlightMessage | None:
+        """Return the nearest earlier message that has not ended for good or is not confirmed.
+
+        Messages between the two that have ended are skipped: one that is cancelled or unreadable never runs.
+
+        Returns:
+            The message, or None when this one may start.
+        """
+        while self.predecessor is not None and self.predecessor.is_over:
+            self.predecessor = self.predecessor.predecessor
+        return self.predecessor or self.unconfirmed()
+
+    def unconfirmed(self) -> InFlightMessage | None:
+        """Return the message of `needs` while the broker has not confirmed it, else None."""
+        needs = self.needs
+        # `after` covers a late ack and a message that is delivered again.
+        if needs is not None and (needs.confirmed or needs.acked_late or needs.will_return):
+            self.needs = needs = None
+        return needs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and cannot be delivered again, even if this process is killed."""
+        return self.done and not (self.will_return or self.acked_late)
+
+
+@dataclass(eq=False, slots=True)
+class PendingDeadLetter:
+    """A message that becomes a dead letter.
+
+    Attributes:
+        held: the message.
+        reason: the reason, a word or a short sentence.
+        record: the message as stored; the broker has no record of a settled message.
+    """
+
+    message: InFlightMessage
+    reason: str
+    record: bytes
+
+
+@dataclass(eq=False)
+class PendingAcks:
+    """The pending acks of one partition, oldest first."""
+
+    settles: deque[InFlightMessage] = field(default_factory=deque)
+    finishes: deque[InFlightMessage] = field(default_factory=deque)
+    releases: deque[tuple[str, InFlightMessage]] = field(default_factory=deque)
+    dead_letters: deque[PendingDeadLetter] = field(default_factory=deque)
+    #: One element for every release without an answer; several threads count by its length.
+    releases_under_way: deque[None] = field(default_factory=deque)
+    #: Approximate monotonic time of the oldest finish.
+    oldest_finish_at: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.settles or self.finishes or self.releases or self.dead_letters)
+
+
+class InFlightMessages:
+    """All in-flight messages of one process on one broker.
+
+    Args:
+        clock: its monotonic time decides how long a lease is trusted.
+        lease_s: length of the lease in seconds.
+    """
+
+    def __init__(self, clock: Clock, lease_s: float) -> None:
+        self._clock = clock
+        self._trusted_s = lease_s * TRUSTED_SHARE
+        self._messages: dict[str, InFlightMessage] = {}
+        self._pending_acks: dict[str, PendingAcks] = {}
+        self._renewed: dict[str, float] = {}
+        #: By partition: number of the last claim that a lost lease has made void.
+        self._void_up_to: dict[str, int] = {}
+        self._listeners: list[Callable[[], None]] = []
+        #: Settles, finishes and releases that came too late: another worker had the message by then.
+        self.stale = 0
+
+    # -- holding ---------------------------------------------------------------
+
+    def add(self, partition: str, message_id: str, claim: str) -> InFlightMessage | None:
+        """Add a claimed message, unless its claim is void.
+
+        A claim is void when its answer is read after the loss of its lease was noticed. Another worker may
+        have the message then. The message is released: the broker ignores that for a message that was reaped,
+        and returns any other message to its place.
+
+        Args:
+            partition: :attr:`Queue.key` of its queue.
+            message_id: message id.
+            claim: claim number.
+
+        Returns:
+            The in-flight message, or None when the claim is void.
+        """
+        tag = f"{claim}/{message_id}"
+        held = self._messages[tag] = InFlightMessage(partition, message_id, claim, tag)
+        # Compared last: a loss that another thread notices from now on finds this message here.
+        if int(claim) <= self._void_up_to.get(partition, -1):
+            self.release(tag, "unstarted")
+            return None
+        return held
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._messages
+
+    def count_of(self, partition: str, last_claim: int | None = None) -> int:
+        """Return the number of in-flight messages of *partition*, of claims up to *last_claim* if given."""
+        return len(self.messages_of(partition, last_claim))
+
+    def messages_of(self, partition: str, last_claim: int | None = None) -> list[InFlightMessage]:
+        """Return the messages that :meth:`count_of` counts, in the order in which they were claimed."""
+        return [
+            held
+            for held in list(self._messages.values())
+            if held.partition == partition and (last_claim is None or int(held.claim) <= last_claim)
+        ]
+
+    # -- acks -------------------------------------------------------------------
+
+    def settle(self, tag: str) -> None:
+        """Settle this message: it is never delivered again, and its slot stays taken."""
+        held = self._messages.get(tag)
+        if held is not None and not held.settled:
+            held.settled = True
+            self.pending_acks(held.partition).settles.append(held)
+            self._notify_listeners()
+
+    def finish(self, tag: str) -> None:
+        """End this message and free its slot. A second call does nothing."""
+        held = self._messages.pop(tag, None)
+        if held is not None:
+            box = self.pending_acks(held.partition)
+            if not box.finishes:
+                box.oldest_finish_at = self._clock.monotonic()
+            box.finishes.append(held)
+            # Last: a thread that sees this flag looks for the pending ack next.
+            held.done = True
+            self._notify_listeners()
+
+    def release(self, tag: str, mode: str) -> None:
+        """Release this message to its old place.
+
+        Args:
+            tag: delivery tag.
+            mode: ``unstarted`` (the rate limit gets its permit back), ``requeue`` or ``crashed`` (counts
+                towards ``max_deliveries``).
+        """
+        held = self._messages.pop(tag, None)
+        if held is not None:
+            box = self.pending_acks(held.partition)
+            if held.settled:
+                # A settled message is never delivered again: a release could only run it twice.
+                box.finishes.append(held)
+            else:
+                box.releases_under_way.append(None)
+                box.releases.append((mode, held))
+            # Last: a thread that sees these flags relies on the lines above.
+            held.will_return, held.done = not held.settled, True
+            self._notify_listeners()
+
+    def is_releasing(self, partition: str) -> bool:
+        """Return whether a release of *partition* has no answer: a claim might bring a later message."""
+        return bool(self.pending_acks(partition).releases_under_way)
+
+    def confirm_releases(self, partition: str, count: int) -> None:
+        """Note the answer to *count* releases."""
+        _pop(self.pending_acks(partition).releases_under_way, count)
+        if count:
+            self._notify_listeners()
+
+    def dead_letter(self, tag: str, reason: str, record: bytes) -> None:
+        """Make this message a dead letter, and free its slot."""
+        held = self._messages.pop(tag, None)
+        if held is not None:
+            self.pending_acks(held.partition).dead_letters.append(PendingDeadLetter(held, reason, record))
+            held.done = True
+            self._notify_listeners()
+
+    def lose_lease(self, partition: str, running: frozenset[str], last_claim: int) -> int:
+        """Drop the messages of *partition* that have not begun, because their lease was lost.
+
+        Another worker may have them by now. A running message goes on, and the broker ignores its ack if
+        another worker has it.
+
+        Args:
+            partition: :attr:`Queue.key` of the queue.
+            running: delivery tags that run or are about to.
+            last_claim: messages of claims after this number stay, because they belong to the present lease.
+
+        Returns:
+            The number of dropped messages.
+        """
+        # Written first: a thread that reads an answer now sees this, or its messages are found below.
+        self._void_up_to[partition] = last_claim
+        lost = [
+            held.tag
+            for held in self.messages_of(partition, last_claim)
+            if held.tag not in running and not (held.settled or held.delivered)
+        ]
+        for tag in lost:
+            held = self._messages.pop(tag, None)
+            if held is not None:
+                # The broker has returned it to its place.
+                held.will_return, held.done = True, True
+        return len(lost)
+
+    def renumbered(self, partition: str) -> None:
+        """Note that Redis has lost data, and numbers claims again from a lower number."""
+        self._void_up_to.pop(partition, None)
+
+    def forget_message(self, tag: str) -> InFlightMessage | None:
+        """Remove a message whose end the broker learns in another way; return it."""
+        return self._messages.pop(tag, None)
+
+    def get(self, tag: str) -> InFlightMessage | None:
+        """Return the in-flight message with this delivery tag, or None."""
+        return self._messages.get(tag)
+
+    # -- pending acks -----------------------------------------------------------
+
+    def pending_acks(self, partition: str) -> PendingAcks:
+        """Return the pending acks of *partition*."""
+        box = self._pending_acks.get(partition)
+        if box is None:
+            box = self._pending_acks.setdefault(partition, PendingAcks())
+        return box
+
+    def partitions_with_acks(self) -> list[str]:
+        """Return the partitions with pending acks."""
+        return [name for name, box in list(self._pending_acks.items()) if box]
+
+    def take_acks(
+        self, partition: str, limit: int, finishing: bool = True
+    ) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
+        """Pop up to *limit* settles and, if *finishing*, up to *limit* finishes, to send them.
+
+        A settle whose message has finished since is dropped: its finish includes it.
+        """
+        box = self.pending_acks(partition)
+        settles = [held for held in _pop(box.settles, limit) if not held.done]
+        return settles, _pop(box.finishes, limit) if finishing else []
+
+    def confirm(self, helds: Iterable[InFlightMessage]) -> None:
+        """Note the answer to a call that settled or finished these messages, or made them dead letters."""
+        for held in helds:
+            held.confirmed = True
+
+    def take_releases(self, partition: str, limit: int) -> list[tuple[str, InFlightMessage]]:
+        """Pop up to *limit* releases, as (mode, message)."""
+        return _pop(self.pending_acks(partition).releases, limit)
+
+    def take_dead_letter(self, partition: str) -> PendingDeadLetter | None:
+        """Pop the oldest pending dead letter, or return None."""
+        letters = _pop(self.pending_acks(partition).dead_letters, 1)
+        return letters[0] if letters else None
+
+    def restore_acks(
+        self,
+        partition: str,
+        settles: Iterable[InFlightMessage] = (),
+        finishes: Iterable[InFlightMessage] = (),
+        releases: Iterable[tuple[str, InFlightMessage]] = (),
+        letters: Iterable[PendingDeadLetter] = (),
+    ) -> None:
+        """Make acks pending again whose call got no answer.
+
+        Sending an ack twice is harmless, because it names its claim.
+        """
+        box = self.pending_acks(partition)
+        box.settles.extendleft(reversed(list(settles)))
+        box.finishes.extendleft(reversed(list(finishes)))
+        box.releases.extendleft(reversed(list(releases)))
+        box.dead_letters.extendleft(reversed(list(letters)))
+
+    # -- the lease -------------------------------------------------------------
+
+    def record_renewal(self, partition: str, sent_at: float) -> None:
+        """Note the answer to a renewal that was sent at monotonic *sent_at*."""
+        if sent_at > self._renewed.get(partition, float("-inf")):
+            self._renewed[partition] = sent_at
+
+    def renewed_at(self, partition: str) -> float | None:
+        """Return the monotonic time at which the last answered renewal was sent; None before the first."""
+        return self._renewed.get(partition)
+
+    def seconds_since_renewal(self, partition: str, now: float) -> float:
+        """Return the seconds since the last answered renewal was sent; 0 before the first."""
+        sent_at = self._renewed.get(partition)
+        return 0.0 if sent_at is None else now - sent_at
+
+    def is_lease_trusted(self, partition: str) -> bool:
+        """Return whether the lease is fresh enough to start a message."""
+        sent_at = self._renewed.get(partition)
+        return sent_at is not None and self._clock.monotonic() - sent_at < self._trusted_s
+
+    def forget_partition(self, partition: str) -> None:
+        """Remove a partition that is not consumed any more and has no in-flight message."""
+        self._renewed.pop(partition, None)
+        self._void_up_to.pop(partition, None)
+        self._pending_acks.pop(partition, None)
+
+    def abandon_partition(self, partition: str) -> int:
+        """Drop all messages of *partition*; return how many were in flight or had a pending ack."""
+        box = self.pending_acks(partition)
+        held = [held.tag for held in self.messages_of(partition)]
+        for tag in held:
+            self._messages.pop(tag, None)
+        return len(held) + len(box.finishes) + len(box.releases) + len(box.dead_letters)
+
+    # -- senders of the acks ----------------------------------------------------
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call *listener* for each new pending ack, and each answer, from any thread."""
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Undo :meth:`add_listener`."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether a channel will send the pending acks."""
+        return bool(self._listeners)
+
+    def notify_listeners(self) -> None:
+        """Call the listeners: the broker has answered acks for which a message may wait."""
+        self._notify_listeners()
+
+    def _notify_listeners(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+
+def _pop(queue: deque[_T], limit: int) -> list[_T]:
+    """Pop up to *limit* items; another thread may be popping too."""
+    popped: list[_T] = []
+    with contextlib.suppress(IndexError):
+        while len(popped) < limit:
+            popped.append(queue.popleft())
+    return popped

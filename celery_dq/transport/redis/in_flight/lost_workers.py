@@ -1,0 +1,41 @@
+"""Logs which worker was lost, and what happens to its messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from celery_dq.transport.redis.store.replies import Reaped
+
+logger = logging.getLogger(__name__)
+
+#: Most message ids in one log record.
+NAMED = 10
+
+
+def report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
+    """Log a record for each worker whose messages of *queue* were reaped."""
+    for worker, messages in groupby(sorted(lost), key=lambda each: each.consumer):
+        found = list(messages)
+        back = [each.id for each in found if not each.settled]
+        gone = [each.id for each in found if each.settled]
+        fates = []
+        if back:
+            fates.append(f"Its messages run again on other workers: {_names(back)}.")
+        if gone:
+            fates.append(
+                f"Acknowledged early and so lost: {_names(gone)}. A task with acks_late would run again."
+            )
+        logger.warning(
+            "Worker %s lost its lease on queue %s: it ended, or stood still for longer than dq_lease. %s",
+            worker,
+            queue,
+            " ".join(fates),
+            extra={"event": "worker_lost", "queue": queue, "worker": worker, "back": back, "gone": gone},
+        )
+
+
+def _names(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    return ", ".join(ids[:NAMED]) + more

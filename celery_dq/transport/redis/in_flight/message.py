@@ -1,0 +1,141 @@
+"""The message that a consumer receives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kombu import serialization
+from kombu.utils import json as kombu_json
+
+from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, TermPermit
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.stored_message import StoredMessage
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
+    from celery_dq.transport.redis.store.replies import ClaimedEntry
+
+JSON = "application/json"
+#: Seconds between two checks of the confirmation that a message waits for.
+CONFIRMATION_LOOK_S = 0.001
+
+_read_json: Callable[[str], Any] = json.JSONDecoder(object_hook=kombu_json.object_hook).decode
+
+
+class Message(StoredMessage):
+    """A message claimed from a partition.
+
+    Attributes:
+        record: The stored message as it was claimed.
+        deliveries: Number of workers that have died with the message so far.
+        discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
+        started: Whether the task has begun. Before that, the message can be released without an effect.
+        settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
+        burial: Reason with which a rejected message becomes a dead letter, or ``""``.
+        crashed: Whether a requeue counts as a delivery, because a worker was lost.
+        token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
+            queues.
+        permit: The term with this token; None for other queues.
+    """
+
+    def __init__(self, record: RedisRecord, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
+        super().__init__(
+            record.envelope,
+            record.body,
+            priority=record.priority,
+            due=bool(record.due_us),
+            returned=entry.returned,
+            deliveries=entry.deliveries,
+            tag=tag,
+            queue=queue,
+            channel=channel,
+        )
+        # A retry inherits these headers, and a publisher may have forged them, so each delivery sets them.
+        self.headers.pop(TOKEN_HEADER, None)
+        self.headers.pop(QUEUE_HEADER, None)
+        if record.dedup:
+            # The fencing token of this run is larger than that of any earlier run.
+            self.headers[TOKEN_HEADER] = int(entry.claim)
+        if record.tenant:
+            self.properties["tenant"] = record.tenant
+        self.record = record
+        self.message_id = entry.id
+        self.discard = entry.reason
+        self.started = False
+        self.settles = False
+        self.crashed = False
+        self.dead_letter_reason = ""
+        self.token = 0
+        self.permit: TermPermit | None = None
+
+    def enter_term(self, token: int, permit: TermPermit) -> None:
+        """Mark the message as claimed from a singleton queue, in the term with this token."""
+        self.token = token
+        self.permit = permit
+        self.headers[TOKEN_HEADER] = token
+        self.headers[QUEUE_HEADER] = self.queue
+
+    def may_deliver(self) -> bool:
+        """Return whether no other worker can have the message: its lease and its term, if any, are fresh."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        return held is not None and self._is_fresh(held)
+
+    def may_start(self) -> bool:
+        """Return whether :meth:`may_deliver` holds and the predecessor on a singleton queue is over."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        return held is not None and held.unfinished_predecessor() is None and self._is_fresh(held)
+
+    def wait_for_confirmation(self) -> None:
+        """Block this thread or greenlet until the broker has confirmed the required earlier ack."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        while held is not None and held.unconfirmed() is not None and self.may_deliver():
+            time.sleep(CONFIRMATION_LOOK_S)
+
+    def _is_fresh(self, held: InFlightMessage) -> bool:
+        if not self.channel.in_flight.is_lease_trusted(held.partition):
+            return False
+        return self.permit is None or self.permit.is_firm
+
+    def _decode(self) -> Any:
+        # The result is that of kombu, which creates a decoder for each body.
+        if (
+            self.content_type == JSON
+            and (self.accept is None or JSON in self.accept)
+            and _json_is_kombus()
+            and isinstance(self.body, bytes)
+        ):
+            with contextlib.suppress(Exception):  # kombu has its own errors
+                return _read_json(self.body.decode())
+        return super()._decode()
+
+    def ack(self, multiple: bool = False) -> None:
+        """Acknowledge the message: settle it if :attr:`settles`, else finish it.
+
+        Raises:
+            MessageStateError: The message was acknowledged, rejected or requeued before.
+        """
+        if self.settles:
+            if self.acknowledged:
+                raise self.MessageStateError(f"Message already acknowledged with state: {self._state}")
+            self.channel.basic_settle(self.delivery_tag)
+            self._state = "ACK"
+        else:
+            super().ack(multiple=multiple)
+
+    def dead_letter(self, reason: str) -> None:
+        """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        self.channel.dead_letter(self, reason)
+
+    def finish(self) -> None:
+        """Finish the message after its task, with any outcome: its concurrency slot is free. Idempotent."""
+        self.channel.basic_finish(self.delivery_tag)
+
+
+def _json_is_kombus() -> bool:
+    """Return whether the decoder of JSON is still that of kombu, and JSON is not disabled."""
+    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
+    return registry._decoders.get(JSON) is kombu_json.loads and JSON not in registry._disabled_content_types

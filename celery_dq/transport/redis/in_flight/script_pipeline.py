@@ -1,0 +1,346 @@
+"""The script pipeline: sends claims and pending acks on one connection without waiting for the answers.
+
+Answers come in the order in which the scripts were sent. When a script gets no answer, its acks become
+pending again; an ack that is sent twice is harmless.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.in_flight_messages import (
+    InFlightMessage,
+    PendingAcks,
+    PendingDeadLetter,
+)
+from celery_dq.transport.redis.store.partition import ScriptCall
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a script that Redis has refused is sent again.
+RETRY_AFTER_REFUSAL_S = 1.0
+
+
+class ClaimFailure(enum.Enum):
+    """The reason why a claim has no result."""
+
+    #: The heartbeat thread has waited too long for the answer, and releases the messages.
+    DISOWNED = enum.auto()
+    #: Redis refused the script.
+    REFUSED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class InFlightCall:
+    """A script that was sent and is not answered yet.
+
+    Attributes:
+        call: the script with its arguments.
+        queue: the queue whose partition it changes.
+        sent_at: monotonic time.
+        claim: for a claim, called with its result, or with the :class:`ClaimFailure` for which there is none.
+        settles, finishes, releases, burials: the acks that it carries.
+        awaited: one element, popped by the thread that takes care of the claimed messages: the event loop's
+            with the answer, or the heartbeat's after too long a wait. Both may pop at the same time, and
+            popping is atomic.
+        nudges: above 0 for the hand-over of a wake-up: how often it is still to be sent. Each next one is
+            sent after the answer to the one before.
+    """
+
+    call: ScriptCall[Any]
+    queue: Queue
+    sent_at: float
+    on_claimed: Callable[[Any], None] | None = None
+    settles: list[InFlightMessage] = field(default_factory=list)
+    finishes: list[InFlightMessage] = field(default_factory=list)
+    releases: list[tuple[str, InFlightMessage]] = field(default_factory=list)
+    dead_letters: list[PendingDeadLetter] = field(default_factory=list)
+    unresolved: list[None] = field(default_factory=lambda: [None])
+    handovers: int = 0
+
+    @property
+    def carries_acks(self) -> bool:
+        """Whether it carries acks, which the broker must have before the lease ends."""
+        return self.on_claimed is None and not self.handovers
+
+    def resolve_once(self) -> bool:
+        """Return whether the calling thread takes care of the claimed messages; True for one thread only."""
+        try:
+            self.unresolved.pop()
+        except IndexError:
+            return False
+        return True
+
+
+def pending_calls(
+    process: ConsumerIdentity, queue: Queue, now: float, finishing: bool = True
+) -> Iterator[InFlightCall]:
+    """Yield calls that carry the pending acks of a queue, which are not pending any more then.
+
+    Args:
+        process: the consumer.
+        queue: the queue.
+        now: monotonic time.
+        finishing: include the finishes; else they stay pending.
+
+    Yields:
+        The calls, none of them sent.
+    """
+    in_flight, name, partition = process.in_flight, queue.key, queue.partition
+    consumer = queue.consumer(process.consumer)
+    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL, finishing)
+    if settles:
+        call: ScriptCall[Any] = partition.settle(consumer, tags(settles))
+        yield InFlightCall(call, queue, now, settles=settles)
+    if finishes:
+        call = partition.finish(consumer, tags(finishes))
+        yield InFlightCall(call, queue, now, finishes=finishes)
+    releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
+    for mode in sorted({mode for mode, _ in releases}):
+        same = [held for how, held in releases if how == mode]
+        call = release(process, queue, mode, same)
+        yield InFlightCall(call, queue, now, releases=[(mode, held) for held in same])
+    while (letter := in_flight.take_dead_letter(name)) is not None:
+        yield InFlightCall(dead_letter(process, queue, letter), queue, now, dead_letters=[letter])
+
+
+class ScriptPipeline:
+    """The script pipeline of one channel.
+
+    Args:
+        process: the consumer.
+        pool: the pool of the connection.
+        waits_for_company: returns whether the finishes of a queue wait for the next claim, which can carry
+            them; called with the queue and the monotonic time.
+    """
+
+    def __init__(
+        self,
+        process: ConsumerIdentity,
+        pool: redis.ConnectionPool,
+        may_wait_for_claim: Callable[[Queue, float], bool],
+    ) -> None:
+        self._process = process
+        self._may_wait_for_claim = may_wait_for_claim
+        self.connection = PipelinedConnection(pool)
+        self._under_way: deque[InFlightCall] = deque()
+        #: Monotonic time until which no acks are sent, after a refusal.
+        self.paused_until = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of scripts without an answer."""
+        return len(self._under_way)
+
+    def oldest_sent_at(self) -> float | None:
+        """Return the monotonic time at which the oldest unanswered script was sent; None without one."""
+        return self._under_way[0].sent_at if self._under_way else None
+
+    def send(self, sent: InFlightCall) -> None:
+        """Send a script.
+
+        Raises:
+            redis.RedisError: the connection broke; :meth:`close` makes its acks pending again.
+        """
+        if sent.on_claimed is not None:
+            self._process.in_doubt.claim_sent(sent.queue.key)
+        elif sent.carries_acks:
+            self._process.in_doubt.count_acks_under_way(sent.queue.key, +1)
+        self._under_way.append(sent)
+        self.connection.open()
+        self.connection.send(sent.call.command())
+
+    def has_claim_under_way(self, queue: Queue) -> bool:
+        """Return whether a claim from *queue* has no answer yet."""
+        return any(sent.on_claimed is not None and sent.queue.key == queue.key for sent in self._under_way)
+
+    def has_end_under_way(self, queue: Queue) -> bool:
+        """Return whether a call that ends a message of *queue* has no answer yet."""
+        return any(
+            (sent.finishes or sent.dead_letters) and sent.queue.key == queue.key for sent in self._under_way
+        )
+
+    def nudges(self) -> bool:
+        """Return whether a nudge is on its way."""
+        return any(sent.handovers for sent in self._under_way)
+
+    def hand_over_wakeup(self, queue: Queue, now: float, times: int = 1) -> None:
+        """Hand the next wake-up of *queue* over to another consumer, and give up the planned look there.
+
+        Args:
+            queue: the queue.
+            now: monotonic time.
+            times: 2 when this process has just stopped to wait for wake-ups. The broker may send one to the
+                closed connection; with the first answer it has noticed the end of the connection.
+        """
+        call = queue.partition.hand_over_wakeup(queue.consumer(self._process.consumer))
+        self.send(InFlightCall(call, queue, now, handovers=times))
+
+    def send_pending_acks(self, now: float, urgent: str = "") -> None:
+        """Send the pending acks.
+
+        Args:
+            now: monotonic time.
+            urgent: the :attr:`Queue.key` whose finishes do not wait for a claim.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        in_flight, process = self._process.in_flight, self._process
+        if now < self.paused_until:
+            return
+        for name in in_flight.partitions_with_acks():
+            queue = process.heartbeat.queue(name)
+            if queue is None:
+                continue
+            box = in_flight.pending_acks(name)
+            company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
+            if not (box.releases or box.dead_letters) and not self._should_send_now(box, name, company):
+                continue
+            # Counted before the acks leave the ledger, so that they are never taken for confirmed.
+            process.in_doubt.count_acks_under_way(name, +1)
+            batch = deque(pending_calls(process, queue, now, not company))
+            try:
+                while batch:
+                    self.send(batch.popleft())
+            finally:
+                # After a broken connection, close() restores the unsent calls with those that were sent.
+                for sent in batch:
+                    process.in_doubt.count_acks_under_way(name, +1)
+                    self._under_way.append(sent)
+                process.in_doubt.count_acks_under_way(name, -1)
+
+    def _should_send_now(self, box: PendingAcks, name: str, company: bool) -> bool:
+        """Return whether to send settles and finishes now.
+
+        Finishes may wait for a claim. A settle is sent at once, unless another one has no answer yet: then it
+        waits for that answer and is sent with all others. A worker of short tasks settles one message after
+        the other, and a call for each would be its greatest cost.
+        """
+        if box.settles and not any(sent.settles and sent.queue.key == name for sent in self._under_way):
+            return True
+        return bool(box.finishes) and not company
+
+    def disown_claims(self, sent_before: float) -> None:
+        """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
+
+        The event loop is blocked or does not run, and other workers may have time for the claimed messages.
+        """
+        for sent in tuple(self._under_way):
+            # A singleton queue has no other consumer, and its messages keep their order.
+            waits = sent.on_claimed is not None and not sent.queue.token
+            if waits and sent.sent_at < sent_before and sent.resolve_once():
+                self._process.in_doubt.claim_unanswered(sent.queue.key)
+
+    def read_all_answers(self) -> None:
+        """Read all outstanding answers, blocking, because no event loop runs that would read them.
+
+        Raises:
+            redis.RedisError: the connection broke.
+        """
+        while self._under_way:
+            self._read_one()
+
+    def read(self) -> None:
+        """Read the answers that have arrived; called when the socket is readable.
+
+        Raises:
+            redis.RedisError: the connection broke, or the server is in a failover.
+        """
+        self._read_one()
+        while self._under_way and self.connection.has_answer():
+            self._read_one()
+
+    def _read_one(self) -> None:
+        try:
+            answer = self.connection.read()
+        except NoScriptError:
+            # The server's scripts were flushed: send the script again, with its source.
+            sent = self._under_way.popleft()
+            self._under_way.append(sent)
+            self.connection.send(sent.call.command(full=True))
+            return
+        except redis.ResponseError as exc:
+            sent = self._under_way.popleft()
+            self._restore_acks(sent)
+            if isinstance(exc, PASSING_ERRORS):
+                raise
+            self._refused(sent, exc)
+            return
+        sent = self._under_way.popleft()
+        result = sent.call.parse(answer)
+        self._process.in_flight.confirm(
+            chain(sent.settles, sent.finishes, (each.message for each in sent.dead_letters))
+        )
+        if sent.on_claimed is not None:
+            self._answered(sent, result)
+            return
+        if sent.handovers:
+            if sent.handovers > 1:
+                self.hand_over_wakeup(sent.queue, self._process.clock.monotonic(), sent.handovers - 1)
+            return
+        self._process.in_doubt.count_acks_under_way(sent.queue.key, -1)
+        if sent.settles or sent.finishes or sent.releases:
+            self._process.in_flight.stale += result
+        if sent.releases:
+            self._process.in_flight.confirm_releases(sent.queue.key, len(sent.releases))
+
+    def _answered(self, sent: InFlightCall, result: Any) -> None:
+        in_doubt, key = self._process.in_doubt, sent.queue.key
+        assert sent.on_claimed is not None
+        if not sent.resolve_once():
+            sent.on_claimed(ClaimFailure.DISOWNED)
+            return
+        try:
+            sent.on_claimed(result)
+        except BaseException:
+            # The heartbeat thread releases the messages that did not reach the ledger.
+            in_doubt.claim_unanswered(key)
+            raise
+        in_doubt.claim_answered(key, {entry.claim for entry in result.entries})
+
+    def _refused(self, sent: InFlightCall, exc: redis.ResponseError) -> None:
+        """Handle an error of the script, e.g. of a full server, or a key that belongs to another program.
+
+        The connection stays open, and the worker serves its other queues. The script is sent again later.
+        """
+        logger.error(
+            "Redis refused the script %r for queue %s: %s. It is tried again in %g s.",
+            sent.call.script.name,
+            sent.queue.name,
+            exc,
+            RETRY_AFTER_REFUSAL_S,
+            extra={"event": "script_refused", "queue": sent.queue.name},
+        )
+        if sent.on_claimed is not None:
+            sent.on_claimed(ClaimFailure.REFUSED)
+        else:
+            self.paused_until = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+
+    def _restore_acks(self, sent: InFlightCall) -> None:
+        in_flight, in_doubt, key = self._process.in_flight, self._process.in_doubt, sent.queue.key
+        if sent.carries_acks:
+            in_doubt.count_acks_under_way(key, -1)
+        elif sent.on_claimed is not None and sent.resolve_once():
+            # The claim may have taken messages.
+            in_doubt.claim_unanswered(key)
+        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
+
+    def close(self) -> None:
+        """Close the connection; acks without an answer become pending again."""
+        while self._under_way:
+            self._restore_acks(self._under_way.popleft())
+        self.connection.close()

@@ -1,0 +1,127 @@
+-- Claims messages under a lease, in fair order. It also settles and finishes messages, renews the lease as the
+-- heartbeat does, promotes messages that are due, and plans the next look.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   finish_tags ZSET
+--   limiter ZSET
+--   deliveries HASH
+--   leases ZSET
+--   dedup_members HASH
+-- ARGV
+--   consumer: the consumer that claims
+--   lease_ms: how long the lease holds from now
+--   want: how many messages it has free slots for, at most 1000; 0 only settles, finishes and renews
+--   free: how many of them may belong to tenants with a concurrency limit
+--   hold: '1' it may plan the next look even with messages, '0' only without, '-' never
+--   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
+--   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
+--   discards: how many discards to take besides, at most 1000; none when want is 0
+--   n_settle: number of tags to settle, at most 1000
+--   (claim, id)*: the tags
+--   n_finish: number of tags to finish, at most 1000
+--   (claim, id)*: the tags
+-- RETURNS
+--   an array: '1' when a message may be served now, else '0'; µs until the look that this consumer has planned, or
+--   '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the consumer is fenced
+--   out, else '0'; '-1' when the consumer had its lease until now, else (no lease, or fenced out) the number of the
+--   last claim before this one: its messages of claims up to that are lost; then three strings per message: message id,
+--   'claim number|deliveries|reason', record. Deliveries is '' for a message that was never delivered before, '0' for
+--   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
+--   bookkeeping only and took neither permit nor slot. Discards come last.
+-- COST
+--   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies
+--   at most 128 of each kind; skips at most 64 messages that were removed or cannot run, and passes over at most 1000
+--   tenants whose next message is a suspect or a 65th of those, at three commands each; some ten for discards
+-- GUARANTEE
+--   The result is the same as that of claims of one message each. A message is written under the consumer's name
+--   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
+--   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
+--   becomes a discard and costs its tenant no turn.
+--@include state
+--@include out_of_memory_guard
+--@include lease
+--@include in_flight
+--@include leader_lease
+--@include promote
+--@include delivery
+--@include single_message_claims
+--@include run_length
+--@include fetch_ahead
+--@include serve_tenant
+--@include place_served
+--@include claim_discards
+--@include next_look
+local PROMOTE, TENANTS_PER_MESSAGE = 128, 16
+local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
+local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
+
+local settled, stale_settled, behind = read_tags(consumer, 9)
+settle(consumer, settled)
+local finished, stale_finished = read_tags(consumer, behind)
+finish(consumer, finished)
+promote(PROMOTE)
+
+local alive, last_claim = call('ZSCORE', P .. 'leases', consumer), string.format('%.0f', state.claim)
+local reply = delivery.reply
+reply[1], reply[2], reply[3], reply[4] = '0', '-1', tostring(stale_settled + stale_finished), '0'
+reply[5] = alive and '-1' or last_claim
+if is_fenced_out(consumer) or has_lost_leadership() then
+  -- This consumer may have taken a wake-up that the leader needs.
+  wake()
+  save()
+  reply[4], reply[5] = '2', last_claim
+  return reply
+end
+if state.epoch > 0 then state.leader = consumer end
+
+local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
+  suspects = ARGV[7] == '1', crashes_known = want > 0 and call('EXISTS', P .. 'deliveries') == 1,
+  chunk = math.max(want, 1), passes = 0, skips = 0, is_full = false, has_suspect = false, discarded = {},
+  unreadable = {}}
+local most_seen = TENANTS_PER_MESSAGE * serving.chunk
+while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
+  if not serving.crashes_known then serve_singles(serving.chunk, want - delivery.count) end
+  local tenant = delivery.count < want and step_forward(serving.chunk)
+  if not tenant then break end
+  if not line.fetched and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
+    fetch_ahead(tenant, want - delivery.count)
+  end
+  local quota = tenant.quota
+  if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
+    local follower = first_in_line(serving.chunk)
+    serve_tenant(serving, tenant, run_length(tenant, follower, want - delivery.count, serving.free))
+    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then line_up(tenant) end
+  end
+end
+
+-- The lease is written first, because messages of a consumer without a lease are never reaped. Then the messages are
+-- written under the consumer's name, and at last they are removed from where they waited.
+renew_lease(consumer, alive, tonumber(ARGV[2]))
+write_delivered(consumer)
+add_discards(serving.discarded)
+place_served()
+write('HDEL', P .. 'messages', serving.unreadable)
+write('HDEL', P .. 'deliveries', serving.unreadable)
+if #delivery.started > 0 then fast_dedup().start(delivery.started, delivery.number) end
+if #serving.discarded > 0 and call('EXISTS', P .. 'dedup_members') == 1 then
+  for i = 1, #serving.discarded do dedup().leave(serving.discarded[i].id, false) end
+end
+-- A message that may crash its worker is delivered alone.
+if most_discards > 0 and not serving.has_suspect then claim_discards(most_discards, consumer) end
+if delivery.count > 0 then
+  state.claim = delivery.number
+  state.held = state.held + delivery.count
+end
+close_busy_period()
+collect(P .. 'finish_tags', text(state.v), PROMOTE)
+collect(P .. 'limiter', now, PROMOTE)
+
+local is_more, look_in = plan_next_look(consumer, ARGV[5] == '1' or (ARGV[5] == '0' and delivery.count == 0))
+if is_more then reply[1] = '1' end
+if look_in then reply[2] = string.format('%.0f', look_in) end
+if serving.has_suspect then reply[4] = '1' end
+save()
+return reply

@@ -1,0 +1,59 @@
+-- Promotes messages and tenants whose time has come.
+--
+-- DERIVES
+--   messages HASH
+--   turn ZSET
+--   throttled ZSET
+--   finish_tags ZSET
+--   delayed ZSET
+--@include state
+--@include record
+--@include dead_letter
+--@include tenant_placement
+--@include dedup
+-- Promotes delayed messages that are due and throttled tenants that have a permit, at most `limit` of each, and
+-- evicts dedup locks that were held for too long. A delayed message gets the place of one that was pushed at its due
+-- time. Returns how many messages, tenants and locks there were.
+local function promote(limit)
+  local evicted = state.evict > 0 and state.evict <= now and dedup().evict_overdue(limit) or 0
+  local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  if #due > 0 then
+    local ids = {}
+    for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+    local records = call('HMGET', P .. 'messages', unpack(ids))
+    local tenants, waiting, corrupt = {}, {}, {}
+    for i = 1, #ids do
+      local priority, _, _, tenant = header(records[i])
+      if priority then
+        tenant = tenant_name(records[i], tenant)
+        local list = waiting[tenant]
+        if not list then
+          list = {}
+          waiting[tenant] = list
+          tenants[#tenants + 1] = tenant
+        end
+        list[#list + 1] = tonumber(due[2 * i]) - priority * state.head
+        list[#list + 1] = ids[i]
+      elseif records[i] then
+        store_dead_letter(ids[i], records[i], 'corrupt', '', 0, '')
+        corrupt[#corrupt + 1] = ids[i]
+      end
+    end
+    add_waiting(tenants, waiting)
+    call('ZREM', P .. 'delayed', unpack(ids))
+    write('HDEL', P .. 'messages', corrupt)
+  end
+  local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', now, 'LIMIT', 0, limit)
+  if #allowed > 0 then
+    local tags = call('ZMSCORE', P .. 'finish_tags', unpack(allowed))
+    local turn = {}
+    for i = 1, #allowed do
+      turn[2 * i - 1] = math.max(state.v, tonumber(tags[i] or 0))
+      turn[2 * i] = allowed[i]
+    end
+    call('ZADD', P .. 'turn', unpack(turn))
+    call('ZREM', P .. 'throttled', unpack(allowed))
+    call('ZREM', P .. 'finish_tags', unpack(allowed))
+  end
+  return #due / 2 + #allowed + evicted
+end

@@ -1,0 +1,110 @@
+-- Takes the next messages of one tenant.
+--
+-- DERIVES
+--   messages HASH
+--   deliveries HASH
+--@include state
+--@include record
+--@include dead_letter
+--@include fair_turn
+--@include delivery
+-- These functions share a table `serving` of the script that claims:
+--   consumer, want: the script's arguments; so are max_deliveries and suspects
+--   free: how many more messages of tenants with a concurrency limit the claim may take
+--   crashes_known: whether any message of the partition has a delivery that counts
+--   chunk: how many tenants are read at once
+--   passes: how many tenants were passed over, because their next message is not for this claim
+--   skips: how many messages were found that cannot run
+--   is_full: whether the claim takes no more
+--   has_suspect: whether its only message has crashed a worker before
+--   discarded: messages {id, tenant, reason} that will not run
+--   unreadable: ids of messages whose records cannot be read
+
+-- The messages of a dead consumer come first again, so the claim looks behind as many tenants as it has passed over.
+-- Returns false.
+local function pass_over_tenant(serving, tenant)
+  tenant.passed, serving.passes = true, math.min(serving.passes + 1, 1000)
+  serving.chunk = math.max(serving.chunk, math.min(serving.passes, 128))
+  return false
+end
+
+-- Removes the tenant's next message, which cannot run: it becomes a discard, unless its record is lost.
+local function discard_next_message(serving, tenant, id, record, deliveries, is_readable, is_expired)
+  serving.skips = serving.skips + 1
+  if not is_readable and record then
+    store_dead_letter(id, record, 'corrupt', serving.consumer, deliveries, tenant.name)
+    serving.unreadable[#serving.unreadable + 1] = id
+  elseif is_expired then
+    serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'expired'}
+  elseif is_readable then
+    store_dead_letter(id, record, 'max_deliveries', '', deliveries, tenant.name)
+    serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'dead:max_deliveries'}
+  end
+end
+
+-- Takes or discards the tenant's next message. Returns whether to go on with the one behind it.
+local function take_next_message(serving, tenant, id, score, record, crashes)
+  local deliveries = crashes and tonumber(crashes) or 0
+  local priority, _, expires = header(record)
+  local is_expired = priority and expires > 0 and expires <= now
+  local is_dead = deliveries > 0 and serving.max_deliveries > 0 and deliveries >= serving.max_deliveries
+  if not priority or is_expired or is_dead then
+    if serving.skips >= 64 then return pass_over_tenant(serving, tenant) end
+    discard_next_message(serving, tenant, id, record, deliveries, priority, is_expired)
+  else
+    if deliveries > 0 then
+      -- A consumer that has a suspect takes no second one, and a suspect is taken alone: it may crash its worker.
+      if not serving.suspects then return pass_over_tenant(serving, tenant) end
+      serving.is_full = true
+      if delivery.count > 0 then return false end
+      serving.has_suspect = true
+    end
+    deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record)
+    local quota, tag = tenant.quota, tenant.tag
+    if tag > state.v then state.v = tag end
+    tenant.tag = tag + tenant.cost
+    tenant.served = tenant.served + 1
+    tenant.slots = tenant.slots + 1
+    if quota.interval > 0 then tenant.arrival = take_permit(tenant.arrival, quota) end
+    if quota.concurrency > 0 then serving.free = serving.free - 1 end
+  end
+  tenant.taken = tenant.taken + 1
+  tenant.next_id = tenant.next_id + 1
+  return deliveries == 0 or not serving.is_full
+end
+
+-- Reads more ids of the tenant when fewer than `run` are known. Returns how many are known and not taken.
+local function read_ids(serving, tenant, run)
+  local ids = tenant.ids or {}
+  tenant.ids = ids
+  local left = #ids / 2 - tenant.next_id + 1
+  if left <= run and not tenant.ended then
+    -- One more id than needed shows whether there is a backlog; a tenant that was served often reads ahead.
+    local size = math.max(run - left, math.min(tenant.taken, serving.want - delivery.count)) + 1
+    local start = #ids / 2
+    local more = call('ZRANGE', tenant.key, text(start), text(start + size - 1), 'WITHSCORES')
+    for i = 1, #more do ids[2 * start + i] = more[i] end
+    tenant.ended = #more < 2 * size
+    left = left + #more / 2
+  end
+  return left
+end
+
+-- Looks at the tenant's next `run` messages and takes those that may be taken.
+local function serve_tenant(serving, tenant, run)
+  run = math.min(run, read_ids(serving, tenant, run))
+  if run == 0 then return end
+  local first, ids = tenant.next_id, tenant.ids
+  local wanted, records, crashes = {}, nil, {}
+  for i = 1, run do wanted[i] = ids[2 * (first + i) - 3] end
+  if run == 1 and first == 1 and tenant.record ~= nil then
+    records = {tenant.record}
+  else
+    records = call('HMGET', P .. 'messages', unpack(wanted))
+  end
+  if serving.crashes_known then crashes = call('HMGET', P .. 'deliveries', unpack(wanted)) end
+  for i = 1, run do
+    local score = tonumber(ids[2 * (first + i - 1)])
+    if not take_next_message(serving, tenant, wanted[i], score, records[i], crashes[i]) then return end
+  end
+end

@@ -1,0 +1,127 @@
+-- Accepts messages: each waits for its tenant's turn, or until it is due, or becomes a discard when it was
+-- cancelled before it came.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   tombstones ZSET
+--   producer:<producer> STRING
+-- ARGV
+--   producer: the producer that numbers the messages; '' for none
+--   marker_ttl_ms: how long its last sequence is remembered
+--   head_start_us: by how much each step of priority goes before its time
+--   wall_us: the publisher's clock, from which its countdowns count
+--   count: number of messages, at most 1000
+--   (sequence, id, record)*: the producer's number, ascending; the task id; the record
+-- RETURNS
+--   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
+--   nothing changed, '2<message id>' accepted as a discard. A message with a dedup key may also be '4' blocked (it
+--   waits for another message to end), '5' a follower (kept, it gets the result of the message that covers it), '3'
+--   declined (not kept) or '6' declined although its result is awaited, because there are too many followers. When the
+--   lock was not free, behind the message id come a zero byte, the id of the message that covers it or is ahead of it,
+--   a zero byte, and the id of the message that it replaced, or ''
+-- COST
+--   O(log n) per message; some 15 commands and one per tenant of the call
+-- GUARANTEE
+--   Everything is checked before anything is written. Sending a call again with the same producer and sequences
+--   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
+--   task id of a message that the leader holds takes the place of that one.
+--@include state
+--@include record
+--@include unique_ids
+--@include accept
+--@include retry_of
+--@include dedup
+--@include wake
+local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
+if not count or count > 1000 or #ARGV ~= 5 + 3 * count then
+  return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
+end
+local head = tonumber(ARGV[3])
+if not head or not (head >= 0 and head <= 1e15) then
+  return redis.error_reply('DQINVALID push: head_start_us must be from 0 to 1e15')
+end
+if not wall or not (wall >= 0 and wall < 9e15) then
+  return redis.error_reply('DQINVALID push: wall_us must be from 0 to 9e15')
+end
+
+local last = -1
+if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
+local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
+for i = 1, count do
+  local at = 3 + 3 * i
+  local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
+  local priority, due, _, tenant = header(record)
+  if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
+  if is_counted(record) then
+    due = math.min(math.max(due + now - wall, 1), LATEST)
+    record = with_due(record, due)
+  end
+  local section = is_keyed(record) and fast_dedup().section_of(record)
+  if is_keyed(record) and not section then
+    return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
+  end
+  if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end
+  if producer ~= '' and sequence <= last then
+    replies[i] = '0' .. ARGV[at + 1]
+    if section then seen[#seen + 1] = {i, ARGV[at + 1], tenant_name(record, tenant), section} end
+  else
+    if producer ~= '' and sequence <= highest then
+      return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
+    end
+    highest = math.max(highest, sequence)
+    ids[#ids + 1] = ARGV[at + 1]
+    order[#order + 1] = i
+    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant_name(record, tenant),
+      section = section}
+  end
+end
+for i = 1, #seen do
+  local at, task, tenant, section = unpack(seen[i])
+  -- The answer to the first attempt was lost, so this is the present state.
+  local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0
+    and dedup().read_lock(fast_dedup().scope_of(tenant, section.key))
+  if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
+end
+if #messages == 0 then return replies end
+
+state.head = head
+local tombstones = {}
+if call('EXISTS', P .. 'tombstones') == 1 then
+  local bases = {}
+  for i = 1, #ids do bases[i] = plain_id(ids[i]) end
+  tombstones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
+end
+local unique, places = unique_ids(ids), places_of_retried(ids)
+for i = 1, #messages do
+  local message = messages[i]
+  message.id = unique[i]
+  message.score = places[i]
+  if tombstones[i] and tonumber(tombstones[i]) > now then message.reason = 'cancelled' end
+  replies[order[i]] = (message.reason and '2' or '1') .. message.id
+end
+local CODES = {accept = '1', block = '4', follow = '5', decline = '3', refuse = '6'}
+local turned_away = 0
+for i = 1, #messages do
+  local message = messages[i]
+  if message.section and not message.reason then
+    local verdict, ahead, replaced = fast_dedup().admit(message)
+    message.following = verdict == 'follow'
+    message.dropped = verdict == 'decline' or verdict == 'refuse'
+    if message.dropped or replaced then turned_away = turned_away + 1 end
+    if ahead then replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '') end
+  end
+end
+if turned_away > 0 then
+  local kept = {}
+  for i = 1, #messages do
+    if not messages[i].dropped then kept[#kept + 1] = messages[i] end
+  end
+  messages = kept
+end
+accept(messages)
+if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
+wake()
+save()
+return replies

@@ -1,0 +1,38 @@
+-- Sets or deletes a quota. That of a tenant acts on its backlog at once.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   quotas HASH
+-- ARGV
+--   field: 't:<tenant>', or 'default'
+--   packed: the quota, or '' to delete it
+-- RETURNS
+--   1
+-- COST
+--   some 20 commands
+-- GUARANTEE
+--   A tenant never waits longer for its next message than its new burst allows. `default` acts on tenants that are
+--   placed from then on; `place` applies it to tenants with backlog.
+--@include state
+--@include out_of_memory_guard
+--@include apply_quota
+--@include wake
+local field, packed = ARGV[1], ARGV[2]
+local tenant = string.match(field, '^t:(.*)$')
+if not (tenant or field == 'default') then
+  return redis.error_reply('DQINVALID quota: the field must be default or t:<tenant>')
+end
+if packed == '' then
+  call('HDEL', P .. 'quotas', field)
+elseif read_quota(packed, field) then
+  call('HSET', P .. 'quotas', field, packed)
+else
+  return redis.error_reply('DQINVALID quota: the packed quota cannot be read')
+end
+if tenant then
+  apply_quota({tenant})
+  wake()
+  save()
+end
+return 1

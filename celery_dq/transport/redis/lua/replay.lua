@@ -1,0 +1,41 @@
+-- Sends a dead letter again, without its earlier deliveries.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   dead HASH
+--   dead_info HASH
+--   dead_index ZSET
+-- ARGV
+--   id: its message id
+--   record: the record to send; '' is the one that was kept
+--   head_start_us: by how much each step of priority goes before its time
+-- RETURNS
+--   '1<message id>' of the new message; '0' when there is no such dead letter
+-- COST
+--   some 20 commands
+-- GUARANTEE
+--   The new message is stored before the dead letter is deleted. It runs even if its task has a tombstone.
+--@include state
+--@include record
+--@include unique_ids
+--@include accept
+--@include wake
+local id, record = ARGV[1], ARGV[2]
+local kept = call('HGET', P .. 'dead', id)
+if not kept then return '0' end
+if record == '' then record = kept end
+local priority, due, _, tenant = header(record)
+if not priority then return redis.error_reply('DQINVALID replay: the record cannot be read') end
+state.head = tonumber(ARGV[3])
+-- The new message gets the id of the dead letter, unless another message has it.
+local new = id
+if call('HEXISTS', P .. 'messages', id) == 1 then new = second_id(id) end
+accept({{id = new, record = record, priority = priority, due = due, tenant = tenant_name(record, tenant)}})
+call('HDEL', P .. 'dead', id)
+call('HDEL', P .. 'dead_info', id)
+call('ZREM', P .. 'dead_index', id)
+wake()
+save()
+return '1' .. new

@@ -1,0 +1,30 @@
+-- Releases all messages of a consumer as unstarted, a chunk per call, and then ends its lease.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   leases ZSET
+--   held:<consumer> HASH
+-- ARGV
+--   consumer: the consumer that stops
+--   limit: most messages to release, at most 1000
+-- RETURNS
+--   number of messages left; 0 means that the lease has ended too
+-- COST
+--   those of a release
+-- GUARANTEE
+--   No delivery is counted; permits and turns are given back. Settled messages are dropped.
+--@include state
+--@include out_of_memory_guard
+--@include release
+--@include wake
+local consumer = ARGV[1]
+release_messages(consumer, some_held(consumer, math.min(tonumber(ARGV[2]), 1000)), 'unstarted', 0, '')
+local left = call('HLEN', P .. 'held:' .. consumer)
+if left == 0 then
+  call('ZREM', P .. 'leases', consumer)
+  if state.next_look_owner == consumer then state.next_look_owner = '' end
+end
+wake()
+save()
+return left

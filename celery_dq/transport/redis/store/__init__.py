@@ -1,0 +1,14 @@
+"""The data of the tenant broker in Redis, and the calls that change it.
+
+``pipelined_connection``   one raw connection that an event loop can watch
+``address``                what a broker URL says besides host and port
+``record``, ``message_ids``  a message as bytes; pure
+``replies``, ``fence_reply``  the answers of the scripts, typed
+``partition``, ``queue``   one partition as a set of script calls; a queue with its options
+``publisher``              publishes messages, each once
+``quotas``                 quotas from the settings
+``transient``              reply queues that end with their consumer
+``server_checks``, ``refusals``, ``rights``, ``full_server``   what a server must offer, and its errors
+
+The floors above call ``Partition`` and ``RedisPublisher``; keys are spelled in ``celery_dq.keys`` only.
+"""

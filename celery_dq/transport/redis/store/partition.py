@@ -1,0 +1,362 @@
+"""The calls that change or read one partition of a queue, each of them one Lua script.
+
+A method sends no command. It returns a :class:`ScriptCall`, which the caller runs (:meth:`ScriptCall.run`) or
+sends on a connection of its own (:meth:`ScriptCall.command`, :meth:`ScriptCall.parse`). Times are those of
+the server. Durations are milliseconds or microseconds, see the suffix of their names.
+
+A *tag* names one delivery of a message: its claim number and its message id. A tag of an older claim is
+*stale*: the script changes nothing for it, and counts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
+from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
+from celery_dq.transport.redis.store.fence_reply import FenceReply, read_fence_reply
+from celery_dq.transport.redis.store.replies import (
+    Brought,
+    Cancellation,
+    ClaimedEntry,
+    ClaimReply,
+    HeartbeatReply,
+    MoveReply,
+    OutgoingRecord,
+    PurgeReply,
+    PushReply,
+    read_brought,
+    read_cancellations,
+    read_claim_reply,
+    read_dead_lettered,
+    read_entries,
+    read_flag,
+    read_heartbeat_reply,
+    read_move_reply,
+    read_nothing,
+    read_pairs,
+    read_purge_reply,
+    read_push_reply,
+    read_replayed,
+    read_text,
+)
+
+T = TypeVar("T")
+
+#: Most messages, tags or tenants in one call; longer work is done in chunks.
+MAX_CHUNK = 1000
+
+#: A head start that is longer than any wait and that a double still holds in whole microseconds.
+STRICT_PRIORITY_US = 1_000_000_000_000_000
+
+#: The names of the scripts, each a file of the folder.
+SCRIPTS = (
+    "cancel",
+    "cancel_tenant",
+    "claim",
+    "dead_letter",
+    "evict",
+    "explain_tenant",
+    "fence",
+    "finish",
+    "forget_dead",
+    "locate",
+    "hand_over_wakeup",
+    "pause",
+    "place_held_back",
+    "purge",
+    "push",
+    "quota",
+    "release",
+    "heartbeat",
+    "replay",
+    "resign",
+    "settings_quota",
+    "settle",
+    "take",
+)
+
+ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptCall(Generic[T]):
+    """A script with its arguments, ready to be sent."""
+
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Argument, ...]
+    parse: Callable[[Any], T]
+
+    def command(self, full: bool = False) -> tuple[Argument, ...]:
+        """Return the words to send; ``full`` after the server answered NOSCRIPT."""
+        return self.script.command(self.keys, self.args, full)
+
+    def run(self, client: Redis) -> T:
+        """Send the call on ``client``, wait, and return the parsed reply."""
+        return self.parse(self.script.run(client, self.keys, self.args))
+
+
+def load_scripts() -> ScriptSet:
+    """Return the scripts of the tenant broker, read from their files."""
+    return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS)
+
+
+class Partition:
+    """The calls on one partition.
+
+    Args:
+        keys: the keys of the partition.
+        scripts: the set of :func:`load_scripts`.
+    """
+
+    def __init__(self, keys: PartitionKeys, scripts: ScriptSet) -> None:
+        self.keys = keys
+        self.scripts = scripts
+
+    def push(
+        self,
+        messages: Sequence[OutgoingRecord],
+        *,
+        producer: str = "",
+        marker_ttl_ms: int = 3_600_000,
+        head_start_us: int = STRICT_PRIORITY_US,
+        wall_us: int = 0,
+    ) -> ScriptCall[list[PushReply]]:
+        """Accept messages; with a ``producer``, a sequence that was accepted before changes nothing.
+
+        Args:
+            messages: at most :data:`MAX_CHUNK`.
+            producer: the name of the producer that numbers them; ``""`` for none.
+            marker_ttl_ms: how long the producer's last sequence is remembered.
+            head_start_us: by how much each step of priority goes before its time.
+            wall_us: the publisher's wall clock, for messages with a countdown.
+        """
+        _check_chunk(messages)
+        records: list[Argument] = list(chain.from_iterable(messages))
+        args: tuple[Argument, ...] = (
+            producer,
+            marker_ttl_ms,
+            head_start_us,
+            wall_us,
+            len(messages),
+            *records,
+        )
+        return self._call("push", args, read_push_reply)
+
+    def claim(
+        self,
+        consumer: str,
+        *,
+        lease_ms: int,
+        want: int,
+        free: int | None = None,
+        hold: bool | None = False,
+        max_deliveries: int = 5,
+        suspects: bool = True,
+        discards: int | None = None,
+        settle: Sequence[tuple[str, str]] = (),
+        finish: Sequence[tuple[str, str]] = (),
+    ) -> ScriptCall[ClaimReply]:
+        """Settle, finish, renew the lease, and claim messages.
+
+        Args:
+            consumer: the name of the consumer.
+            lease_ms: how long the lease holds from now.
+            want: most messages to claim.
+            free: how many of them may belong to tenants with a concurrency limit; default: all.
+            hold: plan the next look even when messages were found (True), only when none was (False), or
+                never (None).
+            max_deliveries: deliveries after which a crashing message is dead; 0 is never.
+            suspects: claim a message that has crashed a consumer before, alone; else pass its tenant over.
+            discards: how many discards to claim besides; default: as many as ``want``.
+            settle: tags to settle.
+            finish: tags to finish.
+        """
+        _check_chunk(settle)
+        _check_chunk(finish)
+        room = want if free is None else free
+        keep = "-" if hold is None else int(hold)
+        besides = min(want if discards is None else discards, MAX_CHUNK)
+        numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects), besides)
+        tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
+        return self._call("claim", (consumer, *numbers, *tags), read_claim_reply)
+
+    def take(
+        self, consumer: str, message_ids: Sequence[str], *, lease_ms: int
+    ) -> ScriptCall[list[ClaimedEntry]]:
+        """Take these waiting or delayed messages under a lease, to move them; skip others.
+
+        They take no permit of a rate limit, so release them with ``mode="requeue"``.
+        """
+        _check_chunk(message_ids)
+        return self._call("take", (consumer, lease_ms, len(message_ids), *message_ids), read_entries)
+
+    def settle(self, consumer: str, tags: Sequence[tuple[str, str]]) -> ScriptCall[int]:
+        """Settle deliveries: they are never repeated, their slots stay taken. The reply counts stale tags."""
+        _check_chunk(tags)
+        return self._call("settle", (consumer, len(tags), *_tags(tags)), int)
+
+    def finish(self, consumer: str, tags: Sequence[tuple[str, str]]) -> ScriptCall[int]:
+        """Finish deliveries, settled or not, and free their slots. The reply counts stale tags."""
+        _check_chunk(tags)
+        return self._call("finish", (consumer, len(tags), *_tags(tags)), int)
+
+    def release(
+        self,
+        consumer: str,
+        tags: Sequence[tuple[str, str]],
+        *,
+        mode: ReleaseMode,
+        max_deliveries: int = 5,
+        worker: str = "",
+    ) -> ScriptCall[int]:
+        """Release messages to their old places; settled ones are dropped. The reply counts stale tags.
+
+        Args:
+            consumer: the name of the consumer.
+            tags: the deliveries.
+            mode: ``unstarted`` gives the permit and the turn back, ``requeue`` neither. ``crashed`` counts
+                the delivery, gives the turn back when it is the first, and may make it a dead letter.
+            max_deliveries: deliveries after which a crashing message is dead; 0 is never.
+            worker: the worker that gives up on it, for the dead letter.
+        """
+        _check_chunk(tags)
+        args: tuple[Argument, ...] = (consumer, mode, max_deliveries, worker, len(tags), *_tags(tags))
+        return self._call("release", args, int)
+
+    def heartbeat(
+        self, consumer: str, *, lease_ms: int, limit: int = 100, max_deliveries: int = 5
+    ) -> ScriptCall[HeartbeatReply]:
+        """Send a heartbeat: renew the lease, reap messages of lost consumers, promote, wake, tidy."""
+        return self._call(
+            "heartbeat", (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries), read_heartbeat_reply
+        )
+
+    def resign(self, consumer: str, *, limit: int = MAX_CHUNK) -> ScriptCall[int]:
+        """Release all messages as unstarted and end the lease. The reply counts those left: call again."""
+        return self._call("resign", (consumer, min(limit, MAX_CHUNK)), int)
+
+    def fence(self, token: int, *, limit: int = MAX_CHUNK, max_deliveries: int = 5) -> ScriptCall[FenceReply]:
+        """Let only ``<consumer>@<token>`` consume from now on; release the messages of others.
+
+        Call it until ``remaining`` is 0; the same token may fence again.
+        """
+        return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), read_fence_reply)
+
+    def hand_over_wakeup(self, consumer: str = "") -> ScriptCall[bool]:
+        """Promote messages that are due, and wake a consumer if there is work.
+
+        Args:
+            consumer: gives up the look that it has planned, so that another consumer plans it.
+
+        Returns:
+            A call whose reply says whether a message may be served now.
+        """
+        return self._call("hand_over_wakeup", (consumer,), read_flag)
+
+    def set_quota(self, tenant: str, packed: bytes | None) -> ScriptCall[None]:
+        """Set the quota of a tenant, or with None delete it; in force at once."""
+        return self._call("quota", (quota_field(tenant), packed or b""), read_nothing)
+
+    def set_default_quota(self, packed: bytes | None) -> ScriptCall[None]:
+        """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog."""
+        return self._call("quota", (DEFAULT_QUOTA, packed or b""), read_nothing)
+
+    def bring_settings_quota(
+        self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
+    ) -> ScriptCall[Brought]:
+        """Apply the quota of a worker's settings; :meth:`place_held_back` applies it to the backlog.
+
+        Args:
+            packed: the quota; None when the settings have none.
+            by: the name of the worker.
+            memory_ms: for how long a replaced quota counts as one of older settings, which is refused.
+            force: apply it even then.
+        """
+        return self._call("settings_quota", (packed or b"", by, memory_ms, int(force)), read_brought)
+
+    def pause(self, tenant: str) -> ScriptCall[bool]:
+        """Start no message of a tenant until :meth:`resume`. The reply says whether it was not paused."""
+        return self._call("pause", (tenant, 1), read_flag)
+
+    def resume(self, tenant: str) -> ScriptCall[bool]:
+        """Undo :meth:`pause`. The reply says whether the tenant was paused."""
+        return self._call("pause", (tenant, 0), read_flag)
+
+    def place_held_back(self, tenants: Sequence[str]) -> ScriptCall[None]:
+        """Place these tenants again."""
+        _check_chunk(tenants)
+        return self._call("place_held_back", (len(tenants), *tenants), read_nothing)
+
+    def cancel(
+        self, task_ids: Sequence[str], *, reason: str = "cancelled", tombstone_ttl_ms: int = 10_800_000
+    ) -> ScriptCall[list[Cancellation]]:
+        """Turn waiting and delayed messages into discards; other tasks get a tombstone (0 ms: none)."""
+        _check_chunk(task_ids, limit=MAX_CHUNK // 10)
+        args: tuple[Argument, ...] = (reason, tombstone_ttl_ms, len(task_ids), *task_ids)
+        return self._call("cancel", args, read_cancellations)
+
+    def cancel_tenant(
+        self, tenant: str, *, reason: str = "cancelled", limit: int = MAX_CHUNK
+    ) -> ScriptCall[MoveReply]:
+        """Turn the waiting messages of a tenant into discards; delayed messages stay."""
+        return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), read_move_reply)
+
+    def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
+        """Remove waiting and delayed messages and discards; in-flight messages stay."""
+        return self._call("purge", (min(limit, MAX_CHUNK),), read_purge_reply)
+
+    def dead_letter(
+        self, consumer: str, tag: tuple[str, str], *, reason: str, worker: str, record: bytes = b""
+    ) -> ScriptCall[Literal["dead", "stale", "no record"]]:
+        """Finish a message and keep it as a dead letter.
+
+        Args:
+            consumer: the name of the consumer.
+            tag: the delivery.
+            reason: why, a word or a short sentence.
+            worker: the worker that gives up on it.
+            record: the record to keep; default: the stored one. A settled message has none: the reply is
+                ``no record``, and nothing was changed.
+        """
+        return self._call("dead_letter", (consumer, *tag, reason, worker, record), read_dead_lettered)
+
+    def replay(
+        self, message_id: str, *, record: bytes = b"", head_start_us: int = STRICT_PRIORITY_US
+    ) -> ScriptCall[str | None]:
+        """Send a dead letter again, with an edited ``record`` if given. The reply is its id, None without."""
+        return self._call("replay", (message_id, record, head_start_us), read_replayed)
+
+    def forget_dead(self, message_ids: Sequence[str]) -> ScriptCall[int]:
+        """Delete dead letters. The reply counts them."""
+        _check_chunk(message_ids)
+        return self._call("forget_dead", (len(message_ids), *message_ids), int)
+
+    def evict(self, tenant: str, key: str) -> ScriptCall[str]:
+        """Take a dedup lock from the message that has it. The reply is its id, or ``""``."""
+        return self._call("evict", (tenant, key), read_text)
+
+    def explain_tenant(self, tenant: str) -> ScriptCall[dict[str, str]]:
+        """Explain why a tenant is or is not served: see the contract of the script for the names."""
+        return self._call("explain_tenant", (tenant,), read_pairs)
+
+    def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
+        """Tell where a task is: see the contract of the script for the names; empty when it is not here."""
+        return self._call("locate", (task_id,), read_pairs)
+
+    def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> ScriptCall[T]:
+        return ScriptCall(self.scripts[script], (self.keys.state,), tuple(args), parse)
+
+
+def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
+    if len(items) > limit:
+        raise ValueError(f"{len(items)} in one call are too many; send chunks of at most {limit}")
+
+
+def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:
+    return list(chain.from_iterable(tags))

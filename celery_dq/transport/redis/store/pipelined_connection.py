@@ -1,0 +1,111 @@
+"""A pipelined connection to Redis that an event loop can watch.
+
+A command is sent without waiting for its answer, and the answer is read when the socket is readable. The
+event loop watches :attr:`PipelinedConnection.fd`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from kombu.utils.eventio import ERR, READ, poll
+
+from celery_dq.transport.redis.store.server_checks import recognised_error
+
+#: Seconds after which an unanswered BLPOP is sent again: long enough to cost
+#: nothing, short enough to notice a dead connection.
+BLPOP_TIMEOUT_S = 10
+#: Seconds without an answer, after those of a BLPOP, after which a connection counts as dead.
+OVERDUE_S = 5
+
+
+def has_arrived(connection: Any) -> bool:
+    """Return whether the socket of a redis-py connection has data to read; False when it is closed."""
+    sock = getattr(connection, "_sock", None)
+    if sock is None or sock.fileno() < 0:
+        return False
+    pending = getattr(sock, "pending", None)  # data that TLS has decrypted
+    if pending is not None and pending():
+        return True
+    poller = poll()
+    try:
+        poller.register(sock.fileno(), READ | ERR)
+        return bool(poller.poll(0))
+    finally:
+        poller.close()
+
+
+class PipelinedConnection:
+    """A connection that is taken out of a pool and kept until :meth:`close`.
+
+    Args:
+        pool: the pool, with addresses, TLS, credentials and Sentinels.
+    """
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self._pool = pool
+        self._connection: Any = None
+
+    @property
+    def connection(self) -> Any:
+        """The redis-py connection; None before :meth:`open` and after :meth:`close`."""
+        return self._connection
+
+    @property
+    def fd(self) -> int | None:
+        """File descriptor of the socket; None without one."""
+        sock = getattr(self._connection, "_sock", None)
+        if sock is None:
+            return None
+        number: int = sock.fileno()
+        return number if number >= 0 else None
+
+    def open(self) -> None:
+        """Connect, unless connected.
+
+        Raises:
+            redis.ConnectionError: the server cannot be reached.
+        """
+        if self._connection is None:
+            # The argument became optional in redis-py 5.3, and a warning in 6.
+            if redis.VERSION >= (5, 3):
+                self._connection = self._pool.get_connection()
+            else:
+                self._connection = self._pool.get_connection("_")
+        if getattr(self._connection, "_sock", None) is None:
+            self._connection.connect()
+
+    def send(self, command: tuple[Any, ...]) -> None:
+        """Send *command*; its answer is the next one that :meth:`read` returns."""
+        # A health check would wait for its PONG and block the event loop.
+        self._connection.send_command(*command, check_health=False)
+
+    def read(self) -> Any:
+        """Return the next answer; wait for it up to the socket timeout.
+
+        Raises:
+            redis.RedisError: the answer is an error, or the connection broke.
+        """
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as exc:
+            raise recognised_error(exc) from None
+
+    def has_answer(self) -> bool:
+        """Return whether an answer, or a part of one, has arrived."""
+        return bool(self._connection is not None and self._connection.can_read(timeout=0))
+
+    def has_unread_input(self) -> bool:
+        """Return whether the socket has data, without reading any, so that a poller still sees it.
+
+        :meth:`has_answer` may move data into the buffer (redis-py before 6), where no poller sees it.
+        """
+        return has_arrived(self._connection)
+
+    def close(self) -> None:
+        """Close the connection; commands without an answer may or may not have been executed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+            self._pool.release(connection)

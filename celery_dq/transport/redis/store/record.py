@@ -1,0 +1,231 @@
+"""A message as it is stored in Redis: a small binary header, the envelope, the raw body.
+
+The Lua scripts read only the header (``include/record.lua`` unpacks the same layout). A record never changes,
+so it is written once and read once.
+
+Layout, big-endian::
+
+    B version   B priority   B flags   d due µs   d expires µs
+    H len(tenant)   H len(task)   I len(envelope)
+    tenant   task   envelope   body   [dedup   H len(dedup)]
+
+``due`` is 0 for a message that may run at once, ``expires`` 0 for one that never expires. Flag 1 means that
+the body is text, flag 2 that a dedup section follows it, see :class:`DedupSection`. Flag 4 means that ``due``
+was computed from a countdown by the publisher's clock. The push script turns it into the time of Redis, and
+stores the record without the flag.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from celery_dq.errors import CorruptRecord
+
+VERSION = 1
+TEXT = 1
+KEYED = 2
+COUNTED = 4
+_HEADER = struct.Struct(">BBBddHHI")
+HEADER_SIZE = _HEADER.size
+_SECTION = struct.Struct(">BddH")
+_LENGTH = struct.Struct(">H")
+REPLACE, WAITING, FOLLOW, AWAITED = 1, 2, 4, 8
+
+
+@dataclass(frozen=True)
+class DedupSection:
+    """The part of a record that describes its dedup key.
+
+    Layout: ``B flags  d timeout µs  d claim  H len(continues)  continues  key``.
+
+    Attributes:
+        key: the key, as text.
+        timeout_us: µs for which the message may run before it may be evicted; 0 is without limit.
+        replace: it replaces a message that waits.
+        waiting: it may wait behind a message that runs.
+        follow: when another message covers it, it is kept and gets the result of that one.
+        awaited: a caller waits for its result; when a later message replaces it, it gets the result of that.
+        continues: message id and claim number of the run that it repeats.
+    """
+
+    key: str
+    timeout_us: int = 0
+    replace: bool = False
+    waiting: bool = True
+    follow: bool = False
+    awaited: bool = False
+    continues: tuple[str, int] = ("", 0)
+
+    def pack(self) -> bytes:
+        """Return the section as a record has it, without its length."""
+        flags = (
+            (REPLACE if self.replace else 0)
+            | (WAITING if self.waiting else 0)
+            | (FOLLOW if self.follow else 0)
+            | (AWAITED if self.awaited else 0)
+        )
+        run = self.continues[0].encode()
+        return _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run)) + run + self.key.encode()
+
+    @classmethod
+    def unpack(cls, section: bytes) -> DedupSection:
+        """Unpack a section.
+
+        Raises:
+            CorruptRecord: the bytes are no section.
+        """
+        try:
+            flags, timeout, claim, size = _SECTION.unpack_from(section)
+            run, key = section[_SECTION.size :][:size].decode(), section[_SECTION.size + size :].decode()
+        except (struct.error, UnicodeDecodeError) as exc:
+            raise CorruptRecord(f"the dedup key of a stored message cannot be read: {exc}") from exc
+        return cls(
+            key,
+            int(timeout),
+            replace=bool(flags & REPLACE),
+            waiting=bool(flags & WAITING),
+            follow=bool(flags & FOLLOW),
+            awaited=bool(flags & AWAITED),
+            continues=(run, int(claim)),
+        )
+
+
+def as_moved(raw: bytes) -> bytes:
+    """Return a record for another queue, where it asks for the dedup lock of its key again.
+
+    When an awaited message is declined there, it must get the result of the covering run, for its caller.
+    """
+    if len(raw) < HEADER_SIZE or not raw[2] & KEYED:
+        return raw
+    record = RedisRecord.unpack(raw)
+    section = DedupSection.unpack(record.dedup)
+    section = replace(section, follow=section.awaited, continues=("", 0))
+    return replace(record, dedup=section.pack()).pack()
+
+
+@dataclass(frozen=True)
+class RedisRecord:
+    """One stored message, unpacked.
+
+    Attributes:
+        tenant: the tenant; ``""`` when none was named.
+        task: Celery task name, ``""`` for a message that is no task.
+        priority: 0 to 9, higher is more urgent.
+        due_us: when it may be delivered, µs since the epoch; 0 = at once.
+        expires_us: from when on it must not run, µs since the epoch; 0 = never.
+        envelope: headers and properties, see :mod:`celery_dq.transport.envelope`.
+        body: the serialised body; ``str`` when the serializer made text.
+        dedup: the packed :class:`DedupSection`; empty without a dedup key.
+        counted: ``due_us`` was computed from a countdown by the clock of the publisher.
+    """
+
+    tenant: str
+    task: str
+    priority: int
+    due_us: int
+    expires_us: int
+    envelope: bytes
+    body: str | bytes
+    dedup: bytes = b""
+    counted: bool = False
+
+    def pack(self) -> bytes:
+        """Return the bytes that go into the ``messages`` hash."""
+        body, flags = self.body, 0
+        if isinstance(body, str):
+            body, flags = body.encode("utf-8", "surrogatepass"), TEXT
+        if self.dedup:
+            flags |= KEYED
+        if self.counted:
+            flags |= COUNTED
+        tenant, task = self.tenant.encode(), self.task.encode()
+        record = pack_record(
+            tenant, task, self.priority, flags, self.due_us, self.expires_us, self.envelope, body
+        )
+        return record + self.dedup + _LENGTH.pack(len(self.dedup)) if self.dedup else record
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> RedisRecord:
+        """Unpack stored bytes.
+
+        Raises:
+            CorruptRecord: the bytes are no record, because another program wrote to the hash.
+        """
+        try:
+            version, priority, flags, due, expires, n_tenant, n_task, n_envelope = _HEADER.unpack_from(raw)
+            if version != VERSION:
+                raise CorruptRecord(
+                    f"a stored message has layout version {version}, this release reads {VERSION}: "
+                    "drain the queue with the release that wrote it"
+                )
+            task_at = HEADER_SIZE + n_tenant
+            envelope_at = task_at + n_task
+            body_at = envelope_at + n_envelope
+            if body_at > len(raw):
+                raise CorruptRecord(
+                    f"a stored message is cut short: {len(raw)} bytes, its header names {body_at}"
+                )
+            end, dedup = len(raw), b""
+            if flags & KEYED:
+                (size,) = _LENGTH.unpack_from(raw, end - _LENGTH.size)
+                end -= size + _LENGTH.size
+                dedup = raw[end : -_LENGTH.size]
+                if end < body_at:
+                    raise CorruptRecord("the dedup key of a stored message reaches into its header")
+            body: str | bytes = raw[body_at:end]
+            if flags & TEXT:
+                body = raw[body_at:end].decode("utf-8", "surrogatepass")
+            return cls(
+                raw[HEADER_SIZE:task_at].decode(),
+                raw[task_at:envelope_at].decode(),
+                priority,
+                int(due),
+                int(expires),
+                raw[envelope_at:body_at],
+                body,
+                dedup,
+                bool(flags & COUNTED),
+            )
+        except (struct.error, UnicodeDecodeError) as exc:
+            raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+
+
+def pack_record(
+    tenant: bytes,
+    task: bytes,
+    priority: int,
+    flags: int,
+    due_us: int,
+    expires_us: int,
+    envelope: bytes,
+    body: bytes,
+) -> bytes:
+    """Return the bytes of a record from encoded parts; see :class:`RedisRecord`."""
+    head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
+    return b"".join((head, tenant, task, envelope, body))
+
+
+def with_dedup(record: bytes, section: bytes) -> bytes:
+    """Return a record with this dedup section; it must have none before."""
+    return b"".join(
+        (record[:2], bytes((record[2] | KEYED,)), record[3:], section, _LENGTH.pack(len(section)))
+    )
+
+
+def pack_joined(
+    tenant: bytes, task: bytes, priority: int, flags: int, content: bytes, envelope_size: int
+) -> bytes:
+    """Return what :func:`pack_record` does for a message without due time and expiry.
+
+    Args:
+        tenant: as in :class:`RedisRecord`, encoded.
+        task: as in :class:`RedisRecord`, encoded.
+        priority: as in :class:`RedisRecord`.
+        flags: flags of the header.
+        content: envelope and body in one piece.
+        envelope_size: bytes of the envelope.
+    """
+    return _HEADER.pack(VERSION, priority, flags, 0, 0, len(tenant), len(task), envelope_size) + b"".join(
+        (tenant, task, content)
+    )

@@ -1,0 +1,219 @@
+"""The Redis commands that each use of a server needs, for ACLs, workers and ``celery dq doctor``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from celery_dq.keys import every_evicted, queue_registry
+from celery_dq.options import Options
+from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+
+__all__ = ["ROLES", "Role", "denied_commands"]
+
+#: A command in a script: the first argument of a call, as in ``call('HSET', …)``.
+_NAMED = re.compile(r"\('([A-Z]+)'")
+
+
+@dataclass(frozen=True)
+class Role:
+    """One use of a Redis server, which can have a Redis user of its own.
+
+    Attributes:
+        name: the name of the role.
+        purpose: the programs that use the server so.
+        sent: commands that the client sends; a subcommand follows a ``|``.
+        scripts: folders of Lua scripts below the package, each with the names of the scripts; without a name
+            all scripts of the folder.
+        keys: key patterns of the ACL, in the environment ``online`` without a ``dq_key_prefix``.
+        channels: PUB/SUB patterns of the ACL, for database 0.
+    """
+
+    name: str
+    purpose: str
+    sent: tuple[str, ...]
+    scripts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    keys: tuple[str, ...] = ("dq:*",)
+    channels: tuple[str, ...] = ()
+
+    @property
+    def scripted(self) -> tuple[str, ...]:
+        """Commands inside the scripts, sorted: Redis asks for the right to each of them, too."""
+        named: set[str] = set()
+        for folder, names in self.scripts:
+            path = Path(__file__).parents[3] / folder
+            scripts = ScriptSet(path, *(names or (each.stem for each in path.glob("*.lua"))))
+            for name in scripts.names():
+                for line in scripts[name].source.splitlines():
+                    named.update(_NAMED.findall(line.split("--")[0]))
+        return tuple(sorted(named))
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """All commands, sorted."""
+        return tuple(sorted({*self.sent, *self.scripted}))
+
+    def acl(self, db: int = 0) -> str:
+        """Return the rules for ``ACL SETUSER``, in one line.
+
+        Args:
+            db: the number of the database, which is part of the names of broadcasts.
+        """
+        keys = [f"~{pattern}" for pattern in self.keys]
+        channels = [f"&{pattern}".replace("&/0.", f"&/{db}.") for pattern in self.channels]
+        commands = [f"+{command.lower()}" for command in self.commands]
+        return " ".join(["resetkeys", "resetchannels", "-@all", *keys, *channels, *commands])
+
+
+#: Connecting, checking the server, running scripts: for every client of the broker.
+_BROKER = ("EVAL", "EVALSHA", "INFO", "PING", "SELECT")
+#: Declaring queues, counting their messages, reading bindings.
+_DECLARE = ("EXEC", "GET", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
+#: The above, and the expiry of a producer's key at its end.
+_PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
+#: Broadcasts to workers, and the queue for their answers.
+_ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SCRIPT|LOAD", "SET", "SREM", "TIME", "ZADD")
+_LEADING = ("BLPOP", "HGET", "HMGET", "TIME", "ZREM")
+
+_QUEUES = ("transport/redis/lua", ())
+_ELECTION = ("leadership", ())
+_BROKER_KEYS = ("dq:*", "_kombu.*")
+#: The channel of runs that have lost their dedup lock.
+_EVICTIONS = "dq:*"
+#: Remote control, and events. Redis compares the pattern of a ``PSUBSCRIBE`` letter by letter.
+_BROADCASTS = ("/0.celery.pidbox", "/0.celeryev/*")
+
+ROLES = (
+    Role(
+        "publisher",
+        "calls tasks: ``delay``, ``apply_async``, the buffered producer, Celery's own beat",
+        _PUBLISH,
+        (("transport/redis/lua", ("push",)),),
+        keys=_BROKER_KEYS,
+        channels=(_EVICTIONS,),
+    ),
+    Role(
+        "control",
+        "calls tasks, revokes them and asks workers: ``app.control``, ``celery inspect``, ``celery control``",
+        (*_PUBLISH, *_ASK),
+        (("transport/redis/lua", ("push", "cancel")),),
+        keys=_BROKER_KEYS,
+        channels=(_EVICTIONS, *_BROADCASTS),
+    ),
+    Role(
+        "operator",
+        "``celery dq``, ``app.dq``, ``celery purge`` and ``celery amqp``",
+        (
+            *(*_BROKER, *_DECLARE, "HGETALL", "HMGET", "HSCAN", "SISMEMBER", "SREM", "TIME"),
+            *("ZCOUNT", "ZRANGE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
+        ),
+        (_QUEUES,),
+        keys=_BROKER_KEYS,
+        channels=(_EVICTIONS,),
+    ),
+    Role(
+        "worker",
+        "``celery worker``; its tasks may call others, and it may lead singleton queues without ZooKeeper",
+        (*_PUBLISH, *_ASK, *_LEADING, "HSCAN", "PUNSUBSCRIBE", "RPUSH", "SUBSCRIBE", "ZSCAN"),
+        (_QUEUES, _ELECTION),
+        keys=_BROKER_KEYS,
+        channels=(_EVICTIONS, every_evicted("online"), *_BROADCASTS, "/0.celeryev/worker.*"),
+    ),
+    Role(
+        "beat",
+        "``celery beat -S celery_dq.beat:ElectedScheduler`` on ``dq-redis://`` without ZooKeeper",
+        (*_PUBLISH, *_LEADING),
+        (("transport/redis/lua", ("push",)), _ELECTION, ("beat", ())),
+        keys=_BROKER_KEYS,
+        channels=(_EVICTIONS,),
+    ),
+    Role(
+        "election",
+        "the Redis of ``dq_election``, when it is not the broker's; with it the schedule of an elected beat",
+        ("EVAL", "EVALSHA", "SELECT", "ZRANGEBYSCORE", *_LEADING),
+        (_ELECTION, ("beat", ())),
+    ),
+    Role(
+        "dedup",
+        "the Redis of ``dq_dedup_url``, for dedup on other brokers, and ``celery dq dedup`` there",
+        ("EVAL", "EVALSHA", "HGETALL", "HMGET", "PUBLISH", "SCAN", "SELECT", "SUBSCRIBE", "TIME"),
+        (("dedup/other_brokers/lua", ()),),
+        channels=("dq:*",),
+    ),
+    Role(
+        "results",
+        "Celery's own result backend, ``result_backend = 'redis://…'``, with chords, up to Celery 5.7",
+        (
+            *("DEL", "EVAL", "EVALSHA", "EXEC", "EXISTS", "EXPIRE", "GET", "INCR", "LLEN", "LRANGE", "MGET"),
+            *("MULTI", "PING", "PUBLISH", "RPUSH", "SADD", "SCRIPT|LOAD", "SELECT", "SET", "SETEX"),
+            *("SISMEMBER", "SUBSCRIBE", "UNSUBSCRIBE", "ZADD", "ZCOUNT", "ZRANGE"),
+        ),
+        keys=("celery-task-meta-*", "celery-taskset-meta-*", "chord-unlock-*"),
+        channels=("celery-task-meta-*",),
+    ),
+)
+
+#: Number of words behind a command with a fixed number or only keys. Others get a key and two more words.
+_WORDS = {
+    **dict.fromkeys(("TIME",), 0),
+    **dict.fromkeys(
+        ("DEL", "EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "SELECT", "SMEMBERS", "UNLINK", "ZCARD"), 1
+    ),
+    **dict.fromkeys(("BLPOP", "HEXISTS", "HGET", "PEXPIRE", "PUBLISH", "SISMEMBER", "ZRANK", "ZSCORE"), 2),
+}
+
+
+def denied_commands(pool: redis.ConnectionPool, role: Role, options: Options) -> dict[str, str]:
+    """Find the commands of a role for which a Redis user lacks the right.
+
+    Every command is queued in a transaction, where Redis checks the rights, and the transaction is never
+    executed. ``INFO`` is not tested: everything works without it.
+
+    Args:
+        pool: connections as the Redis user.
+        role: the role.
+        options: environment and key prefix of the keys.
+
+    Returns:
+        command, in lower case -> the answer of the server.
+    """
+    key = queue_registry(options.environment, options.key_prefix)
+    samples: dict[str, tuple[str, ...]] = {
+        "EVAL": ("return 1", "1", key),
+        "EVALSHA": ("0" * 40, "1", key),
+        "PSUBSCRIBE": (every_evicted(options.environment, options.key_prefix),),
+        "RENAME": (key, key),
+        "RPOPLPUSH": (key, key),
+        "SCRIPT|LOAD": ("return 1",),
+        "SUBSCRIBE": (key,),
+    }
+    commands = ["MULTI", *(each for each in role.commands if each not in ("EXEC", "INFO", "MULTI"))]
+    denied = {}
+    connection = PipelinedConnection(pool)
+    connection.open()
+    try:
+        for command in commands:
+            fixed = 0 if command == "MULTI" else _WORDS.get(command, 3)
+            connection.send((*command.split("|"), *samples.get(command, (key, "1", "1")[:fixed])))
+        for command in commands:
+            refusal = _refusal(connection)
+            if refusal:
+                denied[command.lower()] = refusal
+    finally:
+        connection.close()  # without EXEC nothing has happened
+    return denied
+
+
+def _refusal(connection: PipelinedConnection) -> str:
+    """Read an answer; return why the command was denied, or "" when it was not."""
+    try:
+        connection.read()
+    except redis.exceptions.NoPermissionError as exc:
+        return str(exc)
+    except redis.ResponseError:
+        pass  # the server refuses the sample arguments, not the command
+    return ""

@@ -1,0 +1,143 @@
+"""The capacity of the worker, for the transport that delivers to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
+
+from celery_dq.compat.stopping import stops
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.worker.failed_tasks import fail_task
+from celery_dq.worker.followers import Followers
+from celery_dq.worker.lifecycle import TaskLifecycle
+
+#: An expiry that is over on every clock: a worker with a slow clock must not run an expired message.
+_LONG_AGO = "1970-01-01T00:00:00+00:00"
+#: Limit of the messages of a singleton queue in a worker with one slot, and with a green pool of one slot.
+MOST_IN_TURN, GREEN_IN_TURN = 64, 8
+
+
+class PoolCapacity:
+    """The worker's side of :class:`celery_dq.protocols.WorkerCapacity`.
+
+    Args:
+        consumer: Celery's consumer; its pool and task handlers are used.
+        lifecycle: tracks the messages in the pool and the service time of tasks.
+        claim_ahead_s: service time that may be claimed ahead, in seconds.
+    """
+
+    def __init__(self, consumer: Any, lifecycle: TaskLifecycle, claim_ahead_s: float) -> None:
+        self._consumer = consumer
+        self._lifecycle = lifecycle
+        self._claim_ahead_s = claim_ahead_s
+        self._followers = Followers(consumer)
+        self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
+        #: The worker shuts down and its pool is empty or killed: no task runs.
+        self.over = False
+
+    @property
+    def singleton_window(self) -> int:
+        """Return how many messages of a singleton queue may be here: several where the pool has one slot."""
+        if self._slots() != 1:
+            return 1
+        # A full green pool blocks the loop, which passes the tasks to it.
+        return GREEN_IN_TURN if self._consumer.pool.is_green else MOST_IN_TURN
+
+    @property
+    def has_startable(self) -> bool:
+        """Return whether a request that waited for the end of another message may begin."""
+        ready = self._lifecycle.ready_requests
+        return ready is not None and ready.has_startable
+
+    def awaits_end_of(self, tag: str) -> bool:
+        """Return whether a request waits for the end of the message with this delivery tag."""
+        ready = self._lifecycle.ready_requests
+        return ready is not None and ready.awaits_end_of(tag)
+
+    def start_ready(self) -> None:
+        """Start the requests that may begin."""
+        if self._lifecycle.ready_requests is not None:
+            self._lifecycle.ready_requests.start_ready()
+
+    @property
+    def closing(self) -> bool:
+        """Return whether the worker stops: claimed messages that have not begun are released."""
+        return stops()
+
+    def free_slots(self) -> int | None:
+        """Return how many pool slots are free."""
+        if self.closing:
+            return 0
+        slots = self._slots()
+        return None if slots is None else slots - len(state.reserved_requests)
+
+    def claim_ahead(self) -> int:
+        """Return how many more messages fit into the claim-ahead time at the measured service time."""
+        service_s = self._lifecycle.service_s
+        slots = self._slots()
+        if service_s is None or not slots or self.closing or self._consumer.pool.is_green:
+            # A full green pool blocks the loop, which passes the tasks to it.
+            return 0
+        waiting = max(len(state.reserved_requests) - slots, 0)
+        return max(int(slots * self._claim_ahead_s / max(service_s, 1e-6)) - waiting, 0)
+
+    def _slots(self) -> int | None:
+        """Return how many tasks the pool may run at a time; None when the pool has no such number."""
+        pool = self._consumer.pool
+        # In Celery 5.5 num_processes of gevent is the number of running tasks. The size follows pool_grow.
+        size = getattr(getattr(pool, "_pool", None), "size", None) if pool.is_green else None
+        slots: int | None = size if isinstance(size, int) else getattr(pool, "num_processes", None)
+        scaler = getattr(self._consumer.controller, "autoscaler", None)
+        if slots is None or scaler is None:
+            return slots
+        # The autoscaler adds a process when a task is reserved and there is no free one.
+        return max(slots, int(scaler.max_concurrency))
+
+    def running_tags(self) -> frozenset[str]:
+        """Return the delivery tags of the messages that the pool runs or will run."""
+        return frozenset() if self.over else self._lifecycle.in_pool
+
+    def started_tags(self) -> frozenset[str]:
+        """Return the delivery tags of the messages that run, or whose start can no longer be prevented."""
+        return frozenset() if self.over else self._lifecycle.started
+
+    def deliver_discard(self, message: Message, reason: str) -> bool:
+        """Let Celery do its bookkeeping for a task that must not run.
+
+        Result state, chords, errbacks and events are Celery's, so Celery gets the message as a revoked or
+        expired one. The task of a dead letter fails.
+
+        Args:
+            message: the discarded message.
+            reason: ``covered:<id>``, ``dead:<reason>``, ``expired``, or another word for a cancelled one.
+
+        Returns:
+            False when the message names no task of the app.
+        """
+        task_id, name = message.headers.get("id"), message.headers.get("task")
+        if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
+            return False
+        # The callback of kombu's consumer would set it, but a discard does not pass that callback.
+        message.accept = self._consumer.task_consumer.accept
+        if reason.startswith("covered:") and self._followers.settle(message, reason.partition(":")[2]):
+            return True
+        if reason.startswith("dead:"):
+            fail_task(self._consumer, message, name, reason.partition(":")[2])
+        elif reason == "expired":
+            message.headers["expires"] = _LONG_AGO
+            self._receive(message)
+        else:
+            # Celery refuses ids in this set. Remove the id again, because a later replay must run.
+            known = task_id in state.revoked
+            state.revoked.add(task_id)
+            try:
+                self._receive(message)
+            finally:
+                if not known:
+                    state.revoked.discard(task_id)
+        return True
+
+    def _receive(self, message: Message) -> None:
+        self._consumer.task_consumer.on_message(message)

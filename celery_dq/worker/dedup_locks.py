@@ -1,0 +1,421 @@
+"""Dedup on brokers that give no verdicts: a worker requests a task's dedup lock before the task runs.
+
+::
+
+    received ──▶ requested ──ACCEPT──▶ in the pool ──▶ over
+                  │  └───────BLOCK───▶ waits ───────▶ in the pool
+                  └──────────DECLINE─▶ waits for the result of the covering run, or is dropped
+
+A waiting task holds no slot of the pool. It is not acknowledged, so the broker delivers it again if this
+worker dies. The prefetch window grows by one while a task waits, or has no verdict yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from celery import states
+from celery.exceptions import Retry, TaskRevokedError
+from celery.worker import state
+
+from celery_dq.clock import Clock
+from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.other_brokers.coordinator import (
+    Coordinator,
+    CoordinatorLockSnapshot,
+    DedupResult,
+    HeldDedupLock,
+)
+from celery_dq.dedup.other_brokers.lock_heartbeat import DedupLockHeartbeat
+from celery_dq.dedup.other_brokers.redis_coordinator import SILENCE
+from celery_dq.dedup.signals import dedup_lock_lost
+from celery_dq.errors import InvalidKey
+from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
+from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
+from celery_dq.worker.followers import Followers
+from celery_dq.worker.outside_prefetch import OutsidePrefetch
+from celery_dq.worker.retries import delay_of, raised
+from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after its due time within which a retry must arrive; then the next call gets the dedup lock.
+RETRY_GRACE = 30.0
+
+
+class _WaitingRequest(NamedTuple):
+    """A waiting call. The call `ahead` had begun to run before this one requested the lock."""
+
+    request: Any
+    ahead: str
+
+
+class WorkerDedupLocks:
+    """Requests dedup locks between Celery's consumer and its pool.
+
+    Args:
+        consumer: Celery's consumer; its ``on_task_request`` is replaced.
+        coordinator: gives the verdicts.
+        request_of: returns the dedup request of a task, None when the task takes no part.
+        clock: monotonic time, for retries that do not arrive.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        coordinator: Coordinator,
+        request_of: Callable[[Any], WorkerDedupRequest | None],
+        clock: Clock,
+    ) -> None:
+        self._consumer = consumer
+        self._coordinator = coordinator
+        self._request_of = request_of
+        self._clock = clock
+        self._run = consumer.on_task_request
+        self._followers = Followers(consumer)
+        self._outside = OutsidePrefetch(consumer)
+        self._declined = DeclinedCalls(
+            coordinator, self._followers, self._run, self._outside, clock, self._look_after
+        )
+        self.unasked = UnansweredCalls(consumer.hostname, self._outside, clock, self._look_after)
+        #: Runs that ended during an outage: the lock, the error of the run, whether a release got no answer.
+        self._ended: list[tuple[HeldDedupLock, BaseException | None, bool]] = []
+        self.heartbeat: DedupLockHeartbeat | None = None
+        # Without an event loop, a waiting task may start in one thread while another thread makes a request.
+        self._lock = threading.RLock()
+        self._waiting: dict[HeldDedupLock, _WaitingRequest] = {}
+        self._looks_again = False
+        self._retried: dict[HeldDedupLock, float] = {}
+        self._taken_from: set[HeldDedupLock] = set()
+        self._jobs: dict[HeldDedupLock, Any] = {}
+        consumer.on_task_request = self.request_lock
+
+    # -- before the pool -------------------------------------------------------
+
+    def request_lock(self, request: Any) -> Any:
+        """Request the dedup lock of a task. The task then runs, waits, or is dropped."""
+        try:
+            wanted = self._request_of(request)
+        except InvalidKey as exc:
+            return self._refuse(request, exc)
+        if wanted is None:
+            return self._run(request)
+        with self._lock:
+            return self._ask(request, wanted)
+
+    def _ask(self, request: Any, wanted: WorkerDedupRequest) -> Any:
+        unasked = UnansweredCall(request, wanted, f"{request.id}/{uuid.uuid4().hex}")
+        if self.unasked.outage:
+            return self._wait(unasked)
+        try:
+            answer = self._request_verdict(unasked)
+        except Exception as error:
+            # A call without a verdict must not run.
+            self.unasked.not_answered(error, request)
+            return self._wait(unasked)
+        return self._obey(unasked, *answer)
+
+    def _wait(self, unasked: UnansweredCall) -> None:
+        self.unasked.add(unasked)
+        if self.heartbeat is not None:
+            self.heartbeat.start()
+
+    def _request_verdict(self, unasked: UnansweredCall) -> tuple[DedupResult, str]:
+        """Return the verdict, and which call is ahead of one that waits."""
+        request, key = unasked.request, unasked.wanted.key
+        result = self._enqueue(unasked)
+        if result.left and not self._declined.has_result(request, result.covering):
+            # An earlier delivery was declined, and its covering call has ended without a result.
+            self._coordinator.forget_covered(request.id)
+            result = self._enqueue(unasked)
+        waits = result.verdict is not Verdict.DECLINE and not result.token
+        return result, self._ahead(key, result) if waits else ""
+
+    def _enqueue(self, unasked: UnansweredCall) -> DedupResult:
+        request, wanted, call = unasked
+        return self._coordinator.enqueue(
+            wanted.key,
+            call,
+            task=request.id,
+            policy=wanted.policy,
+            waiting=wanted.waiting,
+            timeout=wanted.timeout,
+            follow=wants_result(request),
+        )
+
+    def _obey(self, unasked: UnansweredCall, result: DedupResult, ahead: str) -> Any:
+        request, wanted, call = unasked
+        announce(request, wanted, result)
+        holding = HeldDedupLock(wanted.key, call, result.token)
+        if result.verdict is Verdict.DECLINE:
+            return self._decline(request, wanted.key, result.covering)
+        if result.token:
+            return self._start(request, holding)
+        self._outside.add(request)
+        self._waiting[holding] = _WaitingRequest(request, ahead)
+        return self._hold(holding)
+
+    def _ahead(self, key: str, result: DedupResult) -> str:
+        if result.verdict is Verdict.BLOCK:
+            return result.covering
+        now = self._coordinator.inspect(key)  # the answer to an heir names only the heir itself
+        return now.head.call if now is not None and now.head is not None else ""
+
+    def _refuse(self, request: Any, exc: InvalidKey) -> None:
+        """Fail a task without a valid key, as its call would have failed in a process that has the task."""
+        logger.error(
+            "Task %s[%s] fails: %s", request.name, request.id, exc, extra={"event": "dedup_key_invalid"}
+        )
+        state.task_ready(request)
+        self._followers.give(request, {"status": states.FAILURE, "result": exc}, request.id)
+        request.acknowledge()
+
+    def _hold(self, holding: HeldDedupLock) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.hold(holding)
+
+    def _drop(self, holding: HeldDedupLock) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.drop(holding)
+
+    def _decline(self, request: Any, key: str, covering: str) -> None:
+        self._declined.decline(request, key, covering)
+        if self._declined:
+            if self.heartbeat is not None:
+                # Its thread receives the ends of runs in other workers, and checks at each renewal as well.
+                self.heartbeat.start()
+            if self.check_soon is not None:
+                # The covering run may have ended just now.
+                self.check_soon()
+
+    def _look_after(self, seconds: float) -> None:
+        if not self._looks_again:
+            self._looks_again = True
+            self._consumer.timer.call_after(seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self.look()
+
+    # -- running ---------------------------------------------------------------
+
+    def _start(self, request: Any, holding: HeldDedupLock) -> Any:
+        self._hold(holding)
+        over = self._when_over(request, holding)
+        request.request_dict["dq_token"] = holding.token
+        execute = request.execute_using_pool
+
+        def execute_using_pool(pool: Any, **options: Any) -> Any:
+            try:
+                job = execute(pool, **options)
+            except TaskRevokedError:
+                over(None)
+                raise
+            if pool.uses_semaphore:
+                # A pool of child processes reports ends in this thread, so the run has not ended yet.
+                self._jobs[holding] = job
+            return job
+
+        request.execute_using_pool = execute_using_pool
+        return self._run(request)
+
+    def _when_over(self, request: Any, holding: HeldDedupLock) -> Callable[[BaseException | None], None]:
+        success, failure, timed_out = request.on_success, request.on_failure, request.on_timeout
+
+        def over(exc: BaseException | None) -> None:
+            self._over(holding, exc)
+
+        def on_success(failed__retval__runtime: Any, **options: Any) -> Any:
+            result = failed__retval__runtime
+            try:
+                return success(result, **options)
+            finally:
+                over(raised(result[1]) if isinstance(result, tuple) and result[0] else None)
+
+        def on_failure(exc_info: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return failure(exc_info, *args, **options)
+            finally:
+                over(raised(exc_info))
+
+        def on_timeout(soft: bool, timeout: float) -> Any:
+            try:
+                return timed_out(soft, timeout)
+            finally:
+                if not soft:
+                    over(None)
+
+        request.on_success, request.on_failure, request.on_timeout = on_success, on_failure, on_timeout
+        return over
+
+    def _over(self, holding: HeldDedupLock, exc: BaseException | None) -> None:
+        self._jobs.pop(holding, None)
+        self._drop(holding)
+        try:
+            if self.unasked.outage:
+                self._ended.append((holding, exc, False))
+            else:
+                self._leave(holding, exc)
+        except SILENCE as error:
+            self.unasked.silent(error)
+            self._ended.append((holding, exc, True))
+        except Exception:
+            logger.exception(
+                "The dedup lock of %s was not released; it ends with its lease.",
+                holding,
+                extra={"event": "dedup_lock_release_failed"},
+            )
+        if self.check_soon is not None:
+            self.check_soon()
+
+    def _leave(self, holding: HeldDedupLock, exc: BaseException | None, again: bool = False) -> None:
+        """Release the dedup lock of a run that has ended.
+
+        Args:
+            holding: the lock.
+            exc: the error of the run.
+            again: an earlier attempt got no answer, and may have released the lock.
+        """
+        key, call, token = holding
+        if isinstance(exc, Retry):
+            # Keep the place at the head for the retry, so that no other call runs before it.
+            if self._coordinator.release(key, call, token) or again:
+                waits = HeldDedupLock(key, call, 0)
+                self._retried[waits] = self._clock.monotonic() + delay_of(exc) + RETRY_GRACE
+                self._hold(waits)
+                now = self._coordinator.inspect(key)
+                if now is not None and now.heir is not None:
+                    # The retry has arrived already, as the heir of the run.
+                    self._forget_retried(waits)
+        elif not self._coordinator.finish(key, call, token) and not again:
+            self._on_taken(holding)
+            self._taken_from.discard(holding)
+
+    # -- starting waiting calls ------------------------------------------------
+
+    #: Called from any thread, to schedule :meth:`look` in the thread that may pass tasks to the pool.
+    check_soon: Callable[[], None] | None = None
+
+    def look(self) -> None:
+        """Start the waiting calls that may start, and end the declined calls that have a result."""
+        with self._lock:
+            if not self.unasked.may_ask:
+                return
+            try:
+                self._look()
+            except SILENCE as error:
+                self.unasked.silent(error)
+
+    def _look(self) -> None:
+        while self._ended:
+            holding, exc, again = self._ended[0]
+            self._ended[0] = (holding, exc, True)
+            self._leave(holding, exc, again)
+            self._ended.pop(0)
+        self._look_at_waiting()
+        self.unasked.over()
+        self.unasked.ask(self._request_verdict, self._obey)
+        self._declined.settle()
+
+    def _look_at_waiting(self) -> None:
+        for holding, (request, ahead) in list(self._waiting.items()):
+            revoked = request.id in state.revoked
+            if revoked:
+                self._coordinator.withdraw(holding.key, holding.call)
+            token = None if revoked else self._coordinator.start(holding.key, holding.call)
+            if token == 0:
+                continue
+            # Inspect before the call is forgotten here, because the request may fail.
+            now = self._coordinator.inspect(holding.key) if token is None and not revoked else None
+            if self._waiting.pop(holding, None) is None:
+                continue
+            self._drop(holding)
+            self._outside.remove(request)
+            if revoked:
+                # On the way to the pool Celery does its bookkeeping of a revoked task.
+                self._run(request)
+            elif token is None:
+                self._on_displaced(request, holding.key, ahead, now)
+            else:
+                self._start(request, HeldDedupLock(holding.key, holding.call, token))
+        moment = self._clock.monotonic()
+        for holding, until in list(self._retried.items()):
+            if until < moment:
+                self._forget_retried(holding)
+
+    def _forget_retried(self, holding: HeldDedupLock) -> None:
+        if self._retried.pop(holding, None) is not None:
+            self._drop(holding)
+            self._coordinator.withdraw(holding.key, holding.call)
+
+    def forget_waiting(self) -> None:
+        """Forget all waiting calls: the connection is lost, and the broker delivers their messages again."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self.unasked.clear()
+            self._declined.clear()
+            self._outside.clear()
+        for holding in waiting:
+            self._release_message(holding, self._coordinator.withdraw, holding.key, holding.call)
+
+    def on_flushed(self, kept: frozenset[int]) -> None:
+        """Release the dedup locks of jobs that the pool has forgotten; the broker delivers them again.
+
+        Args:
+            kept: the ``id`` of each job that the pool still knows.
+        """
+        for holding, job in list(self._jobs.items()):
+            if id(job) not in kept:
+                self._jobs.pop(holding, None)
+                self._release_message(holding, self._coordinator.finish, *holding)
+
+    def _release_message(self, holding: HeldDedupLock, leave: Callable[..., bool], *args: Any) -> None:
+        self._drop(holding)
+        if self.unasked.outage:
+            return  # the lock ends with its lease
+        try:
+            leave(*args)
+        except SILENCE as error:
+            self.unasked.silent(error)
+        except Exception:
+            logger.warning(
+                "The dedup lock of %s was not released; it ends with its lease.",
+                holding,
+                exc_info=True,
+                extra={"event": "dedup_lock_release_failed"},
+            )
+
+    def on_lock_lost(self, holding: HeldDedupLock) -> None:
+        """Note a lost dedup lock: replaced, evicted, not renewed in time, or taken over by a retry."""
+        self._retried.pop(holding, None)
+        if holding.token:
+            self._on_taken(holding)
+
+    def _on_taken(self, holding: HeldDedupLock) -> None:
+        """Report once that a run has lost its dedup lock; both a renewal and the end of the run notice it."""
+        if holding in self._taken_from:
+            self._taken_from.discard(holding)
+            return
+        self._taken_from.add(holding)
+        key, call, token = holding
+        logger.warning(
+            "Task %s lost its dedup lock %s; another run may have begun.",
+            call,
+            key,
+            extra={"event": "dedup_lock_lost"},
+        )
+        dedup_lock_lost.send(sender=self._coordinator, key=key, task_id=call.partition("/")[0], token=token)
+
+    def _on_displaced(self, request: Any, key: str, ahead: str, now: CoordinatorLockSnapshot | None) -> None:
+        """End the wait of a call that lost its place: to a later call, which covers it, or with its lease."""
+        later = None if now is None else now.tail or now.heir or now.head
+        if later is None or later.call == ahead:
+            # A run that began before this call does not cover it.
+            self.request_lock(request)
+        else:
+            self._declined.remember(request, later.call)
+            self._decline(request, key, later.call)

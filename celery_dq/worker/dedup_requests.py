@@ -1,0 +1,81 @@
+"""The requests for dedup locks of tasks, on brokers where the worker gives the verdicts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from celery_dq.dedup.key import Key
+from celery_dq.dedup.other_brokers.coordinator import DedupResult
+from celery_dq.dedup.rule import rule_of
+from celery_dq.dedup.signals import verdict_given
+from celery_dq.protocols import DEDUP_HEADER
+from celery_dq.worker.singleton_message import SingletonMessage
+
+
+class WorkerDedupRequest(NamedTuple):
+    """The request of a task for a dedup lock: the parsed ``dq_claim`` header.
+
+    Attributes:
+        key: the dedup key, with the queue in front.
+        policy: ``"decline"`` or ``"replace"``.
+        waiting: how many calls may wait behind a run, 0 or 1.
+        timeout: seconds after which the run may be evicted; None is never.
+    """
+
+    key: str
+    policy: Any
+    waiting: int
+    timeout: float | None
+
+
+class WorkerDedupRequests:
+    """Makes the request for a dedup lock of a task, by the header of its message, else by the task's rule."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._keys: dict[str, Key] = {}
+
+    def of(self, request: Any) -> WorkerDedupRequest | None:
+        """Return the dedup request of a task, None when it takes no part in dedup.
+
+        A released message of a singleton queue makes no request in this worker.
+
+        Raises:
+            InvalidKey: No key can be made of the task's arguments.
+        """
+        singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
+        if singleton is not None and singleton.is_over:
+            return None
+        found = request.request_dict.get(DEDUP_HEADER)
+        if found is None:
+            rule = rule_of(request.task)
+            if rule is None:
+                return None
+            key = self._keys.get(request.name)
+            if key is None:
+                key = self._keys[request.name] = Key(rule.name or request.name, request.task.run, rule.key)
+            args, kwargs, _ = request._payload
+            found = {
+                "key": key(args or (), kwargs or {}),
+                "timeout": rule.seconds,
+                "policy": "replace" if rule.on_duplicate == "replace" else "decline",
+                "waiting": rule.waiting,
+            }
+        if singleton is not None:
+            singleton.asks = True
+        queue = (request.delivery_info or {}).get("routing_key") or ""
+        return WorkerDedupRequest(
+            f"{queue}|{found['key']}", found["policy"], found["waiting"], found["timeout"]
+        )
+
+
+def announce(request: Any, wanted: WorkerDedupRequest, result: DedupResult) -> None:
+    """Send the signal of a verdict."""
+    verdict_given.send(
+        sender=request.name,
+        verdict=result.verdict,
+        key=wanted.key,
+        task_id=request.id,
+        covering=result.covering.partition("/")[0],
+        replaced=(result.replaced or "").partition("/")[0],
+    )

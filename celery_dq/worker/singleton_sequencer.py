@@ -1,0 +1,397 @@
+"""Singleton queues on brokers that cannot refuse a stale token: redis://, amqp://, memory:// and others.
+
+::
+
+    not consumed ──term begins──▶ consumed ──term ends──▶ released; the running one ends ──▶ not consumed
+                                    │  ▲
+                     connection lost▼  │connected again, and the pool's messages are over
+                                  not consumed
+
+Such a broker does not know the leader. So the worker consumes a singleton queue only in its term, on a
+separate channel. It checks the term before each message, and starts a message when the one before is over.
+Where a dead worker's messages return at once (AMQP), the broker sends one message ahead. Where they return
+late, or behind others (kombu's virtual transports), the worker fetches a message when it needs one, and
+polls an empty queue. :mod:`celery_dq.worker.singleton_message` describes the states of a message, and the end
+of term or connection. The guard ends the running task of a stopped or cut-off leader, as on every broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as SoloPool
+from kombu import Consumer
+from kombu.transport.virtual import Channel as VirtualChannel
+
+from celery_dq.clock import Clock
+from celery_dq.compat.stopping import stops
+from celery_dq.outage import Outage
+from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
+from celery_dq.worker.singleton_message import SingletonMessage
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a term in doubt, or an empty queue, is checked again.
+LOOK_AGAIN_S = 0.1
+#: The two kinds of wake-ups: check the queues, or only show that the loop runs.
+LOOK, PING = b"1", b"?"
+#: Seconds until a request is repeated that the broker has answered with an error.
+LOOK_AFTER_ERROR_S = 1.0
+
+
+class SequencedQueue:
+    """One singleton queue in this worker.
+
+    Attributes:
+        source: the kombu queue to fetch from, or the consumer that receives; None while it is not consumed.
+        asks: the worker fetches messages from the broker; otherwise the broker sends them.
+        token: the fencing token of the term in which it is, or was, consumed.
+        held: messages that were received, and have not begun.
+        running: the message that may run now: its task runs, or waits, e.g. for a slot.
+        advancing: the next message is being started.
+        looks: a check of the queue is scheduled, as the timer's entry `alarm`.
+        asked_at: monotonic seconds since which the broker has not answered; None without an open request.
+        spent: a channel without a consumer, kept open for the acknowledgement of the running message.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source: Any = None
+        self.asks = False
+        self.token = 0
+        self.held: deque[Any] = deque()
+        self.running: SingletonMessage | None = None
+        self.advancing = False
+        self.looks = False
+        self.outage = Outage(logger, "singleton_queue_outage")
+        self.alarm: Any = None
+        self.asked_at: float | None = None
+        self.spent: Any = None
+        # The last term that was checked for being cut off, and the time of its first check.
+        self.judged = 0
+        self.judged_at = 0.0
+
+
+class SingletonSequencer:
+    """Consumes the singleton queues of a worker in its terms; a ``SingletonConsumer``.
+
+    Args:
+        consumer: Celery's consumer; its ``on_task_request`` is replaced.
+        leaderships: the leaderships of the worker.
+        names: the singleton queues of this worker.
+        lease_s: seconds without an answer of the broker after which another worker is to lead.
+        clock: monotonic time, which measures the silence of the broker.
+    """
+
+    def __init__(
+        self, consumer: Any, leaderships: Leaderships, names: Iterable[str], lease_s: float, clock: Clock
+    ) -> None:
+        self._consumer = consumer
+        self._leaderships = leaderships
+        self._lease_s = lease_s
+        self._clock = clock
+        #: Monotonic seconds of the connection's loss, and of the first wake-up that the loop has not
+        #: received.
+        self._lost_at: float | None = None
+        self._woken_at: float | None = None
+        self._queues = {name: SequencedQueue(name) for name in names}
+        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._run: Callable[[Any], Any] = consumer.on_task_request
+        consumer.on_task_request = self.take
+        for name in self._queues:
+            leaderships.attach_consumer(name, self)
+        leaderships.add_listener(self._look_soon)
+
+    # -- called by the leaderships, from any thread
+
+    def is_busy(self, name: str, token: int) -> bool:
+        """Whether a message of that term is held or runs."""
+        queue = self._queues[name]
+        return queue.token == token and (queue.running is not None or bool(queue.held))
+
+    def is_cut_off(self, name: str, token: int) -> bool:
+        """Whether the broker has been silent for a whole lease, all of it in that term.
+
+        The broker is silent when the connection is lost, when a request has no answer, and when Celery's loop
+        does not run: only a request to the broker blocks the loop for so long.
+        """
+        if stops():
+            return False  # a stopping worker hands over, and its loop has ended
+        queue = self._queues[name]
+        now = self._clock.monotonic()
+        if token != queue.judged:
+            # A cut-off worker that is re-elected keeps the term for one lease, so that terms do not flap
+            # where there is no other candidate.
+            queue.judged, queue.judged_at = token, now
+        if self._woken_at is None and self._may_wake():
+            self._woken_at = now
+            self._wake(PING)
+        silent = [since for since in (self._lost_at, self._woken_at, queue.asked_at) if since is not None]
+        return bool(silent) and now - max(min(silent), queue.judged_at) >= self._lease_s
+
+    def _may_wake(self) -> bool:
+        # A solo pool runs its tasks in the loop.
+        return self._waker is not None and not isinstance(self._consumer.pool, SoloPool)
+
+    # -- with the connection
+
+    def start(self) -> None:
+        """Begin to consume: there is a connection."""
+        self._lost_at = self._woken_at = None
+        if self._consumer.hub is not None:
+            if self._waker is None:
+                self._waker = socket.socketpair()
+                for end in self._waker:
+                    end.setblocking(False)
+            self._consumer.hub.add_reader(self._waker[0], self._on_wake)
+        self._look_soon()
+
+    def stop(self) -> None:
+        """Cease to consume, and release messages that the pool does not have: the connection ends."""
+        ends = stops()
+        if not ends:
+            self._lost_at = self._clock.monotonic()
+        for queue in self._queues.values():
+            # Celery 5.5 clears its timer, so that a scheduled check would never be made.
+            if queue.looks:
+                self._consumer.timer.cancel(queue.alarm)
+                queue.looks = False
+            self._close(queue)
+            self._release(queue, requeue=ends, paused=True)
+
+    def flushed(self, kept: frozenset[int]) -> None:
+        """Release messages whose jobs the pool has forgotten, after a lost connection or at the end.
+
+        Args:
+            kept: the ``id`` of each job that the pool still knows.
+        """
+        for queue in self._queues.values():
+            if queue.running is not None:
+                with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+                    queue.running.flushed(kept, requeue=stops())
+
+    def close(self) -> None:
+        """Stop listening, and close the sockets: the worker ends."""
+        self._leaderships.remove_listener(self._look_soon)
+        if self._waker is not None:
+            if self._consumer.hub is not None:
+                self._consumer.hub.remove_reader(self._waker[0])
+            for end in self._waker:
+                end.close()
+            self._waker = None
+
+    def _look_soon(self) -> None:
+        """Schedule a check in the consumer's thread. May be called from any thread."""
+        if self._waker is not None:
+            self._wake(LOOK)
+        else:
+            self._consumer.call_soon(self.look)
+
+    def _wake(self, what: bytes) -> None:
+        if self._waker is not None:
+            with contextlib.suppress(OSError):
+                self._waker[1].send(what)
+
+    def _on_wake(self) -> None:
+        woken = b""
+        if self._waker is not None:
+            with contextlib.suppress(BlockingIOError):
+                woken = self._waker[0].recv(4096)
+        self._woken_at = None
+        if LOOK in woken:
+            self.look()
+
+    def look(self) -> None:
+        """Begin and cease to consume with the terms, and start messages that may start."""
+        for queue in self._queues.values():
+            token = self._leaderships.term_token(queue.name)
+            if queue.source is not None and queue.token != token:
+                # Close first: the end of a released message would start the next one.
+                self._close(queue)
+                self._release(queue)
+            if queue.spent is not None and queue.running is None and queue.asked_at is None:
+                spent, queue.spent = queue.spent, None
+                with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+                    spent.close()
+            if token and queue.source is None and queue.running is None:
+                try:
+                    self._open(queue, token)
+                except Exception as error:
+                    if self._is_celerys(queue, error):
+                        raise
+                    self._look_after_error(queue, error)
+            self._advance(queue)
+
+    def _open(self, queue: SequencedQueue, token: int) -> None:
+        connection = self._consumer.connection
+        if connection is None:
+            return  # start() checks again
+        queue.token = token
+        app = self._consumer.app
+        channel = connection.channel()
+        try:
+            queue.asks = isinstance(channel, VirtualChannel)
+            if queue.asks:
+                source = app.amqp.queues[queue.name](channel)
+                source.declare()
+            else:
+                source = Consumer(
+                    channel,
+                    [app.amqp.queues[queue.name]],
+                    on_message=lambda message: self._received(queue, message),
+                    accept=app.conf.accept_content,
+                )
+                source.qos(prefetch_count=1)
+                source.consume()
+        except BaseException:
+            queue.spent = channel
+            raise
+        queue.source = source
+        if not queue.asks:
+            queue.outage.over("Singleton queue %r is consumed again: its broker answers.", queue.name)
+
+    def _close(self, queue: SequencedQueue) -> None:
+        """Cease to consume. The channel stays open for the ack of the running message."""
+        source, queue.source = queue.source, None
+        if source is not None:
+            with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+                if not queue.asks:
+                    source.cancel()
+            queue.spent = source.channel
+
+    def _release(self, queue: SequencedQueue, *, requeue: bool = True, paused: bool = False) -> None:
+        errors = (*self._consumer.connection_errors, *self._consumer.channel_errors)
+        running = queue.running
+        # A message that waits for its dedup lock is released with the connection, or when it gets the lock.
+        if running is not None and (paused or not running.is_elsewhere):
+            with contextlib.suppress(*errors):
+                running.release(self._consumer.pool, requeue=requeue)
+        while queue.held:
+            message = queue.held.pop()
+            if requeue:
+                with contextlib.suppress(*errors):
+                    message.requeue()
+
+    # -- one message after the other
+
+    def _received(self, queue: SequencedQueue, message: Any) -> None:
+        queue.held.append(message)
+        self._advance(queue)
+
+    def _advance(self, queue: SequencedQueue) -> None:
+        if queue.advancing:
+            return  # a pool that runs its tasks at once calls this method recursively
+        queue.advancing = True
+        try:
+            while queue.source is not None and queue.running is None:
+                message = self._next(queue)
+                if message is None:
+                    return
+                token = queue.token
+                queue.running = SingletonMessage(
+                    message,
+                    queue.name,
+                    token,
+                    partial(self._leaderships.is_current, queue.name, token),
+                    partial(self._over, queue),
+                )
+                self._consumer.task_consumer.on_message(message)
+        except Exception as error:
+            # An error in Celery's own handling of a message ends the worker in the same way.
+            if self._is_celerys(queue, error) or (
+                self._consumer.hub is not None and queue.running is not None
+            ):
+                raise
+            self._release(queue)
+            self._look_after_error(queue, error)
+        finally:
+            queue.advancing = False
+
+    def _next(self, queue: SequencedQueue) -> Any:
+        """Return the next message that may start now; None without one."""
+        if queue.asks and not queue.held and self._leaderships.is_current(queue.name, queue.token):
+            self._ask(queue)
+        if queue.held and self._leaderships.is_current(queue.name, queue.token):
+            return queue.held.popleft()
+        if queue.source is not None and (queue.asks or queue.held):
+            self._look_later(queue, LOOK_AGAIN_S)
+        return None
+
+    def _ask(self, queue: SequencedQueue) -> None:
+        """Fetch a message from a broker that sends none. Term and connection may end during the call."""
+        source = queue.source
+        queue.asked_at = self._clock.monotonic()
+        try:
+            message = source.get(accept=self._consumer.app.conf.accept_content)
+        finally:
+            queue.asked_at = None
+        queue.outage.over("Singleton queue %r is consumed again: its broker answers.", queue.name)
+        if message is not None:
+            queue.held.append(message)
+            if queue.source is not source:
+                self._release(queue)
+        if queue.source is not source:
+            self._look_soon()  # to close the channel
+
+    def _is_celerys(self, queue: SequencedQueue, error: Exception) -> bool:
+        """Whether Celery's loop must get the error: it makes a new connection, after which start() checks.
+
+        A refusal of AMQP (of a queue that was declared otherwise) is permanent, and ends the worker. An error
+        of a virtual transport of kombu may pass, such as of a Redis that loads or has no master.
+        """
+        if self._consumer.hub is None:
+            return False  # there is no loop that could get it
+        return not queue.asks or isinstance(error, self._consumer.connection_errors)
+
+    def _look_after_error(self, queue: SequencedQueue, error: Exception) -> None:
+        # The text of a refusal by the broker is complete; any other error is a fault of this package.
+        refusals = (*self._consumer.connection_errors, *self._consumer.channel_errors)
+        queue.outage.began(
+            "Singleton queue %r is not consumed: its broker fails (%s: %s). It is tried again every %g s.",
+            queue.name,
+            type(error).__name__,
+            error,
+            LOOK_AFTER_ERROR_S,
+            exc_info=None if isinstance(error, refusals) else error,
+        )
+        self._look_later(queue, LOOK_AFTER_ERROR_S)
+
+    def _look_later(self, queue: SequencedQueue, pause_s: float) -> None:
+        if not queue.looks:
+            queue.looks = True
+            queue.alarm = self._consumer.timer.call_after(pause_s, self._look_again, (queue,))
+
+    def _look_again(self, queue: SequencedQueue) -> None:
+        queue.looks = False
+        if self._consumer.pool.is_green and queue.source is not None:
+            self._advance(queue)
+        else:
+            self._look_soon()
+
+    def take(self, request: Any) -> Any:
+        """Wrap a request on its way from the consumer to the pool."""
+        message: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
+        if message is None:
+            # A retry has inherited these headers, or they are forged: only the leader sets them.
+            for headers in (request.message.headers, request.request_dict):
+                if headers.pop(QUEUE_HEADER, None) is not None:
+                    headers.pop(TOKEN_HEADER, None)
+        elif not message.take(request):
+            return None
+        return self._run(request)
+
+    def _over(self, queue: SequencedQueue, message: SingletonMessage) -> None:
+        if queue.running is not message:
+            return
+        queue.running = None
+        if self._consumer.pool.is_green and queue.source is not None:
+            # In the same thread, because the next turn of the loop may be seconds away.
+            self._advance(queue)
+        else:
+            self._look_soon()

@@ -1,0 +1,362 @@
+"""Transactions that are carried out once, even if an answer is lost.
+
+A client that creates a sequential node and gets no answer cannot tell whether the node exists: the names of
+Curator's nodes leave no place for a mark of the writer. Therefore each transaction also writes a node that
+belongs to this writer alone, on the condition that its version is unchanged since the writer's last write.
+
+After a lost answer, the writer tries to write its node again on the same condition. If this succeeds, the
+transaction was not carried out and never will be. If it is refused, the node's data identifies the request
+that was carried out: the transaction, or an earlier attempt to find out. This also holds for a request of a
+session that has expired, and for a request that is still under way.
+
+The nodes are persistent, because they must outlive the session. A writer deletes its node when it is closed.
+Other writers delete the node of a crashed writer a day later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.errors import DQError, ZooKeeperUnreachable
+from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.transaction import (
+    MAX_REQUEST,
+    Step,
+    TransactionRefused,
+    ask_all,
+    check_size,
+    failure_of,
+    set_data,
+    size_of,
+    transact,
+)
+
+__all__ = ["IdempotentWriter"]
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of steps that are sent together; more are no faster.
+MAX_STEPS = 500
+#: Seconds that one attempt waits; then the next attempt uses the connection that has come back.
+TRY_S = 3.0
+#: Seconds after which other writers delete the node of a crashed writer.
+ABANDONED_S = 86_400.0
+#: Number of other writers' nodes that are checked when a writer starts.
+LOOKED_AT = 20
+#: Maximum seconds for a clean-up, which is not needed for correctness.
+CLEANUP_S = 2.0
+
+
+class _PendingSteps:
+    """The steps of one caller, and their result."""
+
+    def __init__(self, steps: Sequence[Step], size: int) -> None:
+        self.steps = steps
+        self.size = size
+        self.answers: list[Any] | None = None
+        self.error: BaseException | None = None
+        self.done = False
+
+
+class _WriterState:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.waiting: deque[_PendingSteps] = deque()
+        self.path: str | None = None
+        self.version = 0
+        self.written = 0
+        self.given_up = False
+
+
+class IdempotentWriter:
+    """Commits each transaction once. Thread-safe: transactions of several threads are sent together.
+
+    Args:
+        session: The session that sends the requests. The writer continues in the next session after an
+            expiry.
+        folder: The folder of the writers' nodes.
+        abandoned_s: Seconds after the last write until other writers delete a writer's node; default one
+            day. A writer that is only slow creates a new node.
+        clock: Monotonic time for deadlines.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        folder: str,
+        *,
+        abandoned_s: float = ABANDONED_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self._session = session
+        self._abandoned_s = abandoned_s
+        self._folder = folder
+        self._clock = clock or SystemClock()
+        self._mine = _WriterState()
+
+    def commit(self, steps: Sequence[Step], timeout_s: float) -> list[Any] | None:
+        """Do all `steps` in one transaction, once, despite lost answers, reconnects and expired sessions.
+
+        Args:
+            steps: The steps of the transaction.
+            timeout_s: Seconds to wait for an answer, over all attempts.
+
+        Returns:
+            The answers of the steps; None if the steps were done and the answer was lost.
+
+        Raises:
+            Refused: A step was refused, and none was done.
+            ZooKeeperUnreachable: ZooKeeper did not answer within `timeout_s` seconds; the steps may have been
+                done.
+            MessageTooLarge: The request would be too large; nothing was sent.
+            AccessDenied: An ACL forbids a step; none was done.
+        """
+        (entry,) = self._commit([steps], timeout_s)
+        if entry.error is not None:
+            raise entry.error
+        return entry.answers
+
+    def commit_each(
+        self, transactions: Sequence[Sequence[Step]], timeout_s: float
+    ) -> list[list[Any] | DQError | None]:
+        """Commit several transactions that do not depend on each other; they are sent together if possible.
+
+        Args:
+            transactions: The steps of each transaction.
+            timeout_s: Seconds to wait for an answer, over all attempts.
+
+        Returns:
+            For each transaction its answers (None if they were lost), or the error that :meth:`commit` would
+            raise.
+
+        Raises:
+            MessageTooLarge: A request would be too large; nothing was sent.
+        """
+        outcomes: list[list[Any] | DQError | None] = []
+        for entry in self._commit(transactions, timeout_s):
+            if isinstance(entry.error, DQError):
+                outcomes.append(entry.error)
+            elif entry.error is not None:
+                raise entry.error
+            else:
+                outcomes.append(entry.answers)
+        return outcomes
+
+    def give_up(self) -> None:
+        """Make every commit of this process raise ZooKeeperUnreachable soon; used before :meth:`close`."""
+        self._own().given_up = True
+
+    def close(self, timeout_s: float = CLEANUP_S) -> None:
+        """Delete the node of this writer; a later commit creates a new one."""
+        own = self._own()
+        with own.lock:
+            path, own.path = own.path, None
+            if path is not None:
+                try:
+                    self._session.ask(lambda client: client.delete_async(path), timeout_s)
+                except (ZooKeeperUnreachable, KazooException) as error:
+                    logger.debug(
+                        "Writer node %s was not deleted; another writer deletes it later: %r", path, error
+                    )
+
+    # -- inside
+
+    def _commit(self, transactions: Sequence[Sequence[Step]], timeout_s: float) -> list[_PendingSteps]:
+        own = self._own()
+        entries = []
+        for steps in transactions:
+            # Each transaction must fit into a request together with the write of this writer's node.
+            check_size([*steps, set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)], self._chroot())
+            entries.append(_PendingSteps(steps, size_of(steps)))
+        deadline = self._clock.monotonic() + timeout_s
+        own.waiting.extend(entries)
+        with own.lock:
+            # The thread that had the lock before may have sent these entries too.
+            while not all(entry.done for entry in entries):
+                self._send(own, self._batch(own), deadline)
+        return entries
+
+    def _own(self) -> _WriterState:
+        own = self._mine
+        if own.pid != os.getpid():
+            own = self._mine = _WriterState()
+        return own
+
+    def _chroot(self) -> str:
+        slash, chroot = self._session.hosts.partition("/")[1:]
+        return slash + chroot
+
+    def _batch(self, own: _WriterState) -> list[_PendingSteps]:
+        """Take the entries that are sent together: always the first, and those that fit behind it."""
+        batch = [own.waiting.popleft()]
+        room = MAX_REQUEST - size_of([set_data("-" * 256, b"-" * 20)]) - batch[0].size
+        count = len(batch[0].steps)
+        chroot = len(self._chroot().encode())
+        while own.waiting:
+            following = own.waiting[0]
+            size = following.size + chroot * len(following.steps)
+            count += len(following.steps)
+            if size > room - chroot * MAX_STEPS or count > MAX_STEPS:
+                break
+            room -= size
+            batch.append(own.waiting.popleft())
+        return batch
+
+    def _send(self, own: _WriterState, batch: list[_PendingSteps], deadline: float) -> None:
+        try:
+            answers = self._write(own, [step for entry in batch for step in entry.steps], deadline)
+        except TransactionRefused as refusal:
+            if len(batch) > 1:
+                # One of them was refused and the others with it: send each alone.
+                for entry in batch:
+                    self._send(own, [entry], deadline)
+                return
+            batch[0].error = refusal
+            batch[0].done = True
+            return
+        except BaseException as error:
+            if not isinstance(error, DQError):
+                # The call was interrupted: the state of the node is unknown.
+                own.path = None
+            for entry in batch:
+                entry.error, entry.done = error, True
+            if not isinstance(error, Exception):
+                raise
+            return
+        for entry in batch:
+            if answers is not None:
+                entry.answers, answers = answers[: len(entry.steps)], answers[len(entry.steps) :]
+            entry.done = True
+
+    def _write(self, own: _WriterState, steps: Sequence[Step], deadline: float) -> list[Any] | None:
+        while True:
+            path = own.path or self._begin(own, deadline)
+            own.written += 1
+            mark = b"%d" % own.written
+            try:
+                answers = transact(
+                    self._session, [set_data(path, mark, own.version), *steps], self._try(deadline)
+                )
+            except ZooKeeperUnreachable:
+                if self._was_written(own, path, mark, deadline):
+                    return None
+                continue
+            except TransactionRefused as refusal:
+                if refusal.index:
+                    raise TransactionRefused.at(refusal.index - 1, refusal.step, refusal.error) from None
+                # Another client has deleted or written the node, so nothing was done: use a new node.
+                own.path = None
+                self._left(deadline)
+                continue
+            own.version += 1
+            return answers[1:]
+
+    def _begin(self, own: _WriterState, deadline: float) -> str:
+        """Create the node of this writer and return its path."""
+        while True:
+            path = f"{self._folder}/{uuid.uuid4().hex}"
+            try:
+                self._session.ask(self._birth(path), self._try(deadline))
+            except ZooKeeperUnreachable:
+                # The node may exist: another writer deletes it later.
+                self._left(deadline)
+                continue
+            except NoNodeError:
+                # The chroot was deleted a moment ago: the next request creates it again.
+                self._left(deadline)
+                continue
+            except KazooException as error:
+                raise failure_of("create", path, error) from None
+            own.path, own.version = path, 0
+            self._collect(path)
+            return path
+
+    def _birth(self, path: str) -> Callable[[Any], Any]:
+        return lambda client: client.create_async(path, b"0", makepath=True)
+
+    def _was_written(self, own: _WriterState, path: str, mark: bytes, deadline: float) -> bool:
+        """Whether the unanswered transaction was carried out; if not, it can never be carried out later."""
+        try:
+            while True:
+                own.written += 1
+                probe = b"%d" % own.written
+                try:
+                    transact(self._session, [set_data(path, probe, own.version)], self._try(deadline))
+                except ZooKeeperUnreachable:
+                    self._left(deadline)
+                    continue
+                except TransactionRefused as refusal:
+                    if not isinstance(refusal.error, BadVersionError):
+                        raise ZooKeeperUnreachable(
+                            f"{path} was deleted: the unanswered request may have been carried out"
+                        ) from None
+                    data = self._read(path, deadline)
+                    own.version += 1
+                    return data == mark
+                own.version += 1
+                return False
+        except ZooKeeperUnreachable:
+            # The outcome stays unknown: the next transaction needs a new node.
+            own.path = None
+            raise
+
+    def _read(self, path: str, deadline: float) -> bytes:
+        while True:
+            try:
+                answer = ask_all(
+                    self._session,
+                    lambda client: [client.sync_async(path), client.get_async(path)],
+                    self._try(deadline),
+                )[1]
+            except ZooKeeperUnreachable:
+                self._left(deadline)
+                continue
+            if isinstance(answer, NoNodeError):
+                raise ZooKeeperUnreachable(
+                    f"{path} was deleted: the unanswered request may have been carried out"
+                )
+            if isinstance(answer, Exception):
+                raise answer
+            data: bytes = answer[0]
+            return data
+
+    def _collect(self, own_path: str) -> None:
+        """Delete nodes of writers that crashed long ago, by the clock of the servers."""
+        try:
+            names = self._session.ask(lambda client: client.get_children_async(self._folder), CLEANUP_S)
+            paths = [own_path, *[f"{self._folder}/{name}" for name in names[:LOOKED_AT]]]
+            stats = ask_all(
+                self._session, lambda client: [client.exists_async(path) for path in paths], CLEANUP_S
+            )
+            old = [
+                path
+                for path, stat in zip(paths, stats, strict=True)
+                if getattr(stat, "mtime", stats[0].ctime) < stats[0].ctime - self._abandoned_s * 1000
+            ]
+            ask_all(self._session, lambda client: [client.delete_async(path) for path in old], CLEANUP_S)
+        except (ZooKeeperUnreachable, KazooException, AttributeError) as error:
+            logger.debug("Nodes of crashed writers stay in %s: %r", self._folder, error)
+
+    def _left(self, deadline: float) -> float:
+        left = deadline - self._clock.monotonic()
+        if left <= 0 or self._own().given_up:
+            raise ZooKeeperUnreachable(
+                f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
+                "have been carried out"
+            )
+        return left
+
+    def _try(self, deadline: float) -> float:
+        return min(TRY_S, max(0.001, deadline - self._clock.monotonic()))

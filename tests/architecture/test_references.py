@@ -1,0 +1,54 @@
+"""Docstrings and comments refer to names that exist."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "celery_dq"
+ROLE = re.compile(r":(meth|class|func|attr|data|exc):`~?([\w.]+)`")
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """The names that a module defines or uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).rpartition(".")[2]
+
+
+def unknown_references(sources: dict[str, str]) -> list[str]:
+    """The roles of the package's own names of which a part is a name nowhere in these modules."""
+    known = {name for source in sources.values() for name in names_in(ast.parse(source))}
+    known |= {part for path in sources for part in path.removesuffix(".py").split("/")}
+    return [
+        f"{path}: {role[0]}"
+        for path, source in sources.items()
+        for role in ROLE.finditer(source)
+        if role[2].partition(".")[0] not in {"celery", "kombu", "redis", "kazoo", "gevent", "billiard"}
+        and not {part for part in role[2].split(".") if part} <= known | set(dir(builtins))
+    ]
+
+
+def test_every_reference_is_to_a_name_that_exists() -> None:
+    sources = {str(path.relative_to(PACKAGE.parent)): path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert sum(len(ROLE.findall(source)) for source in sources.values()) > 100
+    assert unknown_references(sources) == []
+
+
+def test_a_reference_to_a_name_that_is_gone_is_seen() -> None:
+    text = "See :meth:`Keeper.ring`, :class:`celery_dq.wiring.Wires` and :func:`setup`."
+    assert unknown_references({"celery_dq/wiring.py": f'"""{text}"""\n\ndef setup(): ...\n'}) == [
+        "celery_dq/wiring.py: :meth:`Keeper.ring`",
+        "celery_dq/wiring.py: :class:`celery_dq.wiring.Wires`",
+    ]

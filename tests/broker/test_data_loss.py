@@ -1,0 +1,110 @@
+"""A Redis that restarts without its data, or with older data: the log names the loss and its consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.in_flight.data_loss import DataLoss
+from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+
+
+@pytest.fixture
+def keeps_data() -> bool:
+    return False
+
+
+@pytest.fixture
+def kombu_client(keeps_data: bool) -> Iterator[KombuClient]:
+    with RedisServer(appendonly=keeps_data) as server:
+        kombu_client = KombuClient(server.url())
+        kombu_client.server = server  # type: ignore[attr-defined]
+        yield kombu_client
+        kombu_client.close()
+        wait_until(lambda: not server.ask("EXISTS", kombu_client.keys.leases), what="the end of the leases")
+
+
+def restart(kombu_client: Any, connection: Any) -> None:
+    """Restart Redis, and wait until the consumer has its lease again."""
+    kombu_client.server.kill()
+    kombu_client.server.restart()
+    me = consumer_of(connection)
+    rounds: list[float] = []
+    process = connection.transport.context.process
+    process.heartbeat.add_check(rounds.append)
+    wait_until(lambda: rounds and kombu_client.client.zscore(kombu_client.keys.leases, me), what="a renewal")
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    events = [str(getattr(record, "event", "")) for record in caplog.records]
+    return [event for event in events if event in ("data_lost", "writes_lost")]
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_restart_without_data_is_logged_once(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture, claimed: bool
+) -> None:
+    with (
+        kombu_client.connect(lease="2s", watchdog=0) as connection,
+        kombu_client.consuming(connection, 1) as got,
+    ):
+        kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
+        process = connection.transport.context.process
+        wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
+        if claimed:
+            kombu_client.publish(1, 2)
+            kombu_client.drain(connection, got, 1)
+        restart(kombu_client, connection)
+        wait_until(lambda: errors(caplog))
+        rounds: list[float] = []
+        process.heartbeat.add_check(rounds.append)
+        wait_until(lambda: len(rounds) > 1)
+        assert errors(caplog) == ["data_lost"]
+        assert "appendonly yes" in caplog.text
+
+
+@pytest.mark.parametrize("keeps_data", [True])
+def test_a_restart_with_all_data_logs_no_loss(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        kombu_client.connect(lease="2s", watchdog=0) as connection,
+        kombu_client.consuming(connection, 1) as got,
+    ):
+        kombu_client.publish(1, 2)
+        kombu_client.drain(connection, got, 1)
+        restart(kombu_client, connection)
+        assert errors(caplog) == []
+
+
+def test_a_redis_with_older_data_is_logged_to_have_lost_its_latest_writes(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        kombu_client.connect(lease="2s", watchdog=0) as connection,
+        kombu_client.consuming(connection) as got,
+    ):
+        kombu_client.publish(1)
+        kombu_client.drain(connection, got, 1)
+        kombu_client.publish(2)
+        kombu_client.drain(connection, got, 2)
+        assert bodies(got) == [1, 2]
+        process = connection.transport.context.process
+        wait_until(lambda: process.data_loss._known.get(kombu_client.keys.prefix, (0, 0))[0] == 2)
+        # The state of a replica that has not received the second claim.
+        kombu_client.client.hset(kombu_client.keys.state, "claim", 1)
+        wait_until(lambda: errors(caplog))
+        assert errors(caplog) == ["writes_lost"]
+        for message in got:
+            message.ack()
+
+
+def test_an_answer_that_a_later_one_has_overtaken_reports_of_no_loss() -> None:
+    loss = DataLoss(lease_s=10.0)
+    assert loss.check("p", 7, renewed_at=None, sent_at=2.0, now=3.0) is None
+    assert loss.check("p", 6, renewed_at=None, sent_at=1.0, now=4.0) is None
+    assert loss.check("p", 6, renewed_at=None, sent_at=5.0, now=6.0) == (7, 6)

@@ -1,0 +1,82 @@
+"""Log lines for operators: they name the worker, the queue, the messages and the consequence."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.broker.kombu_client import KombuClient, consumer_of
+
+
+def lines(caplog: pytest.LogCaptureFixture, part: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if part in record.getMessage()]
+
+
+def test_a_lost_worker_is_named_with_its_messages_and_their_fates(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    kombu_client.publish(1, 2, 3)
+    entries = kombu_client.partition.claim("w7", lease_ms=60_000, want=3).run(kombu_client.client).entries
+    kombu_client.partition.settle("w7", [entries[0].tag]).run(kombu_client.client)
+    kombu_client.client.zadd(kombu_client.keys.leases, {"w7": 1})
+    with kombu_client.connect(lease="1s", watchdog=0) as connection, kombu_client.consuming(connection, 1):
+        (record,) = wait_until(lambda: lines(caplog, "lost its lease"))
+    assert record.levelno == logging.WARNING
+    message = record.getMessage()
+    assert message.startswith(f"Worker w7 lost its lease on queue {kombu_client.queue}")
+    back, gone = message.split("Acknowledged early")
+    assert all(each.id in back and each.id not in gone for each in entries[1:])
+    assert entries[0].id in gone
+    assert entries[0].id not in back
+
+
+def test_an_outage_is_logged_once_with_its_consequence_and_its_end(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    kombu_client = KombuClient(server.url())
+    with kombu_client.connect(lease="2s", watchdog=0) as connection, kombu_client.consuming(connection, 1):
+        me = consumer_of(connection)
+        rounds: list[float] = []
+        connection.transport.context.process.heartbeat.add_check(rounds.append)
+        wait_until(lambda: rounds)
+        server.kill()
+        (record,) = wait_until(lambda: lines(caplog, "could not be renewed"))
+        message = record.getMessage()
+        assert message.startswith(f"The leases of worker {me} could not be renewed (")
+        assert ".." not in message
+        assert "after 2 s other workers get the messages" in message
+        server.start()
+        wait_until(lambda: lines(caplog, f"The leases of worker {me} are renewed again"))
+    assert len([each for each in lines(caplog, me) if each.levelno == logging.WARNING]) == 1
+    kombu_client.close()
+    wait_until(lambda: not server.ask("EXISTS", kombu_client.keys.leases), what="the end of the leases")
+
+
+def test_a_leader_that_has_handed_over_warns_of_nothing(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with kombu_client.connect() as connection:
+        channel: Any = connection.default_channel
+        led = dataclasses.replace(channel.queue(kombu_client.queue), token=1)
+        process = channel.process
+        process.record_fenced(led, 0)
+        assert caplog.records == []
+        # A leader that was cut off still has a message in flight.
+        process.in_flight.add(led.key, "a", "5")
+        process.record_fenced(led, 5)
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "1 messages that had not begun are dropped here" in record.getMessage()
+        caplog.clear()
+        # A worker without the setting logs once that it needs the setting.
+        for _ in range(2):
+            process.record_fenced(channel.queue(kombu_client.queue), 5)
+        (record,) = caplog.records
+        assert "dq_singleton_queues" in record.getMessage()

@@ -1,0 +1,63 @@
+"""Messages that a running task publishes while Redis is away are sent after its return."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery import chain, chord
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.broker.worker_app import WorkerApp
+
+LEASE_S = 1.0
+#: Seconds after which a call outside of a task fails.
+TIMEOUT_S = 1.0
+
+
+@pytest.fixture
+def split_yard(redis_server: RedisServer, server: RedisServer) -> Iterator[WorkerApp]:
+    """An app whose broker may be stopped, while results and the witness stay."""
+    for db in (1, 2, 3):
+        redis_server.flush(db)
+    options = {"dq_lease": LEASE_S, "dq_publish_timeout": TIMEOUT_S, "task_reject_on_worker_lost": False}
+    worker_app = WorkerApp(redis_server, server.port, **options)
+    yield worker_app
+    worker_app.close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_retries_and_callbacks_wait_for_the_broker(
+    split_yard: WorkerApp, server: RedisServer, pool: str
+) -> None:
+    worker_app = split_yard
+    note = worker_app.app.signature("note")
+    with worker_app.worker(pool, 9) as worker:
+        for ending in ("", "_late"):
+            hold = worker_app.app.signature(f"hold{ending}")
+            chain(hold.clone((f"chain{ending}",)), note).apply_async()
+            hold.clone((f"link{ending}",)).apply_async(link=note)
+            worker_app.send(f"hold_then_retry{ending}", f"retry{ending}")
+            worker_app.send(f"hold_then_call{ending}", f"call{ending}")
+        chord([worker_app.app.signature("hold", ("chord",))], app=worker_app.app)(note)
+        keys = set(worker_app.ran(9, subject="began"))
+        server.kill()
+        for key in keys:
+            worker_app.witness.release(key)
+        worker.wait_for_log("waits for the broker", 30)
+        # Longer than the publish timeout and the lease.
+        over = time.monotonic() + 2 * TIMEOUT_S + LEASE_S
+        wait_until(lambda: time.monotonic() > over, 30)
+        server.start()
+        reported = worker_app.ran(9, 60)
+    assert sorted(reported) == sorted(keys - {"chord"} | {"['chord']"})
+
+
+def test_the_attempts_of_a_task_do_not_stay_with_its_connection(split_yard: WorkerApp) -> None:
+    with split_yard.worker("threads", 1):
+        split_yard.send("call_on_own_connection", "sent")
+        assert split_yard.ran(1) == ["sent"]
+        before, after = split_yard.ran(2, subject="max_retries")
+    assert before == after

@@ -1,0 +1,261 @@
+"""A Celery app whose tasks report their steps, for tests with real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import redis
+from celery import Celery, bootsteps
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.signals import worker_process_init
+from kombu import Consumer, Queue
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import DQ
+from tests.conformance.shop import Witness
+from tests.workers import ENVIRONMENT, WorkerProcess, app_from_environment, make_app
+
+NAME = "worker_app"
+BROKER_DB, RESULT_DB = 1, 2
+
+_serial = count()
+
+
+def add_tasks(app: Celery, port: int) -> Celery:
+    """Register the tasks, which report to the witness on `port`."""
+
+    def tell(subject: str, value: object) -> None:
+        Witness(port).tell(subject, value)
+
+    @app.task(name="note")
+    def note(what: Any) -> Any:
+        tell("ran", what)
+        return what
+
+    @app.task(name="timed")
+    def timed(due: float) -> None:
+        tell("late", time.time() - due)
+
+    @app.task(name="hold", bind=True)
+    def hold(self: Any, key: str) -> str:
+        tell("began", key)
+        Witness(port).hold(key)
+        tell("ended", key)
+        return key
+
+    @app.task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
+    def hold_late(self: Any, key: str) -> str:
+        tell("began", key)
+        Witness(port).hold(key)
+        tell("ended", key)
+        return key
+
+    @app.task(name="linger")
+    def linger(key: str) -> None:
+        try:
+            Witness(port).hold(key)
+        except SoftTimeLimitExceeded:
+            tell("warned", key)
+            Witness(port).hold(key)
+        tell("ended", key)
+
+    @app.task(name="listen")
+    def listen(key: str, seconds: float) -> None:
+        tell("began", key)
+        Witness(port).hold(key)
+        with app.connection_for_read() as connection, Consumer(connection, [Queue("silence")]):
+            began = time.monotonic()
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=seconds)
+            tell("listened", time.monotonic() - began)
+
+    @app.task(name="nap", acks_late=True)
+    def nap(seconds: float) -> None:
+        tell("began", "nap")
+        time.sleep(seconds)  # stands for work
+        tell("ended", "nap")
+
+    @app.task(name="spin", acks_late=True)
+    def spin(seconds: float) -> None:
+        tell("began", "spin")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sum(range(1000))
+        tell("ended", "spin")
+
+    @app.task(name="die", acks_late=True, reject_on_worker_lost=True)
+    def die(key: str) -> None:
+        tell("began", key)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="outcome", bind=True, max_retries=2)
+    def outcome(self: Any, how: str) -> Any:
+        tell("began", how)
+        if how == "fail":
+            raise ValueError(how)
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject(how)
+        if how == "retry" and self.request.retries < 2:
+            raise self.retry(countdown=0.05)
+        return how
+
+    def hold_then_retry(self: Any, key: str) -> None:
+        if self.request.retries:
+            tell("ran", key)
+            return
+        tell("began", key)
+        Witness(port).hold(key)
+        raise self.retry(countdown=0)
+
+    def hold_then_call(key: str) -> None:
+        tell("began", key)
+        Witness(port).hold(key)
+        note.delay(key)
+
+    for ending, late in (("", False), ("_late", True)):
+        app.task(name=f"hold_then_retry{ending}", bind=True, max_retries=1, acks_late=late)(hold_then_retry)
+        app.task(name=f"hold_then_call{ending}", acks_late=late)(hold_then_call)
+
+    @app.task(name="call_on_own_connection")
+    def call_on_own_connection(key: str) -> None:
+        publish: Any = note.apply_async
+        with app.connection_for_write() as connection:
+            options: Any = connection.transport_options
+            tell("max_retries", options.get("max_retries"))
+            publish((key,), connection=connection)
+            tell("max_retries", options.get("max_retries"))
+
+    @app.task(name="retry_once", bind=True, max_retries=1)
+    def retry_once(self: Any, countdown: float) -> None:
+        tell("attempt", time.monotonic())
+        if not self.request.retries:
+            raise self.retry(countdown=countdown)
+
+    @app.task(name="errback")
+    def errback(task_id: str) -> None:
+        tell("errback", task_id)
+
+    return app
+
+
+class Stumble(bootsteps.StartStopStep):
+    """Loses the first connection after all other steps have started and before the event loop runs."""
+
+    requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._starts = count()
+
+    def start(self, consumer: Any) -> None:
+        if not next(self._starts):
+            raise ConnectionError("stumbled")
+
+
+class _ShortLived(WorkerProcess):
+    def stop(self, how: signal.Signals = signal.SIGKILL, deadline: float = 25.0) -> int:
+        return super().stop(how, deadline)
+
+
+class WorkerApp:
+    """A Celery app that publishes, and workers with the same settings."""
+
+    def __init__(self, server: RedisServer, port: int | None = None, **conf: Any) -> None:
+        self.server = server
+        self.queue = f"yard-{next(_serial)}"
+        self.conf: dict[str, Any] = {
+            "broker_url": DQ.url(port or server.port, BROKER_DB),
+            "result_backend": f"redis://127.0.0.1:{server.port}/{RESULT_DB}",
+            "task_default_queue": self.queue,
+            "witness_port": server.port,
+            "dq_lease": 1.0,
+            "dq_claim_ahead": 0.01,
+            "dq_watchdog": 0,
+            "worker_prefetch_multiplier": 4,
+            "task_reject_on_worker_lost": True,
+            **conf,
+        }
+        self.app = make_app(NAME, DQ, self.conf)
+        self.witness = Witness(server.port)
+        # No timeout, also because MONITOR may be silent for long.
+        self.client: Any = redis.Redis(port=server.port, db=BROKER_DB, socket_timeout=None)
+        self.keys = PartitionKeys("online", self.queue)
+        self._names = count()
+
+    def worker(
+        self, pool: str = "threads", concurrency: int = 2, *, warm: bool = False, **options: Any
+    ) -> WorkerProcess:
+        """Return a worker that is killed at the end, or, slower, stopped by a warm shutdown if `warm`."""
+        kind = WorkerProcess if warm else _ShortLived
+        return kind(
+            "tests.broker.worker_app",
+            broker=DQ,
+            conf=self.conf,
+            pool=pool,
+            concurrency=concurrency,
+            name=f"w{next(self._names)}",
+            **options,
+        )
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.send_task(task, args, **options)
+
+    def is_heard(self) -> None:
+        """Wait until the worker answers to remote control: its mailbox opens after it begins to consume."""
+        wait_until(lambda: self.app.control.ping(timeout=5, limit=1), 60, what="an answer")
+
+    def ran(self, count_: int, timeout_s: float = 30.0, subject: str = "ran") -> list[str]:
+        """Wait until `count_` reports on `subject` have come; return all of them."""
+        wait_until(
+            lambda: len(self.witness.told(subject)) >= count_,
+            timeout_s,
+            what=lambda: f"{count_} on {subject!r}; told: {self.witness.told(subject)}",
+        )
+        return self.witness.told(subject)
+
+    def settled(self, timeout_s: float = 30.0) -> None:
+        """Wait until no message of the queue is stored, in flight or running."""
+
+        def left() -> dict[str, Any]:
+            keys = self.keys
+            held = list(self.client.scan_iter(keys.prefix + "held:*"))
+            return {
+                "messages": self.client.hgetall(keys.messages),
+                "running": self.client.hgetall(keys.running),
+                "held": held,
+            }
+
+        wait_until(lambda: not any(left().values()), timeout_s, what=lambda: str(left()))
+
+    def dead(self) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = self.client.hgetall(self.keys.dead_info)
+        return found
+
+    def close(self) -> None:
+        self.app.close()
+        self.client.close()
+        self.witness.close()
+
+
+if ENVIRONMENT in os.environ:
+    app = app_from_environment(NAME)
+    add_tasks(app, app.conf["witness_port"])
+    if app.conf.get("holds_children"):
+
+        @worker_process_init.connect(weak=False)
+        def hold_child(**_: Any) -> None:
+            witness = Witness(app.conf["witness_port"])
+            witness.tell("child", os.getpid())
+            witness.hold("child")
+
+    if app.conf.get("stumbles"):
+        app.steps["consumer"].add(Stumble)

@@ -1,0 +1,1 @@
+"""What several folders of tests put in the place of a clock."""

@@ -1,0 +1,216 @@
+"""``celery dq doctor`` on faulty set-ups: each fault is found, named, and has a remedy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+from kombu import Connection
+
+import celery_dq
+from celery_dq.app.checks.doctor import Finding, check_server, check_settings
+from celery_dq.cli import dq
+from celery_dq.dedup import dedup
+from celery_dq.errors import ConfigurationError
+from celery_dq.options import Options
+from celery_dq.testing.processes import dead_port
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
+from tests.apps import without_shared_tasks
+
+MakeApp = Callable[..., Any]
+#: An address on which no server listens.
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def make_app() -> Iterator[MakeApp]:
+    """A function that returns an app with a task. Its arguments are the settings."""
+    made = []
+
+    def make_app(broker: str, **conf: Any) -> Any:
+        app = Celery("ill", broker=broker, set_as_current=False)
+        app.conf.update(task_publish_retry_policy={"max_retries": 0}, **conf)
+        celery_dq.setup(app)
+        without_shared_tasks(app)
+        made.append(app)
+        return app
+
+    yield make_app
+    for app in made:
+        with suppress(ConfigurationError):
+            producers: Any = app.pool
+            producers.force_close_all()
+        app.close()
+
+
+def work(merchant: str) -> None:
+    """A task."""
+
+
+def faults(found: list[Finding]) -> dict[str, str]:
+    """The problems by code. Checks that every error and warning has a remedy."""
+    assert [each for each in found if each.level != "ok" and not (each.remedy or each.code == "W013")] == []
+    return {each.code: f"{each.problem} {each.remedy}" for each in found if each.level != "ok"}
+
+
+ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf", "code", "words"),
+    [
+        ("dq_redis://localhost/0", {}, "E002", "did you mean dq-redis://?"),
+        ("dq-redsi://localhost/0", {}, "E002", "did you mean dq-redis://?"),
+        ("redis://localhost;dq_redis://localhost/0", {}, "E002", "underscore"),
+        ("redis://localhost/0", {}, "W002", "dq-redis://host"),
+        (
+            "redis://localhost/0",
+            {"dq_default_quota": {"rate": 5}},
+            "W005",
+            "dq_default_quota is not enforced",
+        ),
+        ("amqp://localhost", {"dq_queues": {"push": {"rate": 5}}}, "W005", "quota of queue 'push'"),
+        ("redis://localhost/0", {"dq_singleton_queues": ["ledger"]}, "E006", "'ledger'"),
+        (ZOOKEEPER, {"dq_singleton_queues": ["ledger"]}, "E006", "Set dq_election"),
+        ("dq-redis://localhost/0", {"dq_buffer_folder": "/proc/here"}, "E008", "/proc/here"),
+        ("dq-redis://localhost/0", {"dq_buffer_folder": "/dev/null/x"}, "E008", "/dev/null"),
+        ("dq-redis://localhost/0", {"dq_leese": 5}, "E001", "dq_lease"),
+    ],
+)
+def test_settings(make_app: MakeApp, broker: str, conf: dict[str, Any], code: str, words: str) -> None:
+    found = faults(check_settings(make_app(broker, **conf)))
+    assert words in found[code]
+
+
+@pytest.mark.parametrize("broker", ["dq-redis://localhost/0", ZOOKEEPER, "dq-rediss://localhost/0"])
+def test_our_own_schemes_are_well(make_app: MakeApp, broker: str) -> None:
+    assert faults(check_settings(make_app(broker))) == {}
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf"), [(ZOOKEEPER, {}), ("redis://", {"dq_election": "zookeeper://zk"})]
+)
+def test_a_missing_kazoo(
+    make_app: MakeApp, broker: str, conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    assert "celery-dq[zookeeper]" in faults(check_settings(make_app(broker, **conf)))["E004"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda args: "a", lambda: "a", lambda args, kwargs, more: "a", lambda *, tenant: tenant]
+)
+def test_a_tenant_callable_of_the_wrong_arity(make_app: MakeApp, wrong: Any) -> None:
+    app = make_app("dq-redis://localhost/0")
+    app.task(shared=False, name="notify", tenant=wrong)(work)
+    text = faults(check_settings(app))["E003"]
+    assert "task notify" in text
+    assert "(args, kwargs)" in text
+
+
+def test_the_tenants_of_tasks_on_a_broker_without(make_app: MakeApp) -> None:
+    app = make_app("redis://localhost/0")
+    app.task(shared=False, name="notify", tenant="{merchant}")(work)
+    assert "the tenant of task 'notify' is ignored" in faults(check_settings(app))["W005"]
+
+
+def test_dedup_without_a_redis(make_app: MakeApp) -> None:
+    app = make_app("amqp://localhost")
+    app.task(shared=False, name="refresh")(dedup(key="{merchant}")(work))
+    assert "dq_dedup_url" in faults(check_settings(app))["E007"]
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf", "code", "words"),
+    [
+        (f"dq-redis://{NOWHERE}/0", {}, "E011", "Start it"),
+        (f"redis://{NOWHERE}/0", {}, "E011", "Start it"),
+        (ZOOKEEPER, {}, "E011", "127.0.0.1:1"),
+        ("memory://", {"dq_dedup_url": f"redis://{NOWHERE}/0"}, "E016", "dq_dedup_url"),
+        ("memory://", {"dq_dedup_url": "redis://localhost:port/0"}, "E016", "dq_dedup_url"),
+        ("memory://", {"dq_election": f"redis://{NOWHERE}/0"}, "E017", "dq_election"),
+        ("memory://", {"dq_election": f"zookeeper://{NOWHERE}"}, "E017", "dq_election"),
+    ],
+)
+def test_servers_that_do_not_answer(
+    make_app: MakeApp, broker: str, conf: dict[str, Any], code: str, words: str
+) -> None:
+    app = make_app(broker, **conf)
+    found = faults(check_server(app))
+    assert words in found[code]
+    assert len(found) == 1
+
+
+def test_messages_of_the_stock_transport(make_app: MakeApp, redis_url: str, broker_url: str) -> None:
+    app = make_app(broker_url, task_default_queue="push")
+    assert "W015" not in faults(check_server(app))
+    with Connection(redis_url) as stock:
+        for priority in (0, 9):
+            stock.SimpleQueue("push").put("x", priority=priority)
+    assert "2 in queue 'push'" in faults(check_server(app))["W015"]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisServer]:
+    """A server with one user per role, and users that lack a right."""
+    with RedisServer() as server:
+        with redis.Redis(port=server.port) as client:
+            for role in ROLES:
+                client.execute_command("ACL", "SETUSER", role.name, "on", ">pw", *role.acl().split())
+            for name, base, lacks in (
+                ("no-info", "worker", "-info"),
+                ("no-hscan", "worker", "-hscan"),
+                ("no-hset", "worker", "-hset"),
+                ("no-scripts", "worker", "-eval -evalsha"),
+                ("other-keys", "worker", "resetkeys ~other:* ~_kombu.*"),
+            ):
+                rules = next(role.acl() for role in ROLES if role.name == base)
+                client.execute_command("ACL", "SETUSER", name, "on", ">pw", *rules.split(), *lacks.split())
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("user", "code", "words"),
+    [
+        ("worker", "", ""),
+        ("publisher", "W014", "a worker sends"),
+        ("no-info", "W013", "Grant +info"),
+        ("no-hscan", "W014", "Grant +hscan on"),
+        ("no-hset", "E014", "a publisher sends: hset ("),
+        ("no-scripts", "E014", "Grant +eval +evalsha on"),
+        ("other-keys", "E014", "the keys"),
+    ],
+)
+def test_rights_of_the_redis_user(
+    make_app: MakeApp, guarded: RedisServer, user: str, code: str, words: str
+) -> None:
+    found = faults(check_server(make_app(f"dq-redis://{user}:pw@127.0.0.1:{guarded.port}/0")))
+    assert words in found.pop(code, "")
+    assert set(found) == ({"W012"} if code != "W013" else set())
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role.name in ("publisher", "worker")])
+def test_every_missing_right_is_found(guarded: RedisServer, role: Role) -> None:
+    with redis.Redis(port=guarded.port) as client:
+        client.execute_command("ACL", "SETUSER", "nothing", "on", ">pw", "allkeys", "allchannels", "+multi")
+    with redis.Redis(port=guarded.port, username="nothing", password="pw") as client:
+        denied = denied_commands(client.connection_pool, role, Options())
+    assert {each.upper() for each in denied} == {*role.commands} - {"EXEC", "INFO", "MULTI"}
+
+
+def test_the_command_ends_with_status_1(make_app: MakeApp) -> None:
+    with dead_port() as port:
+        app = make_app(f"dq-redis://127.0.0.1:{port}/0")
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        done = CliRunner().invoke(dq, ["doctor", "--json"], obj=context)
+    assert done.exit_code == 1
+    assert [each["code"] for each in json.loads(done.stdout) if each["level"] == "error"] == ["E011"]

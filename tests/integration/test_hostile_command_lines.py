@@ -1,0 +1,222 @@
+"""Every ``celery dq`` command with frequent mistakes: an error with a remedy, and a status other than 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.testing.processes import dead_port
+
+Run = Callable[..., Result]
+MakeApp = Callable[[str], Any]
+
+
+def invoke(app: Any, words: Sequence[str]) -> Result:
+    """Run a subcommand. A traceback fails the test."""
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    result = CliRunner().invoke(dq, list(words), obj=context, input="")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+@pytest.fixture(scope="module")
+def make_app() -> Iterator[MakeApp]:
+    """A function that returns an app on a broker."""
+    made = []
+
+    def make_app(broker: str) -> Any:
+        app = Celery("shop", broker=broker, set_as_current=False)
+        app.conf.update(task_publish_retry_policy={"max_retries": 0}, dq_buffer_folder="")
+        celery_dq.setup(app)
+        made.append(app)
+        return app
+
+    yield make_app
+    for app in made:
+        app.close()
+
+
+#: Wrong command lines for a queue "push" with waiting tasks of "acme", and a part of the error text.
+MISTAKES: list[tuple[str, str]] = [
+    ("queues pusj", "There is no queue 'pusj'. Did you mean 'push'?"),
+    ("queues push EMPTY", "There is no queue ''. Known queues: 'push'."),
+    ("tenants pusj", "Did you mean 'push'?"),
+    ("tenants push --limit 0", "1<=x<=1000000"),
+    ("tenants push --limit -1", "1<=x<=1000000"),
+    ("tenants push --limit many", "not a valid integer"),
+    ("peek pusj", "Did you mean 'push'?"),
+    ("peek push --limit -1", "1<=x<=1000000"),
+    ("peek push --limit 0", "1<=x<=1000000"),
+    ("peek push --limit 99999999999999999999999", "1<=x<=1000000"),
+    ("peek push --tenant acmee", "Did you mean 'acme'?"),
+    ("peek push --tenant \x01", "control characters"),
+    ("peek push --tenant acme --delayed", "cannot be listed by tenant"),
+    ("peek \udcff", "There is no queue"),
+    ("find nonsense", "in no queue"),
+    ("find EMPTY", "give a text, not empty"),
+    ("find \udcff", "not valid Unicode"),
+    ("explain nonsense", "was never published"),
+    ("explain EMPTY", "give a text, not empty"),
+    ("explain", "give either task_id"),
+    ("explain --tenant acme", "together with queue"),
+    ("explain --tenant acmee --queue push", "Did you mean 'acme'?"),
+    ("explain --tenant acme --queue pusj", "Did you mean 'push'?"),
+    ("explain x --tenant acme --queue push", "give either"),
+    ("cancel push", "exactly one of"),
+    ("cancel pusj x", "Did you mean 'push'?"),
+    ("cancel push nonsense", "--in-advance"),
+    ("cancel push known nonsense", "nonsense: unknown"),
+    ("cancel push EMPTY", "give a text, not empty"),
+    ("cancel push --tenant acmee", "Did you mean 'acme'?"),
+    ("cancel push --task-name notifi", "Did you mean 'notify'?"),
+    ("cancel push --tenant acme --in-advance", "needs TASK_IDS"),
+    ("move push pushh --task-id x", "--create makes the queue"),
+    ("move push push --task-id x", "is the source itself"),
+    ("move push EMPTY --task-id x", "There is no queue ''"),
+    ("move push EMPTY --task-id x --create", "give a text, not empty"),
+    ("move push new", "--create"),
+    ("move push new --create", "exactly one of"),
+    ("move push new --create --task-id nonsense", "No message of task nonsense waits"),
+    ("move push new --create --tenant acmee", "Did you mean 'acme'?"),
+    ("purge pusj -f", "Did you mean 'push'?"),
+    ("purge push", "Aborted"),
+    ("quotas get pusj", "Did you mean 'push'?"),
+    ("quotas get push \x01", "control characters"),
+    ("quotas set push", "at least one"),
+    ("quotas set pusj acme --rate 5", "Did you mean 'push'?"),
+    ("quotas set push acme --rate fast", "from 0.000001 to 100000 per second"),
+    ("quotas set push acme --rate 0", "set paused = True"),
+    ("quotas set push acme --rate -5", "not above zero"),
+    ("quotas set push acme --rate nan", "is not a rate"),
+    ("quotas set push acme --rate 1e9", "from 0.000001 to 100000"),
+    ("quotas set push acme --rate 50/w", "'50/s'"),
+    ("quotas set push acme --rate EMPTY", "is not a rate"),
+    ("quotas set push acme --burst 0", "from 1 to 1000000"),
+    ("quotas set push acme --burst nan", "from 1 to 1000000"),
+    ("quotas set push acme --burst lots", "not a valid float"),
+    ("quotas set push acme --weight 0", "from 0.001 to 1000"),
+    ("quotas set push acme --weight 1e300", "from 0.001 to 1000"),
+    ("quotas set push acme --concurrency 0", "from 1 to 1000000"),
+    ("quotas set push acme --concurrency -1", "from 1 to 1000000"),
+    ("quotas set push acme --concurrency 1.5", "whole number from 1 to 1000000"),
+    ("quotas set push acme --concurrency 9999999999", "from 1 to 1000000"),
+    ("quotas rm push acmee", "no quota of its own"),
+    ("quotas rm pusj", "Did you mean 'push'?"),
+    ("quotas pause push", "Missing argument"),
+    ("quotas pause push acmee", "Did you mean 'acme'?"),
+    ("quotas pause pusj acme", "Did you mean 'push'?"),
+    ("quotas pause push nobody", "--in-advance"),
+    ("quotas resume push acmee", "Did you mean 'acme'?"),
+    ("quotas resume push acme", "is not paused"),
+    ("quotas apply pushh", "Did you mean 'push'?"),
+    ("dead list pusj", "Did you mean 'push'?"),
+    ("dead list push --limit 0", "1<=x<=1000000"),
+    ("dead replay push", "either a MESSAGE_ID"),
+    ("dead replay push nonsense", "no dead letter 'nonsense'"),
+    ("dead replay push EMPTY", "give a text, not empty"),
+    ("dead replay push x --all", "either a MESSAGE_ID"),
+    ("dead replay pusj --all", "Did you mean 'push'?"),
+    ("dead purge push nonsense", "no dead letter 'nonsense'"),
+    ("dead purge pusj --all", "Did you mean 'push'?"),
+    ("dedup list pusj", "Did you mean 'push'?"),
+    ("dedup list push --limit 0", "1<=x<=1000000"),
+    ("dedup release push nonsense", "No task holds the dedup lock 'nonsense'"),
+    ("dedup release push EMPTY", "give a text, not empty"),
+    ("dedup verdicts pusj", "Did you mean 'push'?"),
+    ("dedup repetition push", "Missing option"),
+    ("dedup repetition push --consumers 0", "1<=x<=1000000"),
+    ("dedup repetition push --consumers 1 --sample 0", "1<=x<=1000000"),
+    ("dedup repetition push --consumers 1 --plot x.nonsense", "--plot"),
+    ("dedup repetition push --consumers 1 --plot /nowhere/x.png", "/nowhere"),
+    ("spill", "dq_buffer_folder is not set"),
+    ("spill replay --timeout -1", "x>=0"),
+    ("spill replay", "dq_buffer_folder is not set"),
+    ("zookeeper 127.0.0.1:1 /mail --timeout 0.1", "127.0.0.1:1"),
+    ("zookeeper 127.0.0.1:1 mail", "PATH"),
+    ("zookeeper EMPTY /mail", "names no ZooKeeper"),
+    ("zookeeper :::: /mail", "HOSTS"),
+    ("zookeeper localhost:port /mail", "HOSTS"),
+    ("zookeeper 127.0.0.1:1 /mail --timeout 0", "x>0"),
+    ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
+    ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
+    ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("nonsense", "No such command"),
+]
+
+
+@pytest.fixture
+def busy(shop: Any) -> Any:
+    """An app with two waiting tasks of one tenant. The id of the first is "known"."""
+    shop.conf.update(task_publish_retry_policy={"max_retries": 0})
+    shop.tasks["notify"].apply_async(("acme",), task_id="known")
+    shop.tasks["notify"].delay("acme")
+    return shop
+
+
+@pytest.mark.parametrize("command", sorted({line.split(" ")[0] for line, _ in MISTAKES}))
+def test_a_mistake_is_a_sentence_and_not_status_0(busy: Any, command: str) -> None:
+    for line, words in MISTAKES:
+        if line.split(" ")[0] == command:
+            result = invoke(busy, ["" if word == "EMPTY" else word for word in line.split(" ")])
+            assert (result.exit_code != 0, words in result.output) == (True, True), (line, result.output)
+
+
+def every_command(
+    group: click.Group = dq, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_the_mistakes_reach_every_command() -> None:
+    tried = {tuple(line.split(" ")[:size]) for line, _ in MISTAKES for size in (1, 2)}
+    assert [path for path, _ in every_command() if path not in tried] == [("spill", "list"), ("doctor",)]
+
+
+#: Valid values for the arguments of each command, to test it on a wrong broker.
+GIVEN = {"queue": "push", "tenant": "acme", "task_id": "x", "task_ids": "x", "to": "other", "names": "push"}
+GIVEN |= {"message_id": "x", "key": "k", "hosts": "127.0.0.1:1", "path": "/mail"}
+OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["-f"]}
+OPTIONS |= {("dedup", "repetition"): ["--consumers", "1"], ("zookeeper",): ["--timeout", "0.1"]}
+
+
+@pytest.mark.parametrize("scheme", ["dq-redis", "redis", "amqp", "memory", "dq-zookeeper", "dq_redis", "foo"])
+def test_a_broker_that_is_away_or_of_another_kind(make_app: MakeApp, scheme: str) -> None:
+    with dead_port() as port:
+        app = make_app(f"{scheme}://127.0.0.1:{port}/0")
+        for path, command in every_command():
+            arguments = [GIVEN[each.name] for each in command.params if isinstance(each, click.Argument)]
+            result = invoke(app, [*path, *arguments, *OPTIONS.get(path, ())])
+            assert len(result.output) > 20, path
+            # A coordinator keeps the dedup locks of other brokers; the buffer and the doctor need no broker.
+            assert result.exit_code != 0 or path[0] in ("spill", "doctor", "dedup"), (path, result.output)
+
+
+def test_a_database_that_does_not_exist(make_app: MakeApp, broker_url: str) -> None:
+    app = make_app(f"{broker_url.rpartition('/')[0]}/99")
+    result = invoke(app, ["queues"])
+    assert (result.exit_code, "from 0 to 15" in result.output) == (1, True), result.output
+
+
+def test_what_is_meant_succeeds(busy: Any) -> None:
+    assert "rate=5/s" in invoke(busy, ["quotas", "set", "push", "acme", "--rate", "5"]).output
+    early = invoke(busy, ["quotas", "set", "push", "newcomer", "--rate", "0.5"])
+    assert (early.exit_code, "'newcomer' has no message" in early.output) == (0, True)
+    assert invoke(busy, ["quotas", "pause", "push", "later", "--in-advance"]).exit_code == 0
+    cancelled = invoke(busy, ["cancel", "push", "known", "not-yet", "--in-advance", "--json"])
+    assert json.loads(cancelled.stdout) == {"known": "waiting", "not-yet": "tombstone"}
+    busy.tasks["notify"].apply_async(("acme",), task_id="not-yet")
+    assert busy.dq.queues["push"].find("not-yet").state == "discarded"
+    assert "within 3h" in invoke(busy, ["cancel", "push", "other-id", "--in-advance"]).output

@@ -1,0 +1,57 @@
+"""A worker on a broker without tenants logs at its start which settings are ignored."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+import celery_dq
+from tests.apps import without_shared_tasks
+
+LOGGER = "celery_dq.worker.unenforced"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "dq-redis"])
+def test_tenants_and_quotas_that_are_ignored(
+    redis_url: str, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app: Any = without_shared_tasks(
+        Celery("shop", broker=redis_url.replace("redis", scheme, 1), set_as_current=False)
+    )
+    celery_dq.setup(app)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        dq_queues={"push": {"rate": 5}},
+        dq_default_quota={"concurrency": 4},
+    )
+    app.task(shared=False, name="notify", tenant="{merchant}")(notify)
+    with (
+        caplog.at_level(logging.WARNING, LOGGER),
+        start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20),
+    ):
+        pass
+    text = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    expected = (
+        "The broker redis:// has no tenants: the tenant of task 'notify' is ignored, the quota of "
+        "queue 'push' in dq_queues is not enforced, dq_default_quota is not enforced. Set broker_url to "
+        "dq-redis://… to enforce them."
+    )
+    assert text == ([expected] if scheme == "redis" else [])
+
+
+def test_an_app_that_uses_neither_learns_nothing(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    app: Any = without_shared_tasks(Celery("shop", broker=redis_url, set_as_current=False))
+    celery_dq.setup(app)
+    app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+        pass
+    assert [record for record in caplog.records if record.name == LOGGER] == []
+
+
+def notify(merchant: str) -> None:
+    """A task."""

@@ -1,0 +1,140 @@
+"""A partition with its client: the calls by name, run at once, and a look at what lies in Redis."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from celery_dq.inspector.waiting import waiting_of
+from celery_dq.keys import PartitionKeys
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.record import DedupSection
+from celery_dq.transport.redis.store.replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply
+
+LEASE_MS = 60_000
+PLACES = ("turn", "throttled", "at_concurrency", "paused")
+
+
+def make_record(
+    tenant: str = "",
+    *,
+    priority: int = 0,
+    due_us: int = 0,
+    expires_us: int = 0,
+    task: str = "shop.tasks.notify",
+    body: bytes = b"[]",
+) -> bytes:
+    """A record, packed by the layout that the contract of the scripts states, not by the code under test."""
+    parts = (tenant.encode(), task.encode(), b"{}")
+    header = struct.pack(">BBBddHHI", 1, priority, 0, due_us, expires_us, *map(len, parts))
+    return header + b"".join(parts) + body
+
+
+def make_keyed_record(tenant: str, key: str, kind: str, now_us: int, **options: Any) -> bytes:
+    """A record with a dedup key; `kind` is "delayed", "expired" or ""; for the options see `DedupSection`."""
+    section = DedupSection(key, **options).pack()
+    due_us = now_us + 10**12 if kind == "delayed" else 0
+    record = bytearray(make_record(tenant, due_us=due_us, expires_us=kind == "expired"))
+    record[2] |= 2
+    return bytes(record) + section + struct.pack(">H", len(section))
+
+
+def make_quota(
+    rate: float | None = None,
+    *,
+    burst: float = 1,
+    weight: float = 1,
+    concurrency: int = 0,
+    paused: bool = False,
+) -> bytes:
+    interval = 0.0 if rate is None else float(-(-1_000_000 // rate))
+    return struct.pack(">ddddB", interval, burst, weight, concurrency, paused)
+
+
+class PartitionScripts:
+    def __init__(self, client: Any, queue: str = "push") -> None:
+        self.client: Any = client
+        self.keys = PartitionKeys("online", queue)
+        self.partition = Partition(self.keys, load_scripts())
+
+    # -- verbs
+
+    def push(
+        self, *ids: str, tenant: str = "", head_start_us: int | None = None, **fields: Any
+    ) -> list[PushReply]:
+        record = make_record(tenant, **fields)
+        more: dict[str, Any] = {} if head_start_us is None else {"head_start_us": head_start_us}
+        return self.partition.push([OutgoingRecord(0, each, record) for each in ids], **more).run(self.client)
+
+    def push_one(self, task_id: str, tenant: str = "", **fields: Any) -> str:
+        return self.push(task_id, tenant=tenant, **fields)[0].id
+
+    def claim(self, want: int = 1, consumer: str = "c1", **options: Any) -> ClaimReply:
+        options.setdefault("lease_ms", LEASE_MS)
+        return self.partition.claim(consumer, want=want, **options).run(self.client)
+
+    def take(self, want: int = 1, consumer: str = "c1", **options: Any) -> list[str]:
+        return [entry.id for entry in self.claim(want, consumer, **options).entries]
+
+    def finish(self, *tags: DeliveryTag, consumer: str = "c1") -> int:
+        return self.partition.finish(consumer, tags).run(self.client)
+
+    def settle(self, *tags: DeliveryTag, consumer: str = "c1") -> int:
+        return self.partition.settle(consumer, tags).run(self.client)
+
+    def release(
+        self, *tags: DeliveryTag, mode: Any = "unstarted", consumer: str = "c1", **options: Any
+    ) -> int:
+        return self.partition.release(consumer, tags, mode=mode, **options).run(self.client)
+
+    def lose(self, consumer: str = "c1") -> None:
+        """Ends a lease, as if its time had passed."""
+        self.client.zadd(self.keys.leases, {consumer: 1})
+
+    def reap(self, by: str = "reaper", **options: Any) -> int:
+        return self.partition.heartbeat(by, lease_ms=LEASE_MS, **options).run(self.client).reaped
+
+    def set_quota(self, tenant: str, *args: Any, **fields: Any) -> None:
+        self.partition.set_quota(tenant, make_quota(*args, **fields)).run(self.client)
+
+    # -- looks
+
+    def place(self, tenant: str) -> str:
+        return self.partition.explain_tenant(tenant).run(self.client)["place"]
+
+    def slots(self, tenant: str) -> int:
+        return int(self.client.hget(self.keys.running, tenant) or 0)
+
+    def make_older(self, by_us: float) -> None:
+        """As if the only waiting message, of the tenant ``""``, had come so much earlier."""
+        [[(message_id, score)]] = waiting_of(self.keys, self.client, [""], 10)
+        self.client.hset(self.keys.single, "", struct.pack(">d", score - by_us) + message_id)
+
+    def waiting(self, tenant: str = "") -> list[str]:
+        return [each.decode() for each, _ in waiting_of(self.keys, self.client, [tenant], 10_000)[0]]
+
+    def state(self, field: str) -> float:
+        return float(self.client.hget(self.keys.state, field) or 0)
+
+    def token(self) -> bool:
+        length = self.client.llen(self.keys.wake)
+        assert length <= 1
+        return bool(length)
+
+    def take_token(self) -> bool:
+        return self.client.lpop(self.keys.wake) is not None
+
+    def now_us(self) -> int:
+        seconds, micros = self.client.time()
+        return int(seconds * 1_000_000 + micros)
+
+    def left_over(self) -> set[str]:
+        """Keys, without their prefix, other than the state hash."""
+        prefix = self.keys.prefix
+        found = {key.decode().removeprefix(prefix) for key in self.client.keys("*")}
+        return found - {"state"}
+
+
+def tags_of(entries: Sequence[Any]) -> list[DeliveryTag]:
+    return [entry.tag for entry in entries]

@@ -1,0 +1,69 @@
+"""Lua does not roll back: what a script that broke off halfway leaves wrong is put right."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, tags_of
+
+
+def held(scripts: PartitionScripts, *consumers: str) -> int:
+    return sum(scripts.client.hlen(scripts.keys.held(consumer)) for consumer in consumers)
+
+
+def break_off(scripts: PartitionScripts) -> None:
+    """A claim of ``c1`` fails when what it takes is written, and before the counters are."""
+    key = scripts.keys.limiter
+    scripts.client.set(key, "a key of the wrong type")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        scripts.claim(2)
+    scripts.client.delete(key)
+
+
+def test_a_heartbeat_counts_what_is_held_after_a_claim_that_broke_off(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b", "c")
+    assert scripts.take(1, "c2") == ["a"]
+    break_off(scripts)
+    assert held(scripts, "c1", "c2") == 3
+    assert scripts.state("held") != 3
+    scripts.partition.heartbeat("c1", lease_ms=LEASE_MS).run(scripts.client)
+    assert scripts.state("held") == 3
+    # From then on it stays right.
+    scripts.lose()
+    scripts.reap("c2")
+    assert scripts.state("held") == held(scripts, "c1", "c2") == 1
+    assert scripts.finish(*tags_of(scripts.claim(1, "c2").entries), consumer="c2") == 0
+
+
+def test_what_a_claim_took_that_broke_off_comes_back_when_its_consumer_is_gone(
+    scripts: PartitionScripts,
+) -> None:
+    scripts.push("a", "b")
+    break_off(scripts)
+    assert held(scripts, "c1") == 2
+    scripts.lose()
+    assert scripts.reap("c2") == 2
+    assert scripts.state("held") == held(scripts, "c1", "c2") == 0
+    assert scripts.waiting() == ["a", "b"]
+
+
+def test_a_heartbeat_counts_what_is_still_to_be_restored(scripts: PartitionScripts) -> None:
+    scripts.push(*(f"m{i}" for i in range(10)))
+    scripts.take(10)
+    scripts.lose()
+    scripts.client.hset(scripts.keys.state, "held", 99)
+    scripts.reap("c2", limit=4)
+    assert scripts.state("held") == 6
+
+
+def test_many_consumers_are_counted_by_some_heartbeats(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    scripts.take(1)
+    scripts.client.zadd(scripts.keys.leases, {f"w{i}": scripts.now_us() + 10**9 for i in range(300)})
+    scripts.client.hset(scripts.keys.state, "held", 99)
+    for _ in range(200):
+        scripts.partition.heartbeat("c1", lease_ms=LEASE_MS).run(scripts.client)
+        if scripts.state("held") == 1:
+            break
+    assert scripts.state("held") == 1

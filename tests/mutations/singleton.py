@@ -1,0 +1,118 @@
+"""Led queues: terms, the guard, hand-overs, and what a leader runs on brokers without leaders."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+TESTS = "tests/singleton/"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "singleton",
+        "a leader consumes before it is inaugurated",
+        "singleton/leaderships.py",
+        "return term.token if term is not None and term.phase is Phase.EXECUTING else 0",
+        "return term.token if term is not None else 0",
+        (TESTS + "test_duties.py::test_nothing_is_consumed_before_the_inauguration_is_over",),
+    ),
+    Mutation(
+        "singleton",
+        "a server that has lost its data hands out a token that this worker had",
+        "singleton/leaderships.py",
+        "return max(epoch, self._highest)",
+        "return epoch",
+        (TESTS + "test_elections.py::test_a_server_that_forgets_everything_hands_out_no_token_anew",),
+    ),
+    Mutation(
+        "singleton",
+        "a fallen leader does not wait for the message that it runs",
+        "singleton/leaderships.py",
+        "if not self._guard.runs(term.name) and (\n",
+        "if (\n",
+        (TESTS + "test_duties.py", "-k", "until_the_process"),
+    ),
+    Mutation(
+        "singleton",
+        "hand_over runs before the last message has ended",
+        "singleton/leaderships.py",
+        (
+            "            self._wait_for_running(term)\n"
+            "            if career is not None:\n"
+            "                career.hand_over()\n"
+        ),
+        (
+            "            if career is not None:\n"
+            "                career.hand_over()\n"
+            "            self._wait_for_running(term)\n"
+        ),
+        (TESTS + "test_duties.py::test_the_last_message_has_ended_before_the_hand_over",),
+    ),
+    Mutation(
+        "singleton",
+        "a renewal during the hand-over revives a revoked term",
+        "singleton/guard.py",
+        "if token <= self._revoked.get(queue, 0):",
+        "if token < self._revoked.get(queue, 0):",
+        (TESTS + "test_guard.py::test_a_revoked_term_is_not_trusted_again",),
+    ),
+    Mutation(
+        "singleton",
+        "a task's own handler of SIGALRM outlives it",
+        "singleton/guard.py",
+        "if watch.alarm_at != until or watch.is_foreign:",
+        "if watch.alarm_at != until:",
+        (TESTS + "test_guard.py::test_a_handler_that_a_task_has_left_behind_does_not_outlive_the_next_look",),
+    ),
+    Mutation(
+        "singleton",
+        "a worker that is elected again while it is cut off leads for a moment",
+        "worker/singleton_sequencer.py",
+        "now - max(min(silent), queue.judged_at) >= self._lease_s",
+        "now - min(silent) >= self._lease_s",
+        (TESTS + "test_terms.py", "-k", "cut_off"),
+    ),
+    Mutation(
+        "singleton",
+        "a message that has waited for a slot starts after its term",
+        "worker/singleton_message.py",
+        "if self.is_over or not self._stands() or revoked():",
+        "if self.is_over or revoked():",
+        (TESTS + "test_terms.py", "-k", "offered_after_its_term"),
+    ),
+    Mutation(
+        "singleton",
+        "a message that comes when its term has ended stays in the worker",
+        "worker/singleton_sequencer.py",
+        (
+            "            queue.held.append(message)\n"
+            "            if queue.source is not source:\n"
+            "                self._release(queue)\n"
+        ),
+        "            queue.held.append(message)\n",
+        (TESTS + "test_terms.py", "-k", "sends_when_the_term"),
+    ),
+    Mutation(
+        "singleton",
+        "a message that was over without the pool holds up those behind it",
+        "worker/ready_requests.py",
+        "return any(before.done for before, _ in self._waiting.values())",
+        "return False",
+        (TESTS + "test_ready_requests.py", "-k", "behind_a_revoked_one"),
+    ),
+    Mutation(
+        "singleton",
+        "a message that came back is forgotten when the one behind it is over",
+        "transport/redis/consuming/singleton_delivery.py",
+        "own.out_of_order = held.will_return or own.out_of_order",
+        "own.out_of_order = held.will_return",
+        (TESTS + "test_lanes.py", "-k", "behind_it_is_over"),
+    ),
+    Mutation(
+        "singleton",
+        "a claim that left before a message came back brings messages that go first",
+        "transport/redis/consuming/singleton_delivery.py",
+        "own.permit is None or own.discards_claims:",
+        "own.permit is None:",
+        (TESTS + "test_lanes.py", "-k", "before_a_message_came_back"),
+    ),
+)

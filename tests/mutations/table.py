@@ -1,0 +1,28 @@
+"""All mutations, from one module per area."""
+
+from __future__ import annotations
+
+from tests.mutations import (
+    beat,
+    dedup,
+    leadership,
+    publishing,
+    scripts,
+    singleton,
+    transport,
+    worker,
+    zookeeper,
+)
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *scripts.MUTATIONS,
+    *transport.MUTATIONS,
+    *publishing.MUTATIONS,
+    *dedup.MUTATIONS,
+    *singleton.MUTATIONS,
+    *worker.MUTATIONS,
+    *zookeeper.MUTATIONS,
+    *leadership.MUTATIONS,
+    *beat.MUTATIONS,
+)

@@ -1,0 +1,290 @@
+"""The Python half of the tenant broker: what a process holds, claims, tells and publishes."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "custody",
+        "releases that got no answer are forgotten",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "        box.releases.extendleft(reversed(list(releases)))\n",
+        "",
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "release_that",
+        ),
+    ),
+    Mutation(
+        "custody",
+        "a claim whose connection broke counts as answered",
+        "transport/redis/in_flight/script_pipeline.py",
+        "            in_doubt.claim_unanswered(key)\n        in_flight.restore_acks(",
+        "            in_doubt.claim_answered(key, ())\n        in_flight.restore_acks(",
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "two_looks",
+        ),
+    ),
+    Mutation(
+        "custody",
+        "a batch is forgotten before it is answered",
+        "transport/redis/store/publisher.py",
+        (
+            "                self._push(queue, [stamped for _, stamped in self._waiting[:run]])\n"
+            "                del self._waiting[:run]\n"
+        ),
+        (
+            "                batch = [stamped for _, stamped in self._waiting[:run]]\n"
+            "                del self._waiting[:run]\n"
+            "                self._push(queue, batch)\n"
+        ),
+        (
+            "tests/broker/test_publishing_once.py",
+            "-k",
+            "next_flush",
+        ),
+    ),
+    Mutation(
+        "recovery",
+        "an exiting worker resigns before it has told what it owes",
+        "transport/redis/in_flight/heartbeat.py",
+        (
+            "                self.send_pending_acks(queue, client)\n"
+            "                self._resign(queue, client)\n"
+            "        except"
+        ),
+        (
+            "                self._resign(queue, client)\n"
+            "                self.send_pending_acks(queue, client)\n"
+            "        except"
+        ),
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "exit",
+        ),
+    ),
+    Mutation(
+        "heartbeat",
+        "an unknown message is given back at the first look",
+        "transport/redis/in_flight/in_doubt.py",
+        "confirmed = strangers & seen_before",
+        "confirmed = strangers",
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "two_looks",
+        ),
+    ),
+    Mutation(
+        "heartbeat",
+        "a lease is trusted from the answer to its renewal",
+        "transport/redis/in_flight/consumer_identity.py",
+        "self.in_flight.record_renewal(queue.key, sent_at)",
+        "self.in_flight.record_renewal(queue.key, self.clock.monotonic())",
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "renew",
+        ),
+    ),
+    Mutation(
+        "heartbeat",
+        "the last claim under a lost lease counts as ours",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "if int(claim) <= self._void_up_to.get(partition, -1):",
+        "if int(claim) < self._void_up_to.get(partition, -1):",
+        ("tests/broker/test_void_claims.py",),
+    ),
+    Mutation(
+        "heartbeat",
+        "a lease ends while an acknowledgement is on its way",
+        "transport/redis/in_flight/heartbeat.py",
+        " or self._process.in_doubt.is_unsettled(name)\n",
+        "\n",
+        (
+            "tests/broker/test_lost_requests.py",
+            "-k",
+            "lasts_until",
+        ),
+    ),
+    Mutation(
+        "heartbeat",
+        "a heartbeat that one queue refuses costs the others their leases",
+        "transport/redis/in_flight/heartbeat.py",
+        "if isinstance(recognised_error(exc), PASSING_ERRORS):",
+        "if isinstance(exc, redis.ResponseError):",
+        (
+            "tests/broker/test_heartbeat_and_watchdog.py",
+            "-k",
+            "foreign",
+        ),
+    ),
+    Mutation(
+        "rate",
+        "a task that has started is given back with its token",
+        "transport/redis/qos.py",
+        '"requeue" if message.started else "unstarted"',
+        '"unstarted"',
+        (
+            "tests/broker/test_claim_rates.py",
+            "-k",
+            "given_has_cost",
+        ),
+    ),
+    Mutation(
+        "fairness",
+        "a tenant keeps the turn in the inbox until it has nothing left",
+        "transport/redis/consuming/inbox.py",
+        ("            if served is not None:\n                lines[served] = lines.pop(served)\n"),
+        "",
+        (
+            "tests/broker/test_plain_kombu.py",
+            "-k",
+            "quiet",
+        ),
+    ),
+    Mutation(
+        "poison",
+        "a worker that runs a suspect claims another one",
+        "transport/redis/consuming/fetcher.py",
+        "suspects=not self._runs_suspect,",
+        "suspects=not self._claiming,",
+        (
+            "tests/broker/test_appointments.py",
+            "-k",
+            "suspect",
+        ),
+    ),
+    Mutation(
+        "poison",
+        "a delivery that has lost its pool process does not count",
+        "transport/redis/qos.py",
+        '"crashed" if message.crashed else "requeue"',
+        '"requeue"',
+        (
+            "tests/broker/test_lives.py",
+            "-k",
+            "result_backend_refuses",
+        ),
+    ),
+    Mutation(
+        "eta",
+        "a worker without room keeps the appointments that have come",
+        "transport/redis/consuming/fetcher.py",
+        "        if want <= 0:\n            for source",
+        "        if want < 0:\n            for source",
+        (
+            "tests/broker/test_appointments.py",
+            "-k",
+            "each_next_look_on",
+        ),
+    ),
+    Mutation(
+        "eta",
+        "a worker that is about to be busy keeps its appointment",
+        "transport/redis/consuming/fetcher.py",
+        " or source.next_look_at is not None:\n                self._hand_over_wakeup(",
+        ":\n                self._hand_over_wakeup(",
+        (
+            "tests/broker/test_appointments.py",
+            "-k",
+            "before_the_task_of_another_queue",
+        ),
+    ),
+    Mutation(
+        "eta",
+        "no answer to a nudge is read before a task that blocks the loop",
+        "transport/redis/consuming/fetcher.py",
+        "if self.pipeline.nudges():",
+        "if waited:",
+        (
+            "tests/broker/test_appointments.py",
+            "-k",
+            "before_a_task",
+        ),
+    ),
+    Mutation(
+        "eta",
+        "an ETA without a zone is local time",
+        "transport/redis/store/publisher.py",
+        "value = value.replace(tzinfo=timezone.utc)",
+        "value = value.astimezone()",
+        (
+            "tests/broker/test_clocks.py",
+            "-k",
+            "without_a_zone",
+        ),
+    ),
+    Mutation(
+        "once",
+        "messages of two lanes leave in one push",
+        "transport/redis/store/publisher.py",
+        "                    and self._waiting[run][1].sequence == first.sequence\n",
+        "",
+        (
+            "tests/broker/test_publishing_once.py",
+            "-k",
+            "stamped",
+        ),
+    ),
+    Mutation(
+        "revoke",
+        "a cancelled message is what basic_get returns",
+        "transport/redis/channel.py",
+        ("                if entry.reason:\n                    continue\n"),
+        "",
+        (
+            "tests/broker/test_plain_kombu.py",
+            "-k",
+            "goes_past",
+        ),
+    ),
+    Mutation(
+        "recovery",
+        "messages of a claim on its way are released",
+        "transport/redis/in_flight/in_doubt.py",
+        "if self._claims.get(partition):",
+        "if False:",
+        ("tests/broker/test_lost_requests.py", "-k", "claim_on_its_way_are"),
+    ),
+    Mutation(
+        "custody",
+        "a heartbeat whose report got no answer forgets the report",
+        "transport/redis/in_flight/heartbeat.py",
+        (
+            "                in_flight.restore_acks(name, settles, finishes, releases, letters)\n"
+            "                raise"
+        ),
+        "                raise",
+        ("tests/broker/test_lost_requests.py", "tests/broker/test_lost_answers.py"),
+    ),
+    Mutation(
+        "heartbeat",
+        "the older one of two renewals says until when a lease is trusted",
+        "transport/redis/in_flight/in_flight_messages.py",
+        'if sent_at > self._renewed.get(partition, float("-inf")):',
+        "if True:",
+        ("tests/broker/test_void_claims.py", "-k", "sent_last"),
+    ),
+    Mutation(
+        "heartbeat",
+        "what plain kombu's consumer holds is dropped when the lease is lost",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "and not (held.settled or held.delivered)",
+        "and not held.settled",
+        ("tests/broker/test_void_claims.py", "-k", "plain_kombu"),
+    ),
+    Mutation(
+        "custody",
+        "an answer that another one has overtaken looks like lost data",
+        "transport/redis/in_flight/data_loss.py",
+        "if sent_at < known_at:",
+        "if False:",
+        ("tests/broker/test_data_loss.py", "-k", "overtaken"),
+    ),
+)

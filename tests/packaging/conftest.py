@@ -1,0 +1,32 @@
+"""A wheel and an sdist of this tree, built once, and an environment in which only the wheel is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environment import Built, Installed, build
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The wheel and the sdist."""
+    return build(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="session")
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Install the wheel; the libraries come from the tests' environment by a path file."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    # A pure wheel is installed by unpacking it. Python does not read path files in a folder that a path file
+    # names, so an editable installation of this tree in that folder has no effect.
+    zipfile.ZipFile(built.wheel).extractall(site)
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(folder / "bin" / "python", site / "celery_dq")

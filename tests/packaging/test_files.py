@@ -1,0 +1,23 @@
+"""The wheel and the sdist hold the files of the tree."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+
+from tests.packaging.environment import Built
+
+#: Files that setuptools adds.
+METADATA = ("PKG-INFO", "celery_dq.egg-info/")
+
+
+def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert files == {name for name in built.tree if name.startswith("celery_dq/")}
+
+
+def test_the_sdist_holds_every_file_of_the_tree(built: Built) -> None:
+    with tarfile.open(built.sdist) as sdist:
+        files = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
+    assert {name for name in files if not name.startswith(METADATA)} == built.tree

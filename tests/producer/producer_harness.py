@@ -1,0 +1,80 @@
+"""Buffered producers with a sender that stores messages and can simulate an outage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from celery_dq.producer.buffer import BufferedMessage, Limits
+from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused
+
+
+class RecordingSender:
+    """A sender that stores messages, like a broker that recognises resent ones."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.got: dict[str, list[bytes]] = {}
+        self.batches: list[int] = []
+        self.seen: dict[str, int] = {}
+
+    def __call__(self) -> RecordingSender:
+        return self
+
+    def address(self, message: Any, exchange: str, routing_key: str, declare: Any) -> Addressed:
+        return Addressed(routing_key, b"", str(message["body"]).encode())
+
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+        if self.down:
+            raise BrokerUnreachable("told to be down")
+        if any(b"refused" in message.payload for message in messages):
+            raise PublishRefused("one of them")
+        self.batches.append(len(messages))
+        for message in messages:
+            if message.sequence > self.seen.get(producer, 0):
+                self.seen[producer] = message.sequence
+                self.got.setdefault(lane, []).append(message.payload)
+
+    def close(self) -> None: ...
+
+
+class ProducerHarness:
+    """Producers with one shared sender, which are closed at the end of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shelf = RecordingSender()
+        self.made: list[BufferedProducer] = []
+
+    def producer(
+        self, *, memory: bool = False, limits: Limits | None = None, **kept: Any
+    ) -> BufferedProducer:
+        persistence = Persistence(None if memory else self.folder, **kept)
+        made = BufferedProducer(
+            self.shelf, limits=limits or Limits(linger_s=0.001), persistence=persistence, max_block_s=0.05
+        )
+        self.made.append(made)
+        return made
+
+
+def put(producer: BufferedProducer, *numbers: int, lane: str = "a", size: int = 10) -> None:
+    for number in numbers:
+        producer.put(Addressed(lane, b"%d" % number, b"%d " % number + b"x" * size))
+
+
+def close_at_once(producer: BufferedProducer) -> int:
+    """Close a producer with its messages, and wait for its thread without a limit."""
+    assert producer._own is not None
+    assert producer._own.flusher.stop(30)
+    return producer.close(0)
+
+
+def arrived(harness: ProducerHarness, lane: str = "a") -> list[int]:
+    return [int(payload.split()[0]) for payload in harness.shelf.got.get(lane, [])]
+
+
+def outbox(producer: BufferedProducer) -> Any:
+    assert producer._own is not None
+    return producer._own.outbox

@@ -1,0 +1,78 @@
+"""With ``dq_buffer_sync_every = 1`` a message that was accepted is on disk after a power cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_dq.producer import segment_index
+from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.spill_log import SUFFIX
+from tests.producer.forgetful_disk import ForgetfulDisk
+from tests.producer.producer_harness import ProducerHarness, outbox, put
+from tests.producer.test_failed_syncs import break_syncs, open_file
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
+    return ForgetfulDisk(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def harness(tmp_path: Path, disk: ForgetfulDisk) -> Iterator[ProducerHarness]:
+    harness = ProducerHarness(tmp_path / "var" / "spill")
+    harness.shelf.down = True
+    yield harness
+    for producer in harness.made:
+        producer.close(0.05)
+
+
+def kept(disk: ForgetfulDisk) -> set[int]:
+    """Return the numbers of the messages that a later process would find after a power cut."""
+    found = set()
+    for path, data in disk.survivors().items():
+        if path.suffix == SUFFIX and data:
+            _, start, seed = read_header(data)
+            found |= {each.sequence for each in scan(data, start, seed).records}
+    return found
+
+
+def test_each_accepted_message_survives_a_power_cut(
+    harness: ProducerHarness, disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_index, "SEGMENT_BYTES", 300)
+    producer = harness.producer(sync_every=1)
+    for number in range(30):
+        put(producer, number)
+        assert kept(disk) == set(range(1, number + 2))
+    assert len(list(harness.folder.glob(f"*/*{SUFFIX}"))) > 3
+
+
+def test_a_file_that_is_sealed_with_unsynced_messages_survives_a_power_cut(
+    harness: ProducerHarness, disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_index, "SEGMENT_BYTES", 300)
+    # A sync interval so long that only sealing a file causes a sync.
+    producer = harness.producer(sync_every=1000)
+    put(producer, *range(30))
+    files = sorted(harness.folder.glob(f"*/*{SUFFIX}"))
+    assert len(files) > 3
+    sealed = [scan(data, *read_header(data)[1:]).records for data in map(Path.read_bytes, files[:-1])]
+    assert kept(disk) == {each.sequence for records in sealed for each in records}
+
+
+def test_a_file_that_is_written_again_replaces_the_old_one_only_when_it_is_on_disk(
+    harness: ProducerHarness, disk: ForgetfulDisk
+) -> None:
+    producer = harness.producer(sync_every=1)
+    put(producer, *range(5))
+    accepted = {1, 2, 3, 4, 5}
+    lost: list[set[int]] = []
+    disk.before_sync = lambda: lost.append(accepted - kept(disk))
+    break_syncs(open_file(outbox(producer)))
+    put(producer, 5)
+    assert len(lost) >= 3
+    assert not any(lost)
+    assert kept(disk) == {*accepted, 6}

@@ -1,0 +1,247 @@
+"""A Redis that answers with an error: all paths of a publish raise kombu's error, with the remedy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Producer, Queue, pools
+from kombu.exceptions import OperationalError
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.aliases import register_transports
+from celery_dq.transport.redis.store.refusals import BrokerRefused
+from tests.producer.conftest import MakeApp
+
+Trouble = Callable[[Any], AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def admin(server: RedisServer) -> Iterator[Any]:
+    server.flush()
+    with redis.Redis(port=server.port, socket_timeout=20) as client:
+        yield client
+
+
+@contextmanager
+def configured(admin: Any, name: str, value: str) -> Iterator[None]:
+    before = admin.config_get(name)[name]
+    admin.config_set(name, value)
+    try:
+        yield
+    finally:
+        admin.config_set(name, before)
+
+
+def full(admin: Any) -> AbstractContextManager[Any]:
+    return configured(admin, "maxmemory", "1")
+
+
+def short_of_replicas(admin: Any) -> AbstractContextManager[Any]:
+    return configured(admin, "min-replicas-to-write", "1")
+
+
+@contextmanager
+def unable_to_save(admin: Any) -> Iterator[None]:
+    in_the_way = Path(admin.config_get("dir")["dir"], admin.config_get("dbfilename")["dbfilename"])
+    in_the_way.unlink(missing_ok=True)
+    in_the_way.mkdir()
+    with configured(admin, "save", "3600 1"):
+        admin.bgsave()
+        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", 20)
+        yield
+        in_the_way.rmdir()
+        admin.bgsave()
+        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "ok", 20)
+
+
+@contextmanager
+def without_rights(admin: Any) -> Iterator[None]:
+    admin.execute_command("ACL SETUSER default -evalsha -eval -sadd -get")
+    try:
+        yield
+    finally:
+        admin.execute_command("ACL SETUSER default +@all")
+
+
+@contextmanager
+def foreign_key(admin: Any) -> Iterator[None]:
+    key = PartitionKeys("online", "celery").state
+    held = admin.dump(key)
+    admin.delete(key)
+    admin.set(key, "of another program")
+    yield
+    admin.delete(key)
+    if held:
+        admin.restore(key, 0, held)
+
+
+@contextmanager
+def busy(admin: Any) -> Iterator[None]:
+    with configured(admin, "busy-reply-threshold", "1"):
+        port = admin.connection_pool.connection_kwargs["port"]
+
+        def run() -> None:
+            with redis.Redis(port=port, socket_timeout=60) as client, pytest.raises(redis.ResponseError):
+                client.eval("while true do end", 0)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def says_busy() -> bool:
+            try:
+                admin.ping()
+            except redis.ResponseError:
+                return True
+            return False
+
+        wait_until(says_busy, 20)
+        try:
+            yield
+        finally:
+            admin.script_kill()
+            thread.join(30)
+
+
+@contextmanager
+def replica(admin: Any) -> Iterator[None]:
+    admin.config_set("replica-serve-stale-data", "yes")
+    admin.replicaof("127.0.0.1", "1")
+    try:
+        yield
+    finally:
+        admin.replicaof("NO", "ONE")
+
+
+TROUBLES: dict[str, tuple[Trouble, str]] = {
+    "full": (full, "Redis is full: let workers empty its queues, or raise maxmemory"),
+    "unable to save": (unable_to_save, "free its disk"),
+    "short of replicas": (short_of_replicas, "min-replicas-to-write"),
+    "without rights": (without_rights, "ACL SETUSER"),
+    "a foreign key": (foreign_key, "dq_key_prefix"),
+    "busy": (busy, "SCRIPT KILL"),
+    "a replica": (replica, "name the master"),
+}
+
+
+@pytest.fixture
+def app(make_app: MakeApp, server: RedisServer, admin: Any) -> Iterator[Any]:
+    policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    app: Any = make_app(
+        server.url(scheme="dq-redis"),
+        dq_buffer=False,
+        dq_buffer_folder="",
+        dq_breaker_failures=0,
+        task_publish_retry_policy=policy,
+        task_queues=[Queue("celery"), Queue("topic", Exchange("topic", type="topic"), routing_key="#")],
+    )
+
+    def work(a: int = 0) -> None: ...
+
+    app.task(name="plain", shared=False)(work)
+    app.task(name="keyed", shared=False, dedup=True)(work)
+    yield app
+    pools.reset()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_every_way_of_a_call_raises_kombus_error_with_a_remedy(app: Any, admin: Any, trouble: str) -> None:
+    begin, remedy = TROUBLES[trouble]
+    plain, keyed = app.tasks["plain"], app.tasks["keyed"]
+    ways: dict[str, Callable[[], Any]] = {
+        "a template": lambda: plain.delay(1),
+        "Celery's way": lambda: plain.apply_async((1,), countdown=1),
+        "without retries": lambda: plain.apply_async((1,), retry=False),
+        "a dedup key": lambda: keyed.delay(5),
+        "a dedup key, Celery's way": lambda: keyed.apply_async((6,), countdown=1),
+        "by name": lambda: app.send_task("elsewhere"),
+        "another queue": lambda: plain.apply_async((1,), queue="new"),
+    }
+    for number in range(3):  # makes the templates
+        plain.delay(1), keyed.delay(number), app.send_task("elsewhere")
+    if trouble == "a foreign key":
+        del ways["another queue"]
+    with begin(admin):
+        for way, call in ways.items():
+            with pytest.raises(OperationalError, match=remedy) as caught:
+                call()
+            assert "Redis" in str(caught.value), way
+    for call in ways.values():
+        call()
+
+
+def test_what_is_buffered_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
+    app.tasks["plain"].delay(1)
+    for begin, remedy in TROUBLES.values():
+        with begin(admin):
+            for queue in ("celery", "topic"):
+                app.tasks["plain"].apply_async((1,), buffered=True, queue=queue)
+            wait_until(lambda: app.dq.buffer.inspect().last_error != "", 20)
+            if begin is not replica:
+                wait_until(lambda: remedy in app.dq.buffer.inspect().last_error, 20)  # noqa: B023
+        assert app.dq.buffer.flush(30) == 0
+    assert app.dq.buffer.inspect().counters["rejected"] == 0
+    assert app.dq.queues["celery"].depth == 1 + len(TROUBLES)
+
+
+def test_kombus_producer_raises_kombus_error(server: RedisServer, admin: Any) -> None:
+    register_transports()
+    with Connection(server.url(scheme="dq-redis")) as connection:
+        channel: Any = connection.channel()
+        producer = Producer(channel)
+        producer.publish({}, routing_key="plain", declare=[Queue("plain")])
+        with full(admin):
+            for retry in (False, True):
+                with pytest.raises(OperationalError, match="Redis is full"):
+                    producer.publish({}, routing_key="plain", retry=retry, retry_policy={"max_retries": 1})
+            # A worker can still declare its queues, because it has to empty the server.
+            Queue("news", Exchange("news", type="fanout"))(channel).declare()
+        assert channel._size("plain") == 1
+
+
+if hasattr(Producer, "batch"):  # since kombu 5.7
+
+    def test_a_batch_that_is_refused_or_finds_no_server_raises_kombus_error() -> None:
+        register_transports()
+        with RedisServer() as server, Connection(server.url(scheme="dq-redis")) as connection:
+            channel: Any = connection.channel()
+            producer: Any = Producer(channel)
+            producer.publish({}, routing_key="plain")
+            batch = producer.batch()
+            with batch:
+                producer.publish({}, routing_key="plain")
+                with (
+                    redis.Redis(port=server.port) as client,
+                    full(client),
+                    pytest.raises(OperationalError, match="Redis is full"),
+                ):
+                    batch.flush()
+                server.stop()
+                with pytest.raises(OperationalError):
+                    batch.flush()
+                server.start()
+            # The server has lost the first message. A message that a flush did not store stays in the batch.
+            assert channel._size("plain") == 1
+
+
+def test_operators_get_kombus_error(app: Any, admin: Any) -> None:
+    app.tasks["plain"].delay(1)
+    with full(admin):
+        # An operator can still limit a tenant.
+        app.dq.quotas.set("celery", "42", rate="5/s")
+    begin, remedy = TROUBLES["unable to save"]
+    with begin(admin), pytest.raises(BrokerRefused, match=remedy):
+        app.dq.quotas.set("celery", "42", rate="5/s")

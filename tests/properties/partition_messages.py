@@ -1,0 +1,41 @@
+"""What the model of a partition is about: quotas, messages, and what a consumer holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Quota:
+    burst: int = 0  # 0 is no rate
+    weight: float = 1.0
+    concurrency: int = 0
+    paused: bool = False
+
+
+@dataclass
+class Message:
+    id: str
+    task: str
+    tenant: str
+    priority: int
+    expired: bool
+    delayed: bool = False
+    score: float = 0.0
+    crashes: int = 0
+    returned: bool = False
+    reason: str = ""
+    settled: bool = False
+
+
+@dataclass
+class Held:
+    claim: int
+    message: Message
+    charge: float = 0.0
+
+
+@dataclass
+class Took:
+    entries: list[tuple[str, str, int, bool]] = field(default_factory=list)
+    suspect: bool = False

@@ -1,0 +1,130 @@
+"""The order in which one channel delivers a singleton queue, turned by hand on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.envelope import pack
+from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
+from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
+from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry
+from tests.lua.partition_scripts import PartitionScripts
+from tests.singleton.test_lost_acks import FirmTerm
+
+QUEUE = "redis_posting"
+#: Longer than a test: no heartbeat helps.
+LEASE_S = 600.0
+#: Of a message without headers.
+ENVELOPE = pack({}, {}, "application/json", "utf-8")
+#: So much work may be claimed ahead that the pace does not matter.
+CLAIM_AHEAD_S = 1000.0
+
+
+class Channel:
+    """Delivers the messages of one term to a worker with one slot, when the test turns it."""
+
+    def __init__(self, desk: PartitionScripts, url: str) -> None:
+        self.got: list[Message] = []
+        self._pool = redis.ConnectionPool.from_url(url)
+        process = ConsumerIdentity(LEASE_S)
+        self.ledger = process.in_flight
+        self.fetcher = RedisFetcher(process, self._pool, lambda: (16, 16), lambda: True, self._claimed)
+        self.lanes = SingletonDelivery(
+            process,
+            FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for
+            fetcher=lambda: self.fetcher,
+            clients=lambda: lambda: redis.Redis.from_url(url),
+            deliver=self.got.append,
+            release=lambda message: self.ledger.release(message.delivery_tag, "unstarted"),
+            claim_ahead_s=CLAIM_AHEAD_S,
+            in_turn=lambda: 64,
+            in_loop=False,
+        )
+        assert desk.partition.fence(1).run(desk.client).accepted
+        self.lanes.add(Queue(QUEUE, desk.partition))
+
+    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        record = replace(RedisRecord.unpack(entry.record), envelope=ENVELOPE)
+        self.lanes.add_message(Message(record, entry, tag, source.queue.name, self))
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(message.message_id) for message in self.got]
+
+    def turn_until(self, condition: Callable[[], Any]) -> None:
+        def turned() -> Any:
+            self.lanes.follow_leaderships()
+            self.fetcher.tick()
+            for wire in (self.fetcher.pipeline.connection, self.fetcher.wakeups.connection):
+                if wire.has_unread_input() and wire.fd is not None:
+                    self.fetcher.on_readable(wire.fd)
+            return condition()
+
+        wait_until(turned, interval_s=0.001, what=lambda: str(self.ids))
+
+    def finish_rest(self, ids: list[str]) -> None:
+        """Let each message end when it comes, until these were delivered."""
+
+        def ended() -> bool:
+            for message in self.got:
+                self.ledger.finish(message.delivery_tag)
+            return len(self.got) >= len(ids)
+
+        self.turn_until(ended)
+        assert self.ids == ids
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.fetcher.close()
+        self._pool.disconnect()
+
+
+@pytest.fixture
+def desk(redis_url: str) -> Iterator[PartitionScripts]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield PartitionScripts(client, QUEUE)
+
+
+@pytest.fixture
+def channel(desk: PartitionScripts, redis_url: str) -> Iterator[Channel]:
+    channel = Channel(desk, redis_url)
+    desk.push("first")
+    channel.turn_until(lambda: channel.ids == ["first"])
+    channel.ledger.finish(channel.got[0].delivery_tag)  # now the channel knows a pace, and delivers two
+    yield channel
+    channel.close()
+
+
+def test_a_message_comes_back_before_the_next_although_the_one_behind_it_is_over(
+    desk: PartitionScripts, channel: Channel
+) -> None:
+    desk.push("a", "b", "c", "d")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    channel.ledger.finish(channel.got[2].delivery_tag)  # it was revoked, say, and needed no slot
+    channel.ledger.release(channel.got[1].delivery_tag, "requeue")
+    channel.finish_rest(["first", "a", "b", "a", "c", "d"])
+
+
+def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
+    desk: PartitionScripts, channel: Channel
+) -> None:
+    desk.push("a")
+    channel.turn_until(lambda: channel.ids == ["first", "a"])
+    channel.turn_until(lambda: not channel.fetcher.expects_answer)
+    desk.push("b")
+    channel.fetcher.look_again(QUEUE)
+    channel.fetcher.tick()
+    assert channel.fetcher.expects_answer  # the claim that will bring "b"
+    channel.ledger.release(channel.got[1].delivery_tag, "requeue")
+    channel.finish_rest(["first", "a", "a", "b"])

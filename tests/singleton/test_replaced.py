@@ -1,0 +1,49 @@
+"""Each callable that celery-dq replaces in a worker accepts every call that the original accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
+
+EVERYWHERE = {"app.send_task", "control.revoke", "amqp._create_task_sender", "task.__trace__"}
+
+
+@pytest.mark.parametrize(
+    ("broker", "pool", "expected"),
+    [
+        ("dq", "prefork", {"job._timeout_callback", "request._on_ack", "children._track_child_process"}),
+        ("dq", "threads", {"pool.on_stop", "request.cancel", "request._on_reject"}),
+        ("stock", "prefork", {"job._timeout_callback", "request.on_timeout", "pool.flush", "message.ack"}),
+        ("zookeeper", "prefork", {"job._error_callback", "request.on_success", "consumer.add_task_queue"}),
+    ],
+)
+def test_replacements_accept_what_the_originals_accept(
+    open_posting: Callable[..., PostingWorkers],
+    redis_server: RedisServer,
+    zookeeper: ZooKeeperServer,
+    broker: str,
+    pool: str,
+    expected: set[str],
+) -> None:
+    options = {"election": "" if broker == "dq" else redis_server.url(0), "dq_dedup_url": redis_server.url(0)}
+    if broker == "zookeeper":
+        options["broker_url"] = f"dq-zookeeper://{zookeeper.hosts}/replaced"
+    posting = open_posting(broker=broker, dq_key_prefix=f"replaced-{broker}-{pool}", **options)
+    with posting.worker(pool=pool) as worker:
+        posting.send("hold_keyed", 1)
+        posting.wait_started(1)
+        answer: Any = wait_until(
+            lambda: posting.app.control.broadcast("replaced", reply=True, timeout=5, limit=1), DEADLINE_S
+        )
+        posting.book.release("1")
+        posting.finished(1)
+    refused = answer[0][worker.name]
+    assert [f"{name}: {call}" for name, calls in refused.items() for call in calls] == []
+    assert EVERYWHERE | expected <= set(refused)

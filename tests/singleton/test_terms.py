@@ -1,0 +1,170 @@
+"""Terms that end before they start, and answers about an older term during a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
+from kombu import pools
+
+import celery_dq
+from celery_dq.clock import ManualClock
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.career import Career
+from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.options.singleton import SingletonOptions
+from celery_dq.singleton.guard import Guard
+from celery_dq.singleton.leaderships import WorkerLeaderships
+from celery_dq.testing.waiting import wait_until
+from celery_dq.worker.singleton import BrokerFence, SingletonStep
+from celery_dq.worker.singleton_message import SingletonMessage
+from celery_dq.worker.singleton_sequencer import SingletonSequencer
+
+QUEUE = "ledger"
+SESSION_S = 30.0
+LEASE_S = 4.0
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[Any]:
+    with Celery("posting", broker=f"dq-{redis_url}", set_as_current=False) as app:
+        yield celery_dq.setup(app)
+    pools.reset()
+
+
+class Diary(Career[Any]):
+    """A career that records its calls."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def inaugurate(self, token: int) -> None:
+        self.lines.append(f"inaugurated with {token}")
+
+    def hand_over(self) -> None:
+        self.lines.append("handed over")
+
+
+class ContestedFence(BrokerFence):
+    """A fence that a rival raises once, after this worker has read its token."""
+
+    rivals = 1
+
+    def raise_to(self, queue: str, token: int) -> int:
+        if self.rivals:
+            self.rivals -= 1
+            assert super().raise_to(queue, token + 5) == token + 5
+        return super().raise_to(queue, token)
+
+
+@pytest.mark.logged_error("is fenced with token 6, above this worker's 1")
+def test_a_fence_that_is_refused_ends_the_term_before_it_is_inaugurated(app: Any, redis_url: str) -> None:
+    diary = Diary()
+    with redis.Redis.from_url(redis_url, socket_timeout=20) as client:
+        leaderships = WorkerLeaderships(
+            {QUEUE: SingletonOptions(QUEUE)},
+            lambda queue: RedisElection(client, PartitionKeys("online", queue), "w", SESSION_S),
+            ContestedFence(app, app.dq.options),
+            Guard([QUEUE]),
+            careers={QUEUE: diary},
+            kills=False,
+        )
+        seen: list[int] = []
+        leaderships.add_listener(lambda: seen.append(leaderships.term_token(QUEUE)))
+        leaderships.volunteer(QUEUE)
+        try:
+            # The refused term had token 1; the next one is above the rival's 6.
+            assert wait_until(lambda: leaderships.term_token(QUEUE), 30) == 7
+            assert diary.lines == ["inaugurated with 7"]
+        finally:
+            assert leaderships.close(30)
+    assert diary.lines == ["inaugurated with 7", "handed over"]
+    assert set(seen) <= {0, 7}
+
+
+@pytest.fixture
+def sequencer(redis_url: str) -> Iterator[SingletonSequencer]:
+    """The sequencer of a worker on Celery's own transport; the worker was not started."""
+    with Celery("posting", broker=redis_url, set_as_current=False) as app:
+        app.conf.update(
+            dq_singleton_queues=[QUEUE], dq_election=redis_url, dq_lease=LEASE_S, task_default_queue=QUEUE
+        )
+        celery_dq.setup(app)
+        worker: Any = app.Worker(pool="solo")
+        (step,) = (step for step in worker.consumer.steps if isinstance(step, SingletonStep))
+        assert step._sequencer is not None
+        yield step._sequencer
+
+
+def test_a_worker_that_was_cut_off_in_an_older_term_is_not_cut_off_at_once_in_a_new_one(
+    sequencer: SingletonSequencer,
+) -> None:
+    clock = sequencer._clock = ManualClock()
+    assert not sequencer.is_cut_off(QUEUE, 1)
+    sequencer.stop()  # the connection is lost
+    assert not sequencer.is_cut_off(QUEUE, 1)
+    clock.advance(LEASE_S)
+    assert sequencer.is_cut_off(QUEUE, 1)
+    # The worker is elected again, because there is no other worker, and leads for a whole lease.
+    assert not sequencer.is_cut_off(QUEUE, 2)
+    clock.advance(LEASE_S - 0.5)
+    assert not sequencer.is_cut_off(QUEUE, 2)
+    clock.advance(0.5)
+    assert sequencer.is_cut_off(QUEUE, 2)
+
+
+def test_what_a_broker_sends_when_the_term_has_ended_meanwhile_goes_back(
+    sequencer: SingletonSequencer, redis_url: str
+) -> None:
+    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
+    consumer.app.send_task("post", (1,))
+    with consumer.app.connection_for_read() as consumer.connection, redis.Redis.from_url(redis_url) as client:
+        sequencer._open(queue, 1)
+        source, get = queue.source, queue.source.get
+
+        def get_then_end(**options: Any) -> Any:
+            message = get(**options)
+            # Another greenlet closes the queue while this one waits for the answer.
+            sequencer._close(queue)
+            return message
+
+        source.get = get_then_end
+        assert client.llen(QUEUE) == 1
+        sequencer._ask(queue)
+        assert not queue.held
+        assert client.llen(QUEUE) == 1
+    consumer.connection = None
+
+
+def test_a_message_that_the_pool_is_offered_after_its_term_goes_back(
+    sequencer: SingletonSequencer, redis_url: str
+) -> None:
+    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
+    app = consumer.app
+
+    def run(number: int) -> None:
+        raise AssertionError(f"{number} runs")
+
+    post = app.task(name="post", shared=False)(run)
+    post.delay(1)
+    over: list[SingletonMessage] = []
+    with app.connection_for_read() as consumer.connection, redis.Redis.from_url(redis_url) as client:
+        sequencer._open(queue, 1)
+        sequencer._ask(queue)
+        message = queue.held.popleft()
+        stands = iter([False])
+        led = SingletonMessage(message, QUEUE, 1, stands.__next__, over.append)
+        request = Request(message, app=app, task=post)
+        # The request has waited for a slot of the pool, and its term was not checked in the meantime.
+        assert led.take(request)
+        assert client.llen(QUEUE) == 0
+        with pytest.raises(TaskRevokedError):
+            request.execute_using_pool(consumer.pool)
+        assert over == [led]
+        assert client.llen(QUEUE) == 1
+    consumer.connection = None

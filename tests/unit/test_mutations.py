@@ -1,0 +1,70 @@
+"""The table of mutations fits the code, and covers what the README promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.__main__ import MISSED, SEEN, Judge
+from tests.mutations.mutation import PROMISES, ROOT, Mutation, misfits
+from tests.mutations.table import MUTATIONS
+
+
+def test_every_mutation_changes_one_place_and_names_its_tests() -> None:
+    assert misfits(MUTATIONS) == []
+
+
+def test_a_mutation_that_does_not_fit_is_reported() -> None:
+    first = MUTATIONS[0]
+    gone = first._replace(what="gone", old="no such text")
+    untested = first._replace(what="untested", tests=("tests/no_such_file.py",))
+    pointless = Mutation("no promise", "pointless", first.file, first.old, first.old, first.tests)
+    assert len(misfits([gone, untested, pointless, first, first])) == 5
+
+
+def test_every_promise_of_the_readme_has_three_mutations() -> None:
+    readme = (ROOT / "README.rst").read_text(encoding="utf-8")
+    begins, ends = readme.index("What is promised"), readme.index("Limits\n------")
+    rows = [line[7:] for line in readme[begins:ends].splitlines() if line.startswith("   * - ")][1:]
+    named = {name: text for name, text in PROMISES.items() if text}
+    assert [row for row in rows if not row.startswith(tuple(named.values()))] == []
+    assert [name for name, text in named.items() if not any(row.startswith(text) for row in rows)] == []
+    counts = Counter(each.promise for each in MUTATIONS)
+    assert {name: counts[name] for name in PROMISES if counts[name] < 3} == {}
+
+
+def test_the_table_is_large_enough_to_report_something() -> None:
+    assert len(MUTATIONS) >= 120
+
+
+@pytest.mark.parametrize(
+    ("broken", "unbroken", "verdict"),
+    [
+        (1, 0, SEEN),
+        (0, 0, MISSED),
+        (1, 1, f"{MISSED}: fails without the mutation"),
+        (1, None, f"{MISSED}: does not end in time without the mutation"),
+        (None, 0, f"{SEEN}: hung"),
+        (None, 1, f"{MISSED}: fails without the mutation"),
+        (None, None, f"{MISSED}: does not end in time without the mutation"),
+        (4, 4, f"{MISSED}: pytest ended with 4"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_mutation_is_seen_only_by_tests_that_pass_without_it(
+    tmp_path: Path, broken: int | None, unbroken: int | None, verdict: str, strict: bool
+) -> None:
+    code = tmp_path / "celery_dq" / "code.py"
+    code.parent.mkdir()
+    code.write_text("good")
+
+    def run(copy: Path, tests: tuple[str, ...]) -> int | None:
+        assert tests == ("tests/test_code.py",)
+        return {"good": unbroken, "bad": broken}[(copy / "celery_dq" / "code.py").read_text()]
+
+    mutation = Mutation("once", "it breaks", "code.py", "good", "bad", ("tests/test_code.py",))
+    expected = SEEN if broken == 1 and not strict else verdict
+    assert Judge(run, strict).verdict(tmp_path, mutation) == expected
+    assert code.read_text() == "good"

@@ -1,0 +1,135 @@
+"""A connection that got no answer never touches an item that another consumer has locked since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from celery_dq.clock import SystemClock
+from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.transport.zookeeper import requests as talk_module
+from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
+from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper.multi_read import begin_reading
+from celery_dq.zookeeper.session import Session
+from tests.broker.proxy import Proxy
+from tests.conformance.kombu_queue import KombuQueue
+
+NODES = BrokerNodes("online").queue("q")
+#: A part of every request that takes an item or sends its end.
+LOCK = b"/locks/queue-"
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
+    with Proxy(zookeeper.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def doubting(proxy: Proxy, hosts: str, connect: Connect) -> KombuQueue:
+    """A consumer that is connected through the proxy; its session lasts longer than a test."""
+    url = f"dq-zookeeper://127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}"
+    return KombuQueue(connect(url, session_timeout=60), "q")
+
+
+def test_who_has_released_does_not_release_for_the_next(
+    doubting: KombuQueue, proxy: Proxy, connect: Connect, looker: Session
+) -> None:
+    doubting.publish("x")
+    consumer = doubting.consume()
+    doubting.drain(1, deadline=60)
+    consumer.cancel()
+    other = KombuQueue(connect(), "q")
+    other.consume()
+    # The item is requeued, and the answer is held back until another consumer has the item.
+    proxy.hold_answers_to, proxy.holds_left = LOCK, 1
+    doubting.received[0].requeue()
+    wait_until(lambda: proxy.held == 1)
+    other.drain(1, deadline=60)
+    proxy.cut_all()
+    proxy.release_answers.set()
+    # After the reconnect and before the close, the connection sends the acknowledgement again.
+    doubting.publish("y")
+    doubting.connection.close()
+    assert looker.open().exists(NODES.lock(name_of(looker, 0))) is not None
+    other.received[0].ack()
+    wait_until(lambda: len(looker.open().get_children(NODES.ready)) == 1)
+    assert other.drain(2, deadline=60) == ["x", "y"]
+
+
+def test_who_did_not_get_it_does_not_unlock_it(doubting: KombuQueue, proxy: Proxy, connect: Connect) -> None:
+    doubting.consume()
+    other = KombuQueue(connect(), "q")
+    # The request for the lock never arrives, and another consumer takes the item.
+    proxy.swallow, proxy.swallows_left = LOCK, 1
+    other.publish("x")
+    wait_until(lambda: proxy.swallowed == 1)
+    proxy.black_hole.set()
+    other.consume(prefetch_count=1)
+    other.drain(1, deadline=60)
+    proxy.black_hole.clear()
+    proxy.cut_all()
+    other.publish("y")
+    assert doubting.drain(1, deadline=60) == ["y"]
+
+
+def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
+    connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, client = KombuQueue(connect(), "q"), looker.open()
+
+    def late(asking: Any, paths: list[str]) -> list[Any]:
+        # The request for the lock was sent, and the request for the data was not sent yet.
+        if client.get_children(NODES.ready) and not room.received:
+            monkeypatch.setattr(talk_module, "begin_reading", begin_reading)
+            name = name_of(looker, 0)
+            wait_until(lambda: client.exists(NODES.lock(name)))
+            client.delete(NODES.item(name))
+        return begin_reading(asking, paths)
+
+    monkeypatch.setattr(talk_module, "begin_reading", late)
+    room.publish("x")
+    room.consume(ack=True)
+    wait_until(lambda: not client.get_children(NODES.ready))
+    room.publish("y")
+    assert room.drain(1, deadline=60) == ["y"]
+    wait_until(lambda: not client.get_children(NODES.ready))
+    assert client.get_children(NODES.locks) == []
+
+
+def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect, looker: Session) -> None:
+    Queue("q")(connect().channel()).declare()
+    item = Item("q", NODES.ready_prefix(0), b"data")
+    session = Session(hosts, timeout_s=30)
+    publisher = ZooKeeperPublisher(session, SystemClock())
+    assert publisher.put([item], {}) is None
+    assert publisher._own is not None
+    # A request of the parent with this stamp never arrived.
+    stamps = {"q": publisher._own}
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            publisher.put([item], {})
+            session.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert publisher.put([item], stamps, "q") is None
+    assert len(looker.open().get_children(NODES.ready)) == 3
+    session.close()
+
+
+def name_of(looker: Session, place: int) -> str:
+    """Return the name of an item by its position in the queue; 0 is the oldest item."""
+    names: list[str] = sorted(looker.open().get_children(NODES.ready))
+    return names[place]
