@@ -24,6 +24,14 @@ MARGIN = 4
 #: A frame of the package. The servers that tests start belong to `celery_dq.testing`, and are not meant.
 _FRAME = re.compile(r'File "[^"]*/celery_dq/(?!testing/)')
 
+#: The sentences between two tracebacks of one chain.
+_CHAIN = re.compile(
+    r"^(?:During handling of the above exception, another|The above exception was the direct)", re.M
+)
+
+#: Celery ends a worker by these. What fails while it stops carries them as its context.
+_STOP = re.compile(r"^(?:celery\.exceptions\.)?(?:WorkerShutdown|WorkerTerminate|SystemExit)\b", re.M)
+
 #: Celery logs a lost connection with its traceback, which says nothing about the package.
 _LOST_CONNECTION = re.compile(
     r"Connection to broker lost|Cannot connect to|Connection refused"
@@ -50,7 +58,7 @@ def faults(text: str, *, ended: bool = True) -> tuple[list[str], str]:
             if end >= len(lines) - MARGIN and not ended:
                 return found, "".join(lines[first:])
             block = "".join(lines[first:end])
-            if _FRAME.search(block) and not _LOST_CONNECTION.search(lines[first]):
+            if _is_of_the_package(block) and not _LOST_CONNECTION.search(lines[first]):
                 found.append(block)
             number = end
             continue
@@ -58,6 +66,11 @@ def faults(text: str, *, ended: bool = True) -> tuple[list[str], str]:
             found.append(lines[number])
         number += 1
     return found, ""
+
+
+def _is_of_the_package(block: str) -> bool:
+    """Whether a traceback of the chain has a frame of the package, and is not the order to stop."""
+    return any(_FRAME.search(part) and not _STOP.search(part) for part in _CHAIN.split(block))
 
 
 def _end_of_traceback(lines: list[str], number: int) -> int:

@@ -150,7 +150,7 @@ class Runner(Generic[Message]):
             return
         if self._requeue is None:
             logger.error(
-                "A message of %r is lost: %s, and there is no give_back callback. Set one to keep messages.",
+                "A message of %r is lost: %s, and there is no requeue callback. Set one to keep messages.",
                 term.name,
                 why,
                 extra={"event": "career_message_lost"},
@@ -160,7 +160,7 @@ class Runner(Generic[Message]):
             self._requeue(message)
         except Exception:
             logger.exception(
-                "A message of %r is lost: %s, and the give_back callback raised an error.",
+                "A message of %r is lost: %s, and the requeue callback raised an error.",
                 term.name,
                 why,
                 extra={"event": "career_message_lost"},

@@ -81,7 +81,9 @@ def test_calls_wait_outside_the_prefetch_and_go_on(
         assert [each.get(timeout=60) for each in results] == [[sku, 0] for sku in range(1, CALLS)]
         assert duplicate.get(timeout=60) == [1, 0]
     assert shop.overlaps == []
-    begun, over = lines(caplog)
+    shown = lines(caplog)
+    assert len(shown) == 2, shown
+    begun, over = shown
     assert "gets no answer" in begun
     assert "wait outside the prefetch" in begun
     assert "gets answers" in over

@@ -170,12 +170,12 @@ def test_what_execute_fails_at_is_released(
 ) -> None:
     returned: list[str] = []
 
-    def give_back(message: str) -> None:
+    def requeue(message: str) -> None:
         returned.append(message)
         if how == "fails":
             raise RuntimeError("nobody takes it back")
 
-    diary, runner = careers.hire("ann", give_back=None if how == "is missing" else give_back)
+    diary, runner = careers.hire("ann", requeue=None if how == "is missing" else requeue)
     plain = diary.execute
 
     def fail_once(message: str) -> bool:
@@ -200,7 +200,7 @@ def test_what_was_taken_before_the_fall_is_released(
     returns: bool, careers: RecordedCareers, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, returned = SlowSource(), list[str]()
-    _, runner = careers.hire("ann", source=source, give_back=returned.append if returns else None)
+    _, runner = careers.hire("ann", source=source, requeue=returned.append if returns else None)
     assert source.asked.wait(30)
     term = runner.term
     assert term is not None

@@ -100,6 +100,13 @@ class BrokerDriver:
             want, owner, lease_ms=LEASE * 1000, max_deliveries=MAX_DELIVERIES
         ).entries
 
+    def discarded(self) -> dict[str, str]:
+        """The reasons of the discards that wait, in their order."""
+        keys = self.partition_scripts.keys
+        ids = self.client.zrange(keys.discards, 0, -1)
+        reasons = self.client.hmget(keys.reasons, ids) if ids else []
+        return {each.decode(): reason.decode() for each, reason in zip(ids, reasons, strict=True)}
+
     def finish(self, owner: str, tags: Sequence[tuple[str, str]]) -> int:
         return self.partition_scripts.partition.finish(owner, tags).run(self.client)
 
@@ -191,4 +198,6 @@ class BrokerDriver:
 
     def left(self) -> set[str]:
         known = {"leases", "wake", "verdicts", "dead", "dead_info", "dead_index", "producer:p", CLOCK}
-        return {key for key in self.partition_scripts.left_over() - known if not key.startswith("lenient:")}
+        return {
+            key for key in self.partition_scripts.left_over() - known if not key.startswith("reap_grace:")
+        }

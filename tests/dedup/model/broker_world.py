@@ -13,7 +13,7 @@ from tests.dedup.model.broker_oracle import BrokerOracle
 from tests.dedup.model.driver import KEYS, LEASE, Call
 from tests.dedup.model.world import World
 
-wishes = st.fixed_dictionaries(
+dedup_requests = st.fixed_dictionaries(
     {
         "key": World.key_of,
         "policy": st.sampled_from(["decline", "decline", "replace"]),
@@ -29,7 +29,7 @@ class BrokerWorld(BrokerOracle):
     """Producers, consumers, operators."""
 
     @rule(
-        batch=st.lists(wishes, min_size=1, max_size=3),
+        batch=st.lists(dedup_requests, min_size=1, max_size=3),
         fate=World.fates,
         fetched=st.sampled_from([0, 0, 1, 4]),
     )
@@ -92,17 +92,25 @@ class BrokerWorld(BrokerOracle):
             if message.reason:
                 self.discards.remove(entry.id)
             elif entry.reason:
-                message.reason = entry.reason
-                assert entry.reason == "expired"
-                assert message.expired
-                self.leave(message, over=False)
-                self.ledger.excuses(message.task, "expired")
+                self.expires(message, entry.reason)
             else:
                 assert message.due <= self.now
                 self.runs_now(message)
             assert entry.reason == message.reason
             if entry.reason.startswith("covered:"):
                 self.ledger.hears(message.id, self.calls[entry.reason.partition(":")[2]].task)
+        # A claim may find more expired messages than it takes.
+        for message_id, reason in self.driver.discarded().items():
+            if message_id not in self.discards:
+                self.expires(self.messages[message_id], reason)
+                self.discards.add(message_id)
+
+    def expires(self, message: Message, reason: str) -> None:
+        message.reason = reason
+        assert reason == "expired"
+        assert message.expired
+        self.leave(message, over=False)
+        self.ledger.excuses(message.task, "expired")
 
     def keeps_lease(self, owner: str) -> None:
         """Renew the lease of an owner. After a late renewal other owners may have been away as well."""
@@ -177,7 +185,7 @@ class BrokerWorld(BrokerOracle):
         self.gives_back(data.draw(st.sampled_from(suspects)), "crashed")
 
     @precondition(lambda self: any(self.followers.get(x.id) for x in self.any_held(working=True)))
-    @rule(data=st.data(), wish=wishes)
+    @rule(data=st.data(), wanted=dedup_requests)
     def come_back_in_vain(self, data: st.DataObject, wanted: dict[str, Any]) -> None:
         """Release a run with followers that has lost its key to a later call."""
         held = [x for x in self.any_held(working=True) if self.followers.get(x.id)]
