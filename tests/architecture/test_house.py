@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +104,48 @@ def test_a_module_obeys_the_rules(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             names = [str(node.module)]
         assert "celery_dq" not in names, f"line {getattr(node, 'lineno', 0)} imports the package root"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.Module, names: Collection[str]) -> set[str]:
+    """The modules of the package that a module imports anywhere, for type checkers only included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{each.name}" for each in node.names}
+            found |= {each if each in names else node.module for each in inner}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found & {*names}
+
+
+def cycles_in(imports: dict[str, set[str]]) -> list[str]:
+    """The modules that import themselves through others."""
+
+    def reached_from(name: str) -> set[str]:
+        found: set[str] = set()
+        ahead = list(imports[name])
+        while ahead:
+            each = ahead.pop()
+            if each not in found:
+                found.add(each)
+                ahead += imports[each]
+        return found
+
+    return [name for name in imports if name in reached_from(name)]
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    paths = {module_name(path): path for path in MODULES}
+    imports = {name: imports_of(ast.parse(path.read_text()), paths) - {name} for name, path in paths.items()}
+    assert cycles_in(imports) == []
+    # The check sees one, at any distance.
+    store = "celery_dq.transport.redis.store.record"
+    assert store in cycles_in({**imports, "celery_dq.errors": {"celery_dq.transport.redis.channel"}})
 
 
 def test_no_public_name_is_the_name_of_a_room() -> None:

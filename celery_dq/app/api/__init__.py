@@ -4,7 +4,8 @@
 ``broker``                   the app's connection to the Redis of its queues
 ``queues``, ``move``         look at queues, cancel messages, move them to another queue
 ``quotas``                   what a tenant may take
-``dead_letters``             look at messages that were given up on, replay or delete them
+``dead_letters``             the dead letters of each queue, in the broker that the app uses
+``redis_dead_letters``       look at messages that were given up on, replay or delete them
 ``zookeeper_dead_letters``   the same where the broker is ZooKeeper
 ``dedup``                    the dedup locks of a queue
 ``buffer``                   the buffered producer of the app

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from celery_dq.app.api.dead_letters import DeadLetters, check_changes, readdressed
+from celery_dq.app.api.redis_dead_letters import DeadLetters, check_changes, readdressed
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dead_letters import DeadLetter
 from celery_dq.inspector.redis_values import check_count, check_text, moment

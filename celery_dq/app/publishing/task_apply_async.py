@@ -9,16 +9,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery.app.task import Task
 
 from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates, in_task
-
-if TYPE_CHECKING:
-    from celery_dq.app.publishing.buffered_call import BufferedCalls
+from celery_dq.producer.sender import Addressed
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
+
+
+class AppCalls(Protocol):
+    """The calls of an app, to which a task's plain calls are added."""
+
+    fast: MessageTemplates | None
+
+    def put(self, message: Addressed) -> None:
+        """Add a message to the buffer."""
+
+    def result_of(self, task: Any, task_id: str) -> Any:
+        """Return the result object of a call of *task*."""
+
+    def in_worker(self) -> bool:
+        """Whether this process is a worker, or a child of its pool."""
+
+    def wanted_by(self, task: Any) -> bool:
+        """Whether to buffer a call without the option ``buffered``."""
 
 
 class TaskApplyAsync:
@@ -37,7 +53,7 @@ class TaskApplyAsync:
     def __init__(
         self,
         task: Any,
-        calls: BufferedCalls,
+        calls: AppCalls,
         fast: MessageTemplates,
         plan: MessageTemplate,
         eager: tuple[str, ...],
@@ -105,7 +121,7 @@ class TaskApplyAsync:
         return self._fast is fast
 
 
-def replace_apply_async(task: Any, calls: BufferedCalls, fast: MessageTemplates) -> None:
+def replace_apply_async(task: Any, calls: AppCalls, fast: MessageTemplates) -> None:
     """Put a ``TaskApplyAsync`` on the task if there is a template and the task's methods are Celery's."""
     here = task.__dict__.get("apply_async")
     if here is not None and not isinstance(here, TaskApplyAsync):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_dq.transport.prefetch import PrefetchCount
+from celery_dq.transport.redis.consuming.consuming_channel import SettlingChannel
 from celery_dq.transport.redis.in_flight.message import Message
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.consuming.consuming_channel import SettlingChannel
 
 
 class QoS(PrefetchCount):

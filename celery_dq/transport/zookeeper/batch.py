@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery_dq.transport.zookeeper.publisher import Item, transactions
 
-if TYPE_CHECKING:
-    from celery_dq.transport.zookeeper.channel import Channel
+
+class BatchingChannel(Protocol):
+    """The channel that publishes a batch."""
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Route a message, and add it to the batch that is passed as ``_publish_batch``."""
+
+    def put(self, items: list[Item], stamps: dict[str, Any], key: str) -> None:
+        """Publish the items in one transaction."""
 
 
 class ZooKeeperPublishBatch:
@@ -18,7 +25,7 @@ class ZooKeeperPublishBatch:
         max_size: Number of messages at which the batch flushes by itself.
     """
 
-    def __init__(self, channel: Channel, max_size: int) -> None:
+    def __init__(self, channel: BatchingChannel, max_size: int) -> None:
         self.channel = channel
         self._max_size = max_size
         self._waiting: list[Item] = []

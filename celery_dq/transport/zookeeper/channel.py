@@ -7,22 +7,23 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
+from celery_dq.protocols import DiscardHandler
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import warn_of_ignored
 from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
+from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.message import Message
-from celery_dq.transport.zookeeper.publisher import Item
+from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.transport.zookeeper.qos import QoS
+from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
 from celery_dq.transport.zookeeper.record import STAMPS, ZooKeeperRecord, record_of
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
-
-if TYPE_CHECKING:
-    from celery_dq.transport.zookeeper.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,47 @@ TRANSIENT_CAP = 1000
 Consumer = tuple[str, Callable[[Any], Any], bool]
 
 
+class BrokerConnection(Protocol):
+    """The transport, as its channels use it."""
+
+    clock: Clock
+    queues: ZooKeeperQueues
+    bindings: Bindings
+    publisher: ZooKeeperPublisher
+    in_flight: ZooKeeperInFlight
+
+    @property
+    def discard_handler(self) -> DiscardHandler | None:
+        """The worker's handler of messages that will not run; None if this process is no worker."""
+
+    def max_deliveries(self, queue: str) -> int:
+        """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
+
+    def refuse_inherited(self) -> None:
+        """Refuse to use a connection that was inherited through a fork."""
+
+    def consume(self, channel: Channel, queue: str) -> ZooKeeperSubscription:
+        """Start to take messages from *queue* for *channel*."""
+
+    def cancel(self, source: ZooKeeperSubscription) -> None:
+        """Stop taking from *source*, and requeue its messages that were not delivered."""
+
+    def take_one(self, queue: str) -> list[ClaimedItem]:
+        """Take one message of *queue* now; an empty list if none is available."""
+
+    def look_again(self) -> None:
+        """Wake the fetcher, to send acknowledgements or take more messages."""
+
+    def flush(self) -> None:
+        """Send all outcomes of in-flight messages."""
+
+    def leave(self, queue: str) -> None:
+        """End the use of a transient queue."""
+
+    def close_channel(self, channel: Channel) -> None:
+        """Forget the channel."""
+
+
 class Channel(VirtualChannel):
     """A channel whose queues are folders in ZooKeeper."""
 
@@ -42,7 +84,7 @@ class Channel(VirtualChannel):
     supports_fanout = True
     supports_batch_publish = True
 
-    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+    def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._transport = connection
         self._pid = os.getpid()

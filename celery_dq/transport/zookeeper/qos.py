@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery_dq.transport.prefetch import PrefetchCount
-from celery_dq.transport.zookeeper.in_flight import ItemOutcome
+from celery_dq.transport.zookeeper.in_flight import ItemOutcome, ZooKeeperInFlight
 
-if TYPE_CHECKING:
-    from celery_dq.transport.zookeeper.channel import Channel
+
+class AckingChannel(Protocol):
+    """The channel whose deliveries a ``QoS`` counts and acknowledges."""
+
+    @property
+    def in_flight(self) -> ZooKeeperInFlight:
+        """The in-flight messages of the connection."""
+
+    @property
+    def do_restore(self) -> bool:
+        """Whether messages are requeued when the channel ends."""
 
 
 class QoS(PrefetchCount):
@@ -19,7 +28,7 @@ class QoS(PrefetchCount):
     and the fetcher's thread sends them to the broker.
     """
 
-    channel: Channel
+    channel: AckingChannel
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)

@@ -7,7 +7,7 @@ that imports go down only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import redis
 
@@ -16,10 +16,6 @@ from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimedEntry
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
-    from celery_dq.transport.redis.consuming.poller import Poller
 
 
 class SharedContext(Protocol):
@@ -30,10 +26,40 @@ class SharedContext(Protocol):
         """The singleton queues of this worker, or None outside of a worker."""
 
 
+class PolledConsumer(Protocol):
+    """The consumer of a polled channel, as its poller uses it."""
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether claimed messages wait for their delivery."""
+
+    def record_service_time(self) -> None:
+        """Take the time since the last delivery for the service time of the previous message."""
+
+    def was_busy_since(self, moment: float) -> bool:
+        """Whether a message was delivered after this monotonic time."""
+
+    def deliver_all(self) -> None:
+        """Deliver the claimed messages."""
+
+
+class ChannelPoller(Protocol):
+    """The poller of a channel, as its consumer uses it."""
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether an event loop or ``drain_events`` runs."""
+
+    def wake(self) -> None:
+        """End the present wait."""
+
+
 class PolledChannel(Protocol):
     """A channel whose sockets a :class:`~celery_dq.transport.redis.consuming.poller.Poller` watches."""
 
-    consumer: ChannelConsumer
+    @property
+    def consumer(self) -> PolledConsumer:
+        """The consumer of the channel."""
 
     @property
     def has_inbox(self) -> bool:
@@ -68,8 +94,11 @@ class PolledChannel(Protocol):
 class ConsumingChannel(PolledChannel, Protocol):
     """The channel that a ``ChannelConsumer`` serves."""
 
-    poller: Poller
     closed: bool
+
+    @property
+    def poller(self) -> ChannelPoller:
+        """The poller of the connection."""
 
     @property
     def in_flight(self) -> InFlightMessages:

@@ -10,20 +10,25 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import redis
 
+from celery_dq.clock import Clock
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
-from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
+from celery_dq.transport.redis.in_flight.data_loss import DataLoss
+from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
+from celery_dq.transport.redis.in_flight.in_flight_messages import (
+    TRUSTED_SHARE,
+    InFlightMessages,
+    PendingDeadLetter,
+)
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
+from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import DeliveryTag
+from celery_dq.transport.redis.store.replies import DeliveryTag, HeartbeatReply
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,23 @@ CLAIM_NUMBER = struct.Struct(">d")
 EXIT_TIMEOUT_S = 5.0
 
 
+class LeaseHolder(Protocol):
+    """The process whose leases are renewed, as its heartbeat uses it."""
+
+    pid: int
+    consumer: str
+    clock: Clock
+    lease_s: float
+    lease_ms: int
+    in_flight: InFlightMessages
+    in_doubt: InDoubtClaims
+    data_loss: DataLoss
+    server_clock: ServerClock
+
+    def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
+        """Record the answer to a renewal that was sent at monotonic *sent_at*."""
+
+
 class Heartbeat:
     """Renews the leases of a process, and sends its acks when no channel is left to send them.
 
@@ -54,7 +76,7 @@ class Heartbeat:
         process: the consumer whose leases are renewed.
     """
 
-    def __init__(self, process: ConsumerIdentity) -> None:
+    def __init__(self, process: LeaseHolder) -> None:
         self._process = process
         self._queues: dict[str, Queue] = {}
         #: Consumers per partition. Their number is the length, because appending and popping are atomic.
@@ -351,12 +373,12 @@ class Heartbeat:
                 while releases:
                     mode = releases[0][0]
                     same = [held for how, held in releases if how == mode]
-                    in_flight.stale += release(process, queue, mode, same).run(client)
+                    in_flight.stale += release(process.consumer, queue, mode, same).run(client)
                     in_flight.confirm_releases(name, len(same))
                     releases = [(how, held) for how, held in releases if how != mode]
                 while (letter := in_flight.take_dead_letter(name)) is not None:
                     letters = [letter]
-                    dead_letter(process, queue, letter).run(client)
+                    dead_letter(process.consumer, queue, letter).run(client)
                     in_flight.confirm([letter.message])
                     letters = []
             except BaseException:

@@ -112,10 +112,10 @@ def pending_calls(
     releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
     for mode in sorted({mode for mode, _ in releases}):
         same = [held for how, held in releases if how == mode]
-        call = release(process, queue, mode, same)
+        call = release(process.consumer, queue, mode, same)
         yield InFlightCall(call, queue, now, releases=[(mode, held) for held in same])
     while (letter := in_flight.take_dead_letter(name)) is not None:
-        yield InFlightCall(dead_letter(process, queue, letter), queue, now, dead_letters=[letter])
+        yield InFlightCall(dead_letter(process.consumer, queue, letter), queue, now, dead_letters=[letter])
 
 
 class ScriptPipeline:
