@@ -4,7 +4,7 @@
 ``lifecycle``                        what the events of a task mean for its message
 ``capacity``, ``ready_requests``     how much the worker can take
 ``prompt_stop``, ``rights_step``, ``unenforced``   stopping at once; checks at start
-``failed_tasks``, ``retries``        tasks that were given up on; retries
+``failed_tasks``                   tasks that were given up on
 ``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
 ``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``
                                      verdicts where the broker gives none

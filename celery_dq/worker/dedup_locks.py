@@ -16,6 +16,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery import states
@@ -38,7 +39,6 @@ from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
 from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.outside_prefetch import OutsidePrefetch
-from celery_dq.worker.retries import delay_of, raised
 from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
 
 logger = logging.getLogger(__name__)
@@ -234,13 +234,13 @@ class WorkerDedupLocks:
             try:
                 return success(result, **options)
             finally:
-                over(raised(result[1]) if isinstance(result, tuple) and result[0] else None)
+                over(_raised(result[1]) if isinstance(result, tuple) and result[0] else None)
 
         def on_failure(exc_info: Any, *args: Any, **options: Any) -> Any:
             try:
                 return failure(exc_info, *args, **options)
             finally:
-                over(raised(exc_info))
+                over(_raised(exc_info))
 
         def on_timeout(soft: bool, timeout: float) -> Any:
             try:
@@ -285,7 +285,7 @@ class WorkerDedupLocks:
             # Keep the place at the head for the retry, so that no other call runs before it.
             if self._coordinator.release(key, call, token) or again:
                 waits = HeldDedupLock(key, call, 0)
-                self._retried[waits] = self._clock.monotonic() + delay_of(exc) + RETRY_GRACE
+                self._retried[waits] = self._clock.monotonic() + _seconds_until(exc) + RETRY_GRACE
                 self._hold(waits)
                 now = self._coordinator.inspect(key)
                 if now is not None and now.heir is not None:
@@ -419,3 +419,17 @@ class WorkerDedupLocks:
         else:
             self._declined.remember(request, later.call)
             self._decline(request, key, later.call)
+
+
+def _raised(info: Any) -> BaseException | None:
+    """Return the exception of a task, which Celery wraps with its traceback. A Retry is not unwrapped."""
+    exc: Any = getattr(info, "exception", None)
+    return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
+
+
+def _seconds_until(exc: Retry) -> float:
+    """Seconds until a retry is due."""
+    when: Any = exc.when
+    if isinstance(when, datetime):
+        return max((when - datetime.now(when.tzinfo)).total_seconds(), 0.0)
+    return float(when or 0.0)

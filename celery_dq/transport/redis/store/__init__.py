@@ -3,7 +3,7 @@
 ``pipelined_connection``   one raw connection that an event loop can watch
 ``address``                what a broker URL says besides host and port
 ``record``, ``message_ids``  a message as bytes; pure
-``replies``, ``fence_reply``  the answers of the scripts, typed
+``replies``                the answers of the scripts, typed
 ``partition``, ``queue``   one partition as a set of script calls; a queue with its options
 ``publisher``              publishes messages, each once
 ``quotas``                 quotas from the settings

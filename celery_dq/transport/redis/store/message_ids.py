@@ -1,4 +1,4 @@
-"""Message ids and task ids; ``include/ids.lua`` makes message ids of task ids."""
+"""Message ids and task ids; ``include/message_ids.lua`` makes message ids of task ids."""
 
 from __future__ import annotations
 

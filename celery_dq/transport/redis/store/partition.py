@@ -18,12 +18,12 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
-from celery_dq.transport.redis.store.fence_reply import FenceReply, read_fence_reply
 from celery_dq.transport.redis.store.replies import (
     Brought,
     Cancellation,
     ClaimedEntry,
     ClaimReply,
+    FenceReply,
     HeartbeatReply,
     MoveReply,
     OutgoingRecord,
@@ -34,6 +34,7 @@ from celery_dq.transport.redis.store.replies import (
     read_claim_reply,
     read_dead_lettered,
     read_entries,
+    read_fence_reply,
     read_flag,
     read_heartbeat_reply,
     read_move_reply,

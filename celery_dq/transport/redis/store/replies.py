@@ -253,3 +253,22 @@ def read_pairs(reply: Any) -> dict[str, str]:
     """Return alternating names and values as a dict."""
     texts = [read_text(each) for each in reply]
     return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+class FenceReply(NamedTuple):
+    """The answer of the script ``fence``.
+
+    Attributes:
+        accepted: the partition has not seen a higher fencing token before.
+        epoch: the fencing token that holds now.
+        remaining: number of other consumers that still have messages in flight: call again.
+    """
+
+    accepted: bool
+    epoch: int
+    remaining: int
+
+
+def read_fence_reply(reply: Any) -> FenceReply:
+    """Parse the reply of ``fence``."""
+    return FenceReply(int(reply[0]) == 1, int(reply[1]), int(reply[2]))
