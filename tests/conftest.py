@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import cycle
 
 import pytest
@@ -80,8 +81,8 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def process_state() -> Iterator[None]:
+@contextmanager
+def restored_process() -> Iterator[None]:
     """Restore what a Celery worker changes in its process, for tests that run one in this process.
 
     A worker forbids ``result.get()`` and sets up the root logger: its level hides warnings from ``caplog``.
@@ -92,6 +93,20 @@ def process_state() -> Iterator[None]:
     _set_task_join_will_block(blocks)
     root.setLevel(level)
     root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def restored_process_of_module() -> Iterator[None]:
+    """Restore the process after a worker that serves all tests of a file."""
+    with restored_process():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def process_state() -> Iterator[None]:
+    """Restore the process after each test."""
+    with restored_process():
+        yield
 
 
 @pytest.fixture(autouse=True)

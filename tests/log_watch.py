@@ -29,8 +29,9 @@ _CHAIN = re.compile(
     r"^(?:During handling of the above exception, another|The above exception was the direct)", re.M
 )
 
-#: Celery ends a worker by these. What fails while it stops carries them as its context.
-_STOP = re.compile(r"^(?:celery\.exceptions\.)?(?:WorkerShutdown|WorkerTerminate|SystemExit)\b", re.M)
+#: A prefork pool raises this for a child that died, and logs with it the exception that it handles meanwhile:
+#: the order to stop, or a lost connection.
+_DEAD_CHILD = re.compile(r"^billiard\.exceptions\.WorkerLostError\b", re.M)
 
 #: Celery logs a lost connection with its traceback, which says nothing about the package.
 _LOST_CONNECTION = re.compile(
@@ -69,8 +70,9 @@ def faults(text: str, *, ended: bool = True) -> tuple[list[str], str]:
 
 
 def _is_of_the_package(block: str) -> bool:
-    """Whether a traceback of the chain has a frame of the package, and is not the order to stop."""
-    return any(_FRAME.search(part) and not _STOP.search(part) for part in _CHAIN.split(block))
+    """Whether a traceback of the chain has a frame of the package, and not only its context."""
+    *_, last = _CHAIN.split(block)
+    return bool(_FRAME.search(last if _DEAD_CHILD.search(last) else block))
 
 
 def _end_of_traceback(lines: list[str], number: int) -> int:

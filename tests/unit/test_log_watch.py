@@ -18,11 +18,13 @@ KeyError: 'a'
 """
 OF_A_TASK = OURS.replace("celery_dq/transport/redis/in_flight/heartbeat.py", "shop/tasks.py")
 CHAINED = OF_A_TASK + "\nDuring handling of the above exception, another exception occurred:\n\n" + OURS[18:]
-STOPPED = (
+DEAD_CHILD = (
     "Task handler raised error\n"
-    + OURS[18:].replace(OURS.rstrip().rsplit("\n", 1)[1], "celery.exceptions.WorkerShutdown: 0")
+    + OURS[18:]
     + "\nDuring handling of the above exception, another exception occurred:\n\n"
-    + OF_A_TASK[OF_A_TASK.index("Traceback") :]
+    + OF_A_TASK[18:].replace(
+        "KeyError: 'a'", "billiard.exceptions.WorkerLostError: Worker exited prematurely"
+    )
 )
 NO_ACK = OURS.replace("Heartbeat", "Couldn't ack '1', reason:network:ConnectionError")
 LOST = OURS.replace("[ERROR] Heartbeat", "consumer: Connection to broker lost. Trying to re-establish")
@@ -36,7 +38,7 @@ LOST = OURS.replace("[ERROR] Heartbeat", "consumer: Connection to broker lost. T
         (OURS + "[INFO] next\n" + OURS, 2),
         (OF_A_TASK, 0),
         (CHAINED, 1),
-        (STOPPED, 0),
+        (DEAD_CHILD, 0),
         (LOST, 0),
         (NO_ACK, 0),
         (NO_ACK.replace("Connection", "Key"), 1),
@@ -49,7 +51,7 @@ LOST = OURS.replace("[ERROR] Heartbeat", "consumer: Connection to broker lost. T
         "two",
         "task",
         "chained",
-        "stopped",
+        "dead child",
         "lost connection",
         "no ack",
         "ack",
