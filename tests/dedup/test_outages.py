@@ -54,7 +54,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The log records of the worker at shown levels, with their tracebacks, one line each."""
     formatter = logging.Formatter()
     # The heartbeats of earlier tests of this process, whose Redis has stopped, log for up to eight leases.
-    records = [each for each in caplog.records if each.name.startswith(("celery_dq.worker", "celery_dq.dedup"))]
+    records = [
+        each for each in caplog.records if each.name.startswith(("celery_dq.worker", "celery_dq.dedup"))
+    ]
     shown = [formatter.format(each) for each in records if each.levelno >= logging.WARNING]
     return [line for text in shown for line in text.splitlines()]
 
