@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
+from typing import Any
 
 import pytest
-from celery._state import _set_task_join_will_block, task_join_will_block  # type: ignore[attr-defined]  # not in its stubs
+from celery import _state
 from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
@@ -86,11 +87,15 @@ def restored_process() -> Iterator[None]:
     """Restore what a Celery worker changes in its process, for tests that run one in this process.
 
     A worker forbids ``result.get()`` and sets up the root logger: its level hides warnings from ``caplog``.
+    A shared task is added to all later apps.
     """
+    state: Any = _state
     root = logging.getLogger()
-    level, handlers, blocks = root.level, root.handlers[:], task_join_will_block()
+    level, handlers, blocks = root.level, root.handlers[:], state.task_join_will_block()
+    shared = state._on_app_finalizers.copy()
     yield
-    _set_task_join_will_block(blocks)
+    state._on_app_finalizers = shared
+    state._set_task_join_will_block(blocks)
     root.setLevel(level)
     root.handlers[:] = handlers
 

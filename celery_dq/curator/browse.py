@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import datetime, timezone
+from difflib import get_close_matches
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
@@ -66,13 +67,16 @@ def look(
         timeout_s: Seconds to wait for each answer; default 10.
 
     Raises:
-        ConfigurationError: `kind` is unknown.
+        ConfigurationError: `kind` is unknown, or there is no folder `path`.
         ZooKeeperUnreachable: ZooKeeper did not answer.
         AccessDenied: An ACL denies access to a folder.
     """
     grammar = grammar_of(kind)
     names = children(session, path, timeout_s)
-    locked = None if lock_path is None else set(children(session, lock_path, timeout_s))
+    if names is None:
+        raise ConfigurationError(f"ZooKeeper has no folder {path!r}.{_neighbours(session, path, timeout_s)}")
+    # The first consumer creates the folder of the locks.
+    locked = None if lock_path is None else set(children(session, lock_path, timeout_s) or ())
     places = [(place, name) for name in names if (place := grammar.place(name)) is not None]
     if not places:
         return []
@@ -109,15 +113,22 @@ def look(
     return views
 
 
-def children(session: Session, path: str, timeout_s: float) -> list[str]:
-    """Return the names in a folder; an empty list if the folder does not exist."""
+def children(session: Session, path: str, timeout_s: float) -> list[str] | None:
+    """Return the names in a folder; None if the folder does not exist."""
     try:
-        names: list[str] = session.ask(lambda client: client.get_children_async(path), timeout_s)
+        names: list[str] | None = session.ask(lambda client: client.get_children_async(path), timeout_s)
     except NoNodeError:
-        return []
+        return None
     except KazooException as error:
         raise failure_of("read", path, error) from None
     return names
+
+
+def _neighbours(session: Session, path: str, timeout_s: float) -> str:
+    """Return a question with the nearest name beside a missing folder; "" if no name is close."""
+    parent, name = path.rsplit("/", 1)
+    close = get_close_matches(name, children(session, parent or "/", timeout_s) or (), 1)
+    return f" Did you mean {f'{parent}/{close[0]}'!r}?" if close else ""
 
 
 def grammar_of(kind: str) -> Grammar:

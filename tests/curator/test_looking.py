@@ -57,7 +57,9 @@ def test_marks_of_all_kinds_in_the_order_of_serving(make: Make, session: Session
     years = [view.mark.year for view in look(session, "/delay", "delay")]  # type: ignore[union-attr]
     assert years == [2001, 2033, 9999]
     assert [view.items for view in look(session, "/simple", "simple")] == [1]
-    assert look(session, "/missing", "plain") == look(session, "/simple", "plain") == []
+    assert look(session, "/simple", "plain") == []
+    with pytest.raises(ConfigurationError, match="no folder '/missing'"):
+        look(session, "/missing", "plain")
     with pytest.raises(ConfigurationError, match="kind = 'heap'"):
         look(session, "/id", "heap")
 
@@ -76,5 +78,8 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
         assert [row["problem"] for row in rows] == ["", "", "not in Curator's framing", "denied by its ACL"]
         assert (rows[3]["items"], rows[3]["size"]) == (None, 6)
         assert "queue-0000000001" in run(hosts, "/mail", "--limit", "2")
-    assert "No node is in '/none'" in run(hosts, "/none")
+    session.open().create("/idle", b"")
+    assert "No node is in '/idle'" in run(hosts, "/idle")
+    assert "ZooKeeper has no folder '/mial'. Did you mean '/mail'?" in run(hosts, "/mial", status=1)
+    assert "ZooKeeper has no folder '/a/b'." in run(hosts, "/a/b", status=1)
     assert "PATH = 'mail' is invalid" in run(hosts, "mail", status=1)

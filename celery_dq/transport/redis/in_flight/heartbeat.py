@@ -173,7 +173,8 @@ class Heartbeat:
             for queue in list(self._queues.values()):
                 self.send_pending_acks(queue, client)
                 self._resign(queue, client)
-        except (redis.RedisError, OSError) as exc:
+        except (redis.RedisError, OSError, RuntimeError) as exc:
+            # Python 3.12 starts no thread at exit, and gevent resolves names in threads.
             logger.warning(
                 "Worker %s could not reach Redis at its exit (%s): its last acknowledgements are lost, and "
                 "tasks that ended last may run again when its lease has expired.",
@@ -216,6 +217,9 @@ class Heartbeat:
                 self._disconnect()
                 self._abandon_unreachable()
             except Exception:
+                if self._exiting:
+                    # The exit tries once more, and reports.
+                    break
                 # When this thread ends, other workers get all messages of this process.
                 wait, failures = interval, 0
                 logger.exception(
