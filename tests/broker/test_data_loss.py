@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+import redis
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -39,9 +41,12 @@ def restart(kombu_client: Any, connection: Any) -> None:
     wait_until(lambda: rounds and kombu_client.client.zscore(kombu_client.keys.leases, me), what="a renewal")
 
 
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [str(getattr(record, "event", "")) for record in caplog.records]
+
+
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    events = [str(getattr(record, "event", "")) for record in caplog.records]
-    return [event for event in events if event in ("data_lost", "writes_lost")]
+    return [event for event in events(caplog) if event in ("data_lost", "writes_lost")]
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -65,6 +70,58 @@ def test_a_restart_without_data_is_logged_once(
         wait_until(lambda: len(rounds) > 1)
         assert errors(caplog) == ["data_lost"]
         assert "appendonly yes" in caplog.text
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture, claimed: bool
+) -> None:
+    server: Any = kombu_client.server  # type: ignore[attr-defined]
+    caplog.set_level("INFO")
+    with kombu_client.connect(lease="8s", watchdog=0) as connection:
+        with suppress(redis.ConnectionError), kombu_client.consuming(connection, 1) as got:
+            process = connection.transport.context.process
+            wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
+            kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
+            if claimed:
+                kombu_client.publish(1)
+                (message,) = kombu_client.drain(connection, got, 1)
+                message.ack()
+                kombu_client.drain_until(
+                    connection, lambda: not kombu_client.client.exists(kombu_client.keys.messages)
+                )
+            server.kill()
+            # A worker closes its channels when it has lost the connection; nothing is in flight.
+        wait_until(
+            lambda: process.heartbeat.queue(kombu_client.keys.prefix) is None, what="an abandoned queue"
+        )
+        server.restart()
+        with kombu_client.consuming(connection, 1):
+            # The record of the outage gets its counterpart, too.
+            kombu_client.drain_until(
+                connection, lambda: errors(caplog) and "lease_renewed_again" in events(caplog)
+            )
+    assert errors(caplog) == ["data_lost"]
+    assert events(caplog).count("lease_not_renewed") == events(caplog).count("lease_renewed_again") == 1
+
+
+def test_a_flush_between_two_consumers_is_no_loss(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kombu_client.connect(lease="8s", watchdog=0) as connection:
+        with ExitStack() as stack:
+            got = stack.enter_context(kombu_client.consuming(connection, 1))
+            kombu_client.publish(1)
+            (message,) = kombu_client.drain(connection, got, 1)
+            message.ack()
+            process = connection.transport.context.process
+            wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
+            with process.heartbeat._start_stop:
+                # The heartbeat waits for this lock. Users empty the server between two tests.
+                stack.close()
+                kombu_client.client.flushall()
+        wait_until(lambda: process.heartbeat.queue(kombu_client.keys.prefix) is None)
+    assert errors(caplog) == []
 
 
 @pytest.mark.parametrize("keeps_data", [True])
@@ -94,7 +151,7 @@ def test_a_redis_with_older_data_is_logged_to_have_lost_its_latest_writes(
         kombu_client.drain(connection, got, 2)
         assert bodies(got) == [1, 2]
         process = connection.transport.context.process
-        wait_until(lambda: process.data_loss._known.get(kombu_client.keys.prefix, (0, 0))[0] == 2)
+        wait_until(lambda: process.data_loss._known[kombu_client.keys.prefix].number == 2)
         # The state of a replica that has not received the second claim.
         kombu_client.client.hset(kombu_client.keys.state, "claim", 1)
         wait_until(lambda: errors(caplog))
@@ -105,6 +162,6 @@ def test_a_redis_with_older_data_is_logged_to_have_lost_its_latest_writes(
 
 def test_an_answer_that_a_later_one_has_overtaken_reports_of_no_loss() -> None:
     loss = DataLoss(lease_s=10.0)
-    assert loss.check("p", 7, renewed_at=None, sent_at=2.0, now=3.0) is None
-    assert loss.check("p", 6, renewed_at=None, sent_at=1.0, now=4.0) is None
-    assert loss.check("p", 6, renewed_at=None, sent_at=5.0, now=6.0) == (7, 6)
+    assert loss.check("p", 7, lease_lost=False, sent_at=2.0, now=3.0) is None
+    assert loss.check("p", 6, lease_lost=False, sent_at=1.0, now=4.0) is None
+    assert loss.check("p", 6, lease_lost=False, sent_at=5.0, now=6.0) == (7, 6)

@@ -283,7 +283,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "an answer that another one has overtaken looks like lost data",
         "transport/redis/in_flight/data_loss.py",
-        "if sent_at < known_at:",
+        "if known is not None and sent_at < known.read_at:",
         "if False:",
         ("tests/broker/test_data_loss.py", "-k", "overtaken"),
     ),

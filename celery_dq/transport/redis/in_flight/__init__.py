@@ -5,7 +5,7 @@
 ``ack_calls``           acks, releases and dead letters as script calls
 ``script_pipeline``     sends these calls without waiting for answers
 ``in_doubt``            claims without an answer, and how their messages are found again
-``heartbeat``           renews leases from a thread of its own, and sends pending acks
+``heartbeat``, ``lease_holder``  renews leases from a thread of its own, and sends pending acks
 ``server_clock``, ``data_loss``, ``lost_workers``, ``discard_pace``   what heartbeats and claims reveal
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 

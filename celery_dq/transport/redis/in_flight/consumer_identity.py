@@ -101,14 +101,14 @@ class ConsumerIdentity:
             self.record_fenced(queue, renewal.claim)
             return
         if renewal.alive:
-            self._check_data(queue, renewal.claim, None, sent_at)
+            self._check_data(queue, renewal.claim, False, sent_at)
         else:
             self.record_lost_lease(queue, renewal.claim, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
 
-    def _check_data(self, queue: Queue, last_claim: int, renewed_at: float | None, sent_at: float) -> bool:
+    def _check_data(self, queue: Queue, last_claim: int, lease_lost: bool, sent_at: float) -> bool:
         now = self.clock.monotonic()
-        lost = self.data_loss.check(queue.key, last_claim, renewed_at=renewed_at, sent_at=sent_at, now=now)
+        lost = self.data_loss.check(queue.key, last_claim, lease_lost=lease_lost, sent_at=sent_at, now=now)
         if lost is not None:
             data_loss.report(queue.name, *lost)
             self.in_flight.renumbered(queue.key)
@@ -124,7 +124,7 @@ class ConsumerIdentity:
         """
         partition = queue.key
         had = self.in_flight.count_of(partition, last_claim)
-        forgot = self._check_data(queue, last_claim, self.in_flight.renewed_at(partition), sent_at)
+        forgot = self._check_data(queue, last_claim, True, sent_at)
         lost = self.in_flight.lose_lease(partition, self.running_tags(), last_claim)
         if had and not forgot:
             logger.warning(

@@ -7,9 +7,17 @@ ends before its time.
 from __future__ import annotations
 
 import logging
-import math
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
+
+
+class _LastAnswer(NamedTuple):
+    """The last answer about a partition: the number of its last claim, and two monotonic times."""
+
+    number: int
+    sent_at: float
+    read_at: float
 
 
 class DataLoss:
@@ -21,37 +29,37 @@ class DataLoss:
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        #: By partition: number of the last claim, and the monotonic time of the answer with it.
-        self._known: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, _LastAnswer] = {}
 
     def check(
-        self, partition: str, number: int, *, renewed_at: float | None, sent_at: float, now: float
+        self, partition: str, number: int, *, lease_lost: bool, sent_at: float, now: float
     ) -> tuple[int, int] | None:
         """Compare an answer with earlier ones.
 
         Args:
             partition: :attr:`Queue.key` of the queue.
             number: number of the last claim in the answer.
-            renewed_at: when the lease was last renewed that the answer reports as lost; None when it was
-                there, or there was none before. All times are monotonic.
-            sent_at: when this request was sent.
-            now: the time.
+            lease_lost: whether the answer reports that this process had no lease.
+            sent_at: monotonic time at which this request was sent.
+            now: the monotonic time.
 
         Returns:
             Old and new claim number when Redis has lost data, else None.
         """
-        known, known_at = self._known.get(partition, (0, -math.inf))
-        if sent_at < known_at:
+        known = self._known.get(partition)
+        if known is not None and sent_at < known.read_at:
             return None  # this request may be older than the one whose answer came first
-        self._known[partition] = (number, now)
+        self._known[partition] = _LastAnswer(number, sent_at, now)
+        if known is None:
+            return None
         # Without claims no number can go back, but a lease that ended before its time shows the loss.
-        ended_early = renewed_at is not None and now - renewed_at < self._lease_s
-        if number < known or (known == number == 0 and ended_early):
-            return known, number
+        ended_early = lease_lost and now - known.sent_at < self._lease_s
+        if number < known.number or (known.number == number == 0 and ended_early):
+            return known.number, number
         return None
 
     def forget(self, partition: str) -> None:
-        """Remove a partition that is not consumed any more."""
+        """Remove a partition whose lease this process has given back."""
         self._known.pop(partition, None)
 
 

@@ -10,24 +10,17 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 
-from celery_dq.clock import Clock
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
-from celery_dq.transport.redis.in_flight.data_loss import DataLoss
-from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_messages import (
-    TRUSTED_SHARE,
-    InFlightMessages,
-    PendingDeadLetter,
-)
+from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
+from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
-from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import DeliveryTag, HeartbeatReply
+from celery_dq.transport.redis.store.replies import DeliveryTag
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
 
 logger = logging.getLogger(__name__)
@@ -49,23 +42,6 @@ CLAIM_NUMBER = struct.Struct(">d")
 EXIT_TIMEOUT_S = 5.0
 
 
-class LeaseHolder(Protocol):
-    """The process whose leases are renewed, as its heartbeat uses it."""
-
-    pid: int
-    consumer: str
-    clock: Clock
-    lease_s: float
-    lease_ms: int
-    in_flight: InFlightMessages
-    in_doubt: InDoubtClaims
-    data_loss: DataLoss
-    server_clock: ServerClock
-
-    def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
-        """Record the answer to a renewal that was sent at monotonic *sent_at*."""
-
-
 class Heartbeat:
     """Renews the leases of a process, and sends its acks when no channel is left to send them.
 
@@ -85,6 +61,8 @@ class Heartbeat:
         self._connect: Callable[[], redis.Redis] | None = None
         self._client: redis.Redis | None = None
         self._running = False
+        #: Heartbeats in a row without an answer. The thread that sends the next one may be another.
+        self._failures = 0
         self._overdue: set[str] = set()
         self._start_stop = unpatched("_thread", "allocate_lock")()
         self._wake_lock = unpatched("_thread", "allocate_lock")()
@@ -197,23 +175,24 @@ class Heartbeat:
 
     def _run(self) -> None:
         interval = self._process.lease_s / RENEWALS_PER_LEASE
-        wait, failures = interval, 0
+        wait = interval
         while not self._should_end():
             self._wake_lock.acquire(True, wait)
             try:
                 # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
                 wait = min(interval, max(self._renew_all(), MIN_WAIT_S))
-                if failures:
+                if self._failures:
                     logger.info(
                         "The leases of worker %s are renewed again.",
                         self._process.consumer,
                         extra={"event": "lease_renewed_again"},
                     )
-                failures = 0
+                self._failures = 0
             except (redis.RedisError, OSError) as exc:
                 # The broker may be back sooner than the next heartbeat.
-                self._log_not_renewed(exc, logging.DEBUG if failures else logging.WARNING)
-                wait, failures = interval / 4, failures + 1
+                self._log_not_renewed(exc, logging.DEBUG if self._failures else logging.WARNING)
+                self._failures += 1
+                wait = interval / 4
                 self._disconnect()
                 self._abandon_unreachable()
             except Exception:
@@ -221,7 +200,7 @@ class Heartbeat:
                     # The exit tries once more, and reports.
                     break
                 # When this thread ends, other workers get all messages of this process.
-                wait, failures = interval, 0
+                wait, self._failures = interval, 0
                 logger.exception(
                     "The heartbeat of worker %s goes on after an error.",
                     self._process.consumer,
@@ -295,6 +274,9 @@ class Heartbeat:
 
     def _renew_lease(self, queue: Queue, client: redis.Redis) -> float:
         process, in_flight, name = self._process, self._process.in_flight, queue.key
+        if not self._lease_holders.get(name) and not self.is_in_use(name):
+            self._resign(queue, client)
+            return math.inf
         sent_at = process.clock.monotonic()
         renewal = queue.partition.heartbeat(
             queue.consumer(process.consumer),
@@ -403,6 +385,7 @@ class Heartbeat:
                 while queue.partition.resign(consumer, limit=CHUNK).run(client):
                     pass
                 self._forget(name)
+                self._process.data_loss.forget(name)
 
     def _abandon_unreachable(self) -> None:
         """Forget queues that this process consumes no more, while Redis does not answer: leases expire."""
@@ -433,7 +416,6 @@ class Heartbeat:
         self._overdue.discard(name)
         self._process.in_flight.forget_partition(name)
         self._process.in_doubt.forget_partition(name)
-        self._process.data_loss.forget(name)
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
