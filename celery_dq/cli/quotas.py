@@ -23,10 +23,16 @@ def quotas() -> None:
 @click.argument("tenant", required=False)
 @command
 def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
-    """Show the quota in force for TENANT; without TENANT the default, all own quotas, and paused tenants."""
+    """Show the quota in force for TENANT; without TENANT the default, all own quotas, and paused tenants.
+
+    Exit status 1: TENANT has no message and no quota of its own.
+    """
     require_queue(queue, dq.queues)
     if tenant is not None:
         quota = dq.quotas.get(queue, tenant)
+        unknown = unknown_tenant(dq, queue, tenant)
+        if unknown:
+            raise InvalidRequest(f"{unknown} The default would apply to it: {quota}.")
         show(as_json, quota, str(quota))
         return
     default, own, paused = dq.quotas.get(queue), dq.quotas.list(queue), dq.quotas.paused(queue)

@@ -133,7 +133,7 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
         ConfigurationError: The URL names no server for elections, or an option is unknown or has no effect.
     """
     scheme = urlsplit(url).scheme if url else ""
-    if url and scheme not in _SCHEMES:
+    if url and (scheme not in _SCHEMES or not url.startswith(f"{scheme}://")):
         raise ConfigurationError(
             f"dq_election = {url!r} names no election: give zookeeper://host:2181, redis://host/db, "
             "rediss://host/db, or '' for the broker"

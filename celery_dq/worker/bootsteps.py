@@ -85,6 +85,18 @@ def _dead_letter_unrunnable(consumer: Any) -> None:
 
     def on_unknown_task(body: Any, message: Any, exc: Any) -> Any:
         mark(message, f"unknown task: {exc}")
+        if isinstance(message, Message):
+            # Celery's own line says that the message is discarded.
+            logger.error(
+                "Task %s is not registered in this worker: its message %s becomes a dead letter of queue %s. "
+                "Deploy the task to the workers, then replay the message: celery dq dead replay %s %s",
+                exc,
+                message.message_id,
+                message.queue,
+                message.queue,
+                message.message_id,
+                extra={"event": "unknown_task_dead_lettered", "queue": message.queue},
+            )
         return unknown_task(body, message, exc)
 
     def on_invalid_task(body: Any, message: Any, exc: Any) -> Any:

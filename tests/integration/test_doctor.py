@@ -117,6 +117,14 @@ def test_a_tenant_callable_of_the_wrong_arity(make_app: MakeApp, wrong: Any) -> 
     assert "(args, kwargs)" in text
 
 
+def test_a_dedup_key_that_names_no_argument(make_app: MakeApp) -> None:
+    app = make_app("dq-redis://localhost/0")
+    app.task(shared=False, name="refresh")(dedup(key="{nope}")(work))
+    text = faults(check_settings(app))["E018"]
+    assert "refresh" in text
+    assert "nope" in text
+
+
 def test_the_tenants_of_tasks_on_a_broker_without(make_app: MakeApp) -> None:
     app = make_app("redis://localhost/0")
     app.task(shared=False, name="notify", tenant="{merchant}")(work)

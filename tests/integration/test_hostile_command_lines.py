@@ -91,6 +91,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("purge push", "Aborted"),
     ("quotas get pusj", "Did you mean 'push'?"),
     ("quotas get push \x01", "control characters"),
+    ("quotas get push acmee", "Did you mean 'acme'? The default would apply to it: "),
     ("quotas set push", "at least one"),
     ("quotas set pusj acme --rate 5", "Did you mean 'push'?"),
     ("quotas set push acme --rate fast", "from 0.000001 to 100000 per second"),

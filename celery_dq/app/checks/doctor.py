@@ -18,6 +18,7 @@ SETTINGS_CHECKS = (
     settings_checks.broker_scheme,
     settings_checks.client_libraries,
     settings_checks.tenant_options,
+    settings_checks.dedup_keys,
     settings_checks.tenants_and_quotas,
     settings_checks.elections,
     settings_checks.dedup,

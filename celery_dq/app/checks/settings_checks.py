@@ -11,6 +11,7 @@ from typing import Any
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
 from celery_dq.app.publishing.amqp import TenantRules
+from celery_dq.app.publishing.dedup_call import DedupRules
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError
@@ -80,6 +81,20 @@ def _tenant_option(rules: TenantRules, name: str) -> Iterator[Finding]:
         rules.rule(name)
     except (DQError, TypeError, ValueError) as exc:
         yield Finding("error", "E003", str(exc), "Mend the task's tenant option.")
+
+
+def dedup_keys(app: Any) -> Iterator[Finding]:
+    """Whether the dedup key of every task can be used."""
+    rules = DedupRules(app)
+    for name in sorted(app.tasks):
+        yield from _dedup_key(rules, name)
+
+
+def _dedup_key(rules: DedupRules, name: str) -> Iterator[Finding]:
+    try:
+        rules.find(name, None)
+    except (DQError, TypeError, ValueError) as exc:
+        yield Finding("error", "E018", str(exc), "Mend the task's dedup key.")
 
 
 def tenants_and_quotas(app: Any) -> Iterator[Finding]:
