@@ -3,8 +3,8 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check
-# Test files at a time. Most tests wait for servers and leases, so two processors do for three.
-JOBS ?= 3
+# Test files at a time. Most tests wait for servers and leases, so two processors do for four.
+JOBS ?= 4
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LEDGER_ARGS ?=
@@ -51,9 +51,9 @@ example-ledger: $(VENV)/stamp-example ## a ledger posted by elected workers, and
 
 test: lint types tests ## lint, types and the whole test suite
 
-tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" chooses, JOBS=4 runs four files at a time
+tests: $(VENV)/stamp-develop ## the test suite only; PYTEST_ARGS="-k quota" chooses, JOBS=2 runs two files at a time
 	$(PY) tests/provision.py
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 quick: $(VENV)/stamp-develop ## unit and architecture tests that need no server, within half a minute
 	$(PY) -m pytest -q $(QUICK) $(PYTEST_ARGS)

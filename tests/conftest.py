@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
@@ -30,6 +31,12 @@ def pytest_configure() -> None:
     checks = (*now.suppress_health_check, HealthCheck.too_slow)
     settings.register_profile("patient", now, deadline=None, suppress_health_check=checks)
     settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of few tests, which are the slow ones, so that a run ends with a short one."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path])
 
 
 @pytest.fixture(scope="session")
