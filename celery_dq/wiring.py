@@ -24,7 +24,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.dedup_locks_step:DedupLocksStep"),
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
-    ("consumer", "celery_dq.worker.prompt_stop:PromptStopStep"),
+    ("consumer", "celery_dq.worker.warm_shutdown:PromptStopStep"),
     ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
 )

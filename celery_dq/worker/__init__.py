@@ -3,7 +3,8 @@
 ``bootsteps``                        the boot steps on a tenant broker
 ``lifecycle``                        what the events of a task mean for its message
 ``capacity``, ``ready_requests``     how much the worker can take
-``prompt_stop``, ``rights_step``, ``unenforced``   stopping at once; checks at start
+``warm_shutdown``                    stopping at once, and what is released by whom
+``rights_step``, ``unenforced``      checks at start
 ``failed_tasks``                   tasks that were given up on
 ``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
 ``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``

@@ -1,4 +1,4 @@
-"""Docstrings and comments refer to names that exist."""
+"""Docstrings, comments and the architecture page refer to names and files that exist."""
 
 from __future__ import annotations
 
@@ -52,3 +52,32 @@ def test_a_reference_to_a_name_that_is_gone_is_seen() -> None:
         "celery_dq/wiring.py: :meth:`Keeper.ring`",
         "celery_dq/wiring.py: :class:`celery_dq.wiring.Wires`",
     ]
+
+
+#: A path or the name of a file of the package.
+FILE = re.compile(r"[\w/]*\w\.(?:py|lua)\b")
+
+
+def missing_files(text: str) -> list[str]:
+    """The files that a text names and the package does not have, by the end of their path."""
+    paths = [f"/{path.relative_to(PACKAGE)}" for path in PACKAGE.rglob("*") if path.suffix in (".py", ".lua")]
+    return sorted(
+        {name for name in FILE.findall(text) if not any(path.endswith(f"/{name}") for path in paths)}
+    )
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    text = (PACKAGE.parent / "docs" / "architecture.rst").read_text()
+    assert len(FILE.findall(text)) > 80
+    assert missing_files(text) == []
+    assert missing_files("``compat/prompt_stop.py`` and lua/push.lua") == ["compat/prompt_stop.py"]
+
+
+def test_docstrings_name_files_that_exist() -> None:
+    docstrings = "".join(
+        each
+        for path in PACKAGE.rglob("*.py")
+        for each in re.findall(r'"""(.*?)"""', path.read_text(), re.DOTALL)
+    )
+    # Files of the user, and the placeholder of an include.
+    assert missing_files(docstrings) == ["conftest.py", "include/name.lua", "manage.py"]
