@@ -6,6 +6,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.checks.doctor import check_server, check_settings
+from celery_dq.app.checks.finding import Finding
 from celery_dq.cli.output import command, show
 
 
@@ -16,7 +17,13 @@ def doctor(dq: DQ, as_json: bool) -> None:
     app = click.get_current_context().obj.app
     app.loader.import_default_modules()  # the tasks that a worker imports
     findings = [*check_settings(app), *check_server(app)]
-    lines = [f"{each.level.upper():8}{each.problem} {each.remedy}".rstrip() for each in findings]
-    show(as_json, findings, "\n".join(lines))
+    show(as_json, findings, "\n".join(map(_line, findings)))
     if any(each.level == "error" for each in findings):
         raise SystemExit(1)
+
+
+def _line(finding: Finding) -> str:
+    """Return the line of a finding; the code of a problem leads to the table in the documentation."""
+    problem = finding.problem if finding.problem.endswith(".") else f"{finding.problem}."
+    text = f"{finding.level.upper():8}{problem} {finding.remedy}".rstrip()
+    return text if finding.level == "ok" else f"{text} ({finding.code})"

@@ -151,6 +151,8 @@ def test_the_programs_of_the_readme_run(bin_path: dict[str, str], tmp_path: Path
         assert done.stdout == textwrap.dedent(printed[1])
 
 
+# Each command starts an interpreter.
+@pytest.mark.timeout(300)
 def test_the_tutorial_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
     worker: subprocess.Popen[str] | None = None
     shop = tmp_path / "shop.py"
