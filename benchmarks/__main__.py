@@ -26,6 +26,7 @@ from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
 from benchmarks.readme import write_figures
+from benchmarks.script_calls import script_calls
 from benchmarks.singleton import singleton
 from benchmarks.storm import storm
 from benchmarks.summary import summary
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "publishing": publishing,
     "commands": commands,
     "memory": memory,
+    "script_calls": script_calls,
     "quotas": quotas,
     "fairness": fairness,
     "quiet": quiet,

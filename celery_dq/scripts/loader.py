@@ -4,6 +4,14 @@ A script is one ``.lua`` file that opens with its contract: a summary, then the 
 :data:`SECTIONS`, all as comments. A line ``--@include name`` inserts the file ``include/name.lua``; an
 include that is named twice is inserted once, where it was named first.
 
+EVALSHA runs a file from its first line at every call, so each function that it defines takes time although
+most calls need few of them. A line ``--@uses name`` therefore inserts nothing: it makes what
+``include/name.lua`` defines in the table ``dq`` (``function dq.place(…)``, ``dq.LIMIT = 5``) known to the
+script. Such a statement runs when a call first reads its name. An include that has other statements, too,
+runs as a whole. What it includes itself is inserted into the script, and what it uses is known to the
+script, too. A line ``--@ready name …`` of a script runs the statements of these names at the start of each
+call, which is cheaper for names that most calls read.
+
 A script or an include lists in its section ``DERIVES`` only the keys that its own lines touch.
 :attr:`Contract.derives` of a loaded script also holds the keys of its includes.
 
@@ -14,9 +22,10 @@ text with EVAL, once. Code that uses a connection of its own sends ``Script.comm
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -28,7 +37,12 @@ Argument: TypeAlias = "str | bytes | int | float"
 
 SECTIONS = ("KEYS", "DERIVES", "ARGV", "RETURNS", "COST", "GUARANTEE")
 
-_INCLUDE = re.compile(r"^--@include[ \t]+(?P<name>\S*)[ \t]*(?:\n|\Z)", re.M)
+_DIRECTIVE = re.compile(r"^--@(?P<kind>include|uses)[ \t]+(?P<name>\S*)[ \t]*(?:\n|\Z)", re.M)
+_READY = re.compile(r"^--@ready[ \t]+(?P<names>.*)\n", re.M)
+_DEFINED = re.compile(r"^(?:function (dq\.\w+)\(|(dq\.[\w., ]+) = )", re.M)
+_READ = re.compile(r"(?<![\w.])dq\.(?P<name>\w+)")
+_CONTINUES = re.compile(r"--|\s|end\b|[})]|$")
+_COMMENT = re.compile(r"--.*")
 _ENTRY = re.compile(r"  (?P<name>\S.*?)(?::\s.*|\s\s+.*)?$")
 
 
@@ -182,6 +196,94 @@ class Script:
             return client.execute_command(*self.command(keys, args, full=True))
 
 
+#: The place of the library in a script, while the script is put together. The last one is where it begins.
+_LIBRARY = "\0"
+
+
+@dataclasses.dataclass
+class _Parts:
+    """The includes of a script: those that are inserted, and name -> text of those that it uses."""
+
+    inserted: set[str] = dataclasses.field(default_factory=set)
+    used: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _library(script: str, source: str, used: Mapping[str, str], ready: AbstractSet[str]) -> str:
+    """Return the text of the table ``dq``, which runs a statement of an include when its name is first read.
+
+    The statements stand in a function of their own, so their functions find each local of the script at once.
+    A function of the script itself searches the list of all locals that any function has named until then.
+    """
+    homes: dict[str, int] = {}
+    parts = [part for text in used.values() for part in _parts_of(text)]
+    for place, (names, _) in enumerate(parts):
+        for name in names:
+            if homes.setdefault(name, place) != place:
+                raise ScriptError(f"script {script!r}: dq.{name} is defined twice in its includes")
+    read = _names_read_by(source).union(*map(_names_read_by, used.values()))
+    if unknown := sorted(read - set(homes)):
+        raise ScriptError(f"script {script!r}: no include that it uses defines dq.{', dq.'.join(unknown)}")
+    if unknown := sorted(ready - set(homes)):
+        raise ScriptError(
+            f"script {script!r}: no include that it uses defines {', '.join(unknown)} (--@ready)"
+        )
+    # A table that is made with these names does not grow when they get their values.
+    slots = ", ".join(f"{name} = nil" for name in homes if name in ready)
+    first = "".join(parts[place][1] for place in sorted({homes[name] for name in ready}))
+    by_length: dict[int, str] = {}
+    for name in sorted(set(homes) - ready, key=lambda name: (len(name), name)):
+        test = f"if name == '{name}' then place = {homes[name]} end\n"
+        by_length[len(name)] = by_length.get(len(name), "") + test
+    later = {homes[name]: parts[homes[name]][1] for name in homes if name not in ready}
+    return (
+        f"local dq = {{{slots}}}\nsetmetatable(dq, {{__index = function(_, name)\n"
+        f"local length, place = #name, -1\n"
+        f"{_search('length', by_length)}{_search('place', later)}return rawget(dq, name)\nend}})\n"
+        f"do\nlocal function make()\n{first}end\nmake()\nend\n"
+    )
+
+
+# Most scripts use the same includes.
+@functools.lru_cache(maxsize=100)
+def _parts_of(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Return the statements of an include with the names that they define in ``dq``.
+
+    An include that has other statements is one part.
+    """
+    parts = [""]
+    for line in text.splitlines():
+        if _DEFINED.match(line):
+            parts.append("")
+        elif not _CONTINUES.match(line):
+            parts = ["", text]
+            break
+        parts[-1] += line + "\n"
+
+    def defined_by(part: str) -> tuple[str, ...]:
+        return tuple(name for found in _DEFINED.finditer(part) for name in _READ.findall(found[0]))
+
+    return tuple((defined_by(part), part) for part in parts[1:])
+
+
+@functools.lru_cache(maxsize=100)
+def _names_read_by(text: str) -> frozenset[str]:
+    """Return the names of ``dq`` that a text reads or defines."""
+    return frozenset(_READ.findall(_COMMENT.sub("", text)))
+
+
+def _search(variable: str, branches: Mapping[int, str]) -> str:
+    """Return statements that find the branch of a number in few steps. Its number may be none of them."""
+
+    def search(numbers: Sequence[int]) -> str:
+        if len(numbers) == 1:
+            return f"if {variable} == {numbers[0]} then\n{branches[numbers[0]]}end\n"
+        half = len(numbers) // 2
+        low, high = search(numbers[:half]), search(numbers[half:])
+        return f"if {variable} < {numbers[half]} then\n{low}else\n{high}end\n"
+
+    return search(sorted(branches)) if branches else ""
+
+
 class ScriptSet:
     """The scripts of one directory, which are all read when the set is made.
 
@@ -211,24 +313,34 @@ class ScriptSet:
 
     def _load(self, name: str) -> Script:
         own = self._read(name, (name,), self.directory / f"{name}.lua")
-        included: set[str] = set()
-        source = self._expand(own, (name,), included)
-        return Script(
-            name, source, Contract.parse(name, own, {each: self._includes[each] for each in included})
-        )
+        parts = _Parts()
+        source = self._expand(own, (name,), parts)
+        if parts.used:
+            ready = {each for found in _READY.finditer(own) for each in found["names"].split()}
+            before, behind = source.rsplit(_LIBRARY, 1)
+            source = before + _library(name, source, parts.used, ready) + behind
+        source = source.replace(_LIBRARY, "")
+        includes = {each: self._includes[each] for each in (*parts.inserted, *parts.used)}
+        return Script(name, source, Contract.parse(name, own, includes))
 
-    def _expand(self, source: str, chain: tuple[str, ...], seen: set[str]) -> str:
-        def included(found: re.Match[str]) -> str:
-            name = found["name"]
+    def _expand(self, source: str, chain: tuple[str, ...], parts: _Parts) -> str:
+        def expanded(found: re.Match[str]) -> str:
+            name, is_used = found["name"], found["kind"] == "uses"
             inner = (*chain, name)
             if name in chain[1:]:
                 raise ScriptError(f"script includes are circular: {' -> '.join(inner)}")
-            if name in seen:
-                return ""
-            seen.add(name)
-            return self._expand(self._include(name, inner), inner, seen) + "\n"
+            if name in parts.inserted or name in parts.used:
+                return _LIBRARY if is_used else ""
+            text = self._include(name, inner)
+            if not is_used:
+                parts.inserted.add(name)
+                return self._expand(text, inner, parts) + "\n"
+            directives = "".join(each[0] for each in _DIRECTIVE.finditer(text))
+            inserted = self._expand(directives, inner, parts)
+            parts.used[name] = _DIRECTIVE.sub("", text)
+            return inserted + _LIBRARY
 
-        return _INCLUDE.sub(included, source)
+        return _DIRECTIVE.sub(expanded, source)
 
     def _include(self, name: str, chain: tuple[str, ...]) -> str:
         if name not in self._includes:

@@ -102,6 +102,56 @@ def test_circle_is_reported_with_its_chain(folder: Path) -> None:
         ScriptSet(folder, "add")
 
 
+def test_an_include_that_is_used_runs_when_one_of_its_names_is_read(folder: Path, client: Any) -> None:
+    body = "--@uses b\n--@uses c\nif ARGV[1] == '1' then return dq.twice(4) end\nreturn 0\n"
+    write(folder, "add", CONTRACT + body)
+    write(folder, "include/a", "local one = 1")
+    write(
+        folder,
+        "include/b",
+        "--@include a\n--@uses c\nfunction dq.twice(n)\n  return n + n + one - one\nend\n",
+    )
+    write(folder, "include/c", "redis.call('INCR', KEYS[1])\nfunction dq.none() end\n")
+    script = ScriptSet(folder, "add")["add"]
+    assert script.source.count("local one = 1") == 1
+    assert [script.run(client, ["k"], [each]) for each in (0, 1)] == [0, 8]
+    assert client.exists("k") == 0
+
+
+def test_a_name_that_is_ready_is_not_looked_for(folder: Path, client: Any) -> None:
+    body = "--@uses b\n--@ready twice\nreturn rawget(dq, 'twice') and not rawget(dq, 'none') and dq.LIMIT\n"
+    write(folder, "add", CONTRACT + body)
+    twice = "-- Doubles.\nfunction dq.twice(n)\n  return n + n\nend\n\n"
+    write(folder, "include/b", twice + "dq.LIMIT, dq.MOST = 5, 6\nfunction dq.none() end\n")
+    assert ScriptSet(folder, "add")["add"].run(client, ["k"], []) == 5
+
+
+def test_every_name_of_an_include_is_found(folder: Path, client: Any) -> None:
+    names = [f"{'f' * length}{number}" for length in (1, 3, 4, 9) for number in range(5)]
+    write(
+        folder, "add", CONTRACT + "--@uses a\nreturn {" + ", ".join(f"dq.{each}()" for each in names) + "}\n"
+    )
+    functions = [f"function dq.{each}() return {place} end\n" for place, each in enumerate(names)]
+    write(folder, "include/a", "".join(functions))
+    assert ScriptSet(folder, "add")["add"].run(client, ["k"], []) == list(range(len(names)))
+
+
+@pytest.mark.parametrize(
+    ("body", "include", "refusal"),
+    [
+        ("return dq.thrice(1)", "function dq.twice() end", "no include that it uses defines dq.thrice"),
+        ("--@ready thrice", "function dq.twice() end", r"defines thrice \(--@ready\)"),
+        ("return 1", "function dq.twice() end\nfunction dq.twice() end", "dq.twice is defined twice"),
+        ("return 1", "--@uses a", "circular: add -> a -> a"),
+    ],
+)
+def test_a_library_that_does_not_fit_is_refused(folder: Path, body: str, include: str, refusal: str) -> None:
+    write(folder, "add", CONTRACT + f"--@uses a\n{body}\n")
+    write(folder, "include/a", f"{include}\n")
+    with pytest.raises(ScriptError, match=refusal):
+        ScriptSet(folder, "add")
+
+
 def test_include_may_be_called_like_the_script(folder: Path) -> None:
     write(folder, "add", CONTRACT + "--@include add\nreturn add()\n")
     write(folder, "include/add", "local function add() return 1 end")

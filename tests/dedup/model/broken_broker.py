@@ -240,8 +240,8 @@ BROKER = (
         "broker",
         "a claim starts nothing",
         "transport/redis/lua/claim.lua",
-        "if #delivery.started > 0 then fast_dedup().start",
-        "if false then fast_dedup().start",
+        "if #delivery.started > 0 then dq.fast_dedup().start",
+        "if false then dq.fast_dedup().start",
     ),
     # A message that is alone with its key takes a shorter path.
     Mutation(
@@ -297,15 +297,15 @@ BROKER = (
         "broker",
         "an expired head keeps its key",
         "transport/redis/lua/claim.lua",
-        "for i = 1, #serving.discarded do dedup().leave",
-        "for i = 1, 0 do dedup().leave",
+        "for i = 1, #serving.discarded do dq.dedup().leave",
+        "for i = 1, 0 do dq.dedup().leave",
     ),
     Mutation(
         "broker",
         "a dead head keeps its key",
         "transport/redis/lua/include/release.lua",
-        "for i = 1, #leaving do dedup().leave",
-        "for i = 1, 0 do dedup().leave",
+        "for i = 1, #leaving do dq.dedup().leave",
+        "for i = 1, 0 do dq.dedup().leave",
     ),
     Mutation(
         "broker",
@@ -318,7 +318,7 @@ BROKER = (
         "broker",
         "overdue heads are not looked for",
         "transport/redis/lua/include/promote.lua",
-        "state.evict > 0 and state.evict <= now and dedup().evict_overdue(limit) or 0",
+        "state.evict > 0 and state.evict <= now and dq.dedup().evict_overdue(limit) or 0",
         "0",
     ),
     Mutation(

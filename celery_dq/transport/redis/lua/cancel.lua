@@ -24,27 +24,27 @@
 --   A task that is pushed or released while it has a tombstone becomes a discard.
 --@include state
 --@include out_of_memory_guard
---@include record
---@include message_ids
---@include discard
---@include dedup
---@include tenant_placement
---@include wake
+--@uses record
+--@uses message_ids
+--@uses discard
+--@uses dedup
+--@uses tenant_placement
+--@uses wake
 local reason, ttl, n = ARGV[1], tonumber(ARGV[2]) * 1000, tonumber(ARGV[3])
 if n > 100 then return redis.error_reply('DQINVALID cancel: at most 100 tasks a call') end
 local RANK = {none = 0, tombstone = 1, discarded = 2, delayed = 3, waiting = 4, claimed = 5}
 local replies, found, tenants, seen, emptied, undelayed, tombstones = {}, {}, {}, {}, {}, {}, {}
 for i = 1, n do
-  local ids = ids_of(ARGV[i + 3])
+  local ids = dq.ids_of(ARGV[i + 3])
   local records = call('HMGET', P .. 'messages', unpack(ids))
   local reply = 'none'
   for j = 1, #ids do
     local id, record = ids[j], records[j]
     if record then
-      local priority, _, _, length = header(record)
-      local tenant = priority and tenant_name(record, length)
+      local priority, _, _, length = dq.header(record)
+      local tenant = priority and dq.tenant_name(record, length)
       local where = 'claimed'
-      if tenant then expand_singles({tenant}) end
+      if tenant then dq.expand_singles({tenant}) end
       if emptied[id] or undelayed[id] then
         where = 'discarded'
       elseif tenant and call('ZSCORE', P .. 'tenant:' .. tenant, id) then
@@ -59,7 +59,7 @@ for i = 1, n do
         found[#found + 1] = {id = id, tenant = tenant or '', reason = reason}
       elseif call('ZSCORE', P .. 'discards', id) then
         where = 'discarded'
-      elseif call('ZREM', P .. 'blocked', id) == 1 or dedup().unfollow(id) then
+      elseif call('ZREM', P .. 'blocked', id) == 1 or dq.dedup().unfollow(id) then
         where = 'waiting'
         found[#found + 1] = {id = id, tenant = tenant or '', reason = reason}
       end
@@ -74,13 +74,13 @@ for i = 1, n do
   replies[i] = reply
 end
 write('ZADD', P .. 'tombstones', tombstones)
-add_discards(found)
+dq.add_discards(found)
 if call('EXISTS', P .. 'dedup_members') == 1 then
-  for i = 1, #found do dedup().leave(found[i].id, false) end
+  for i = 1, #found do dq.dedup().leave(found[i].id, false) end
 end
 for id, tenant in pairs(emptied) do call('ZREM', P .. 'tenant:' .. tenant, id) end
 for id in pairs(undelayed) do call('ZREM', P .. 'delayed', id) end
-replace(tenants)
-wake()
+dq.replace(tenants)
+dq.wake()
 save()
 return replies

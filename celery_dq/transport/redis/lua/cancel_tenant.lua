@@ -17,24 +17,24 @@
 --   Delayed and in-flight messages are not changed.
 --@include state
 --@include out_of_memory_guard
---@include discard
---@include dedup
---@include tenant_placement
---@include wake
+--@uses discard
+--@uses dedup
+--@uses tenant_placement
+--@uses wake
 local tenant = ARGV[1]
 local key = P .. 'tenant:' .. tenant
-expand_singles({tenant})
+dq.expand_singles({tenant})
 local fast_dedup = call('EXISTS', P .. 'dedup_members') == 1
 local ids = call('ZRANGE', key, 0, math.min(tonumber(ARGV[3]), fast_dedup and 200 or 1000) - 1)
 if #ids == 0 then return {'0', '0'} end
 local found = {}
 for i = 1, #ids do found[i] = {id = ids[i], tenant = tenant, reason = ARGV[2]} end
-add_discards(found)
+dq.add_discards(found)
 if fast_dedup then
-  for i = 1, #ids do dedup().leave(ids[i], false) end
+  for i = 1, #ids do dq.dedup().leave(ids[i], false) end
 end
 call('ZREM', key, unpack(ids))
-replace({tenant})
-wake()
+dq.replace({tenant})
+dq.wake()
 save()
 return {tostring(#ids), tostring(call('ZCARD', key))}

@@ -5,6 +5,8 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   messages HASH
+--   delayed ZSET
+--   discards ZSET
 --   finish_tags ZSET
 --   limiter ZSET
 --   deliveries HASH
@@ -41,36 +43,44 @@
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
 --   becomes a discard and costs its tenant no turn.
 --@include state
+-- Before the includes, because the delivery begins with the claim number.
+read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 --@include out_of_memory_guard
---@include lease
---@include in_flight
---@include leader_lease
---@include promote
---@include delivery
---@include single_message_claims
---@include run_length
---@include fetch_ahead
---@include serve_tenant
---@include place_served
---@include claim_discards
---@include next_look
+--@uses lease
+--@uses in_flight
+--@uses leader_lease
+--@uses promote
+--@uses delivery
+--@uses single_message_claims
+--@uses run_length
+--@uses fetch_ahead
+--@uses serve_tenant
+--@uses place_served
+--@uses claim_discards
+--@uses next_look
+--@ready read_tags read_held pack_held is_fenced_out renew_lease line header is_keyed
+--@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
+--@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE = 128, 16
+local line, delivery = dq.line, dq.delivery
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
-local settled, stale_settled, behind = read_tags(consumer, 9)
-settle(consumer, settled)
-local finished, stale_finished = read_tags(consumer, behind)
-finish(consumer, finished)
-promote(PROMOTE)
+local settled, stale_settled, behind = dq.read_tags(consumer, 9)
+if #settled > 0 then dq.settle(consumer, settled) end
+local finished, stale_finished = dq.read_tags(consumer, behind)
+if #finished > 0 then dq.finish(consumer, finished) end
+-- Most partitions have none of these, which one command shows.
+local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
+if has_rare or dq.has_limits then dq.promote(PROMOTE) end
 
 local alive, last_claim = call('ZSCORE', P .. 'leases', consumer), string.format('%.0f', state.claim)
 local reply = delivery.reply
 reply[1], reply[2], reply[3], reply[4] = '0', '-1', tostring(stale_settled + stale_finished), '0'
 reply[5] = alive and '-1' or last_claim
-if is_fenced_out(consumer) or has_lost_leadership() then
+if dq.is_fenced_out(consumer) or (state.epoch > 0 and dq.has_lost_leadership()) then
   -- This consumer may have taken a wake-up that the leader needs.
-  wake()
+  dq.wake()
   save()
   reply[4], reply[5] = '2', last_claim
   return reply
@@ -78,48 +88,54 @@ end
 if state.epoch > 0 then state.leader = consumer end
 
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
-  suspects = ARGV[7] == '1', crashes_known = want > 0 and call('EXISTS', P .. 'deliveries') == 1,
+  suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
   chunk = math.max(want, 1), passes = 0, skips = 0, is_full = false, has_suspect = false, discarded = {},
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
-  if not serving.crashes_known then serve_singles(serving.chunk, want - delivery.count) end
-  local tenant = delivery.count < want and step_forward(serving.chunk)
+  if not serving.crashes_known then dq.serve_singles(serving.chunk, want - delivery.count) end
+  local tenant = delivery.count < want and dq.step_forward(serving.chunk)
   if not tenant then break end
   if not line.fetched and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
-    fetch_ahead(tenant, want - delivery.count)
+    dq.fetch_ahead(tenant, want - delivery.count)
   end
   local quota = tenant.quota
-  if place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
-    local follower = first_in_line(serving.chunk)
-    serve_tenant(serving, tenant, run_length(tenant, follower, want - delivery.count, serving.free))
-    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then line_up(tenant) end
+  if dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
+    local follower = dq.first_in_line(serving.chunk)
+    dq.serve_tenant(serving, tenant, dq.run_length(tenant, follower, want - delivery.count, serving.free))
+    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then dq.line_up(tenant) end
   end
 end
 
 -- The lease is written first, because messages of a consumer without a lease are never reaped. Then the messages are
 -- written under the consumer's name, and at last they are removed from where they waited.
-renew_lease(consumer, alive, tonumber(ARGV[2]))
-write_delivered(consumer)
-add_discards(serving.discarded)
-place_served()
+dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
+dq.write_delivered(consumer)
+if #serving.discarded > 0 then
+  dq.add_discards(serving.discarded)
+  has_rare = true
+end
+dq.place_served()
 write('HDEL', P .. 'messages', serving.unreadable)
 write('HDEL', P .. 'deliveries', serving.unreadable)
-if #delivery.started > 0 then fast_dedup().start(delivery.started, delivery.number) end
+if #delivery.started > 0 then dq.fast_dedup().start(delivery.started, delivery.number) end
 if #serving.discarded > 0 and call('EXISTS', P .. 'dedup_members') == 1 then
-  for i = 1, #serving.discarded do dedup().leave(serving.discarded[i].id, false) end
+  for i = 1, #serving.discarded do dq.dedup().leave(serving.discarded[i].id, false) end
 end
 -- A message that may crash its worker is delivered alone.
-if most_discards > 0 and not serving.has_suspect then claim_discards(most_discards, consumer) end
+if has_rare and most_discards > 0 and not serving.has_suspect then dq.claim_discards(most_discards, consumer) end
 if delivery.count > 0 then
   state.claim = delivery.number
   state.held = state.held + delivery.count
 end
-close_busy_period()
-collect(P .. 'finish_tags', text(state.v), PROMOTE)
-collect(P .. 'limiter', now, PROMOTE)
+local is_busy = dq.close_busy_period()
+if dq.has_limits then
+  collect(P .. 'finish_tags', text(state.v), PROMOTE)
+  collect(P .. 'limiter', now, PROMOTE)
+end
 
-local is_more, look_in = plan_next_look(consumer, ARGV[5] == '1' or (ARGV[5] == '0' and delivery.count == 0))
+local may_keep = ARGV[5] == '1' or (ARGV[5] == '0' and delivery.count == 0)
+local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
 if serving.has_suspect then reply[4] = '1' end

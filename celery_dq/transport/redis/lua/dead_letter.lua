@@ -21,20 +21,20 @@
 --   The dead letter is written before the message is deleted.
 --@include state
 --@include out_of_memory_guard
---@include dead_letter
---@include in_flight
---@include wake
+--@uses dead_letter
+--@uses in_flight
+--@uses wake
 local consumer, id = ARGV[1], ARGV[3]
-local entry = not is_fenced_out(consumer) and call('HGET', P .. 'held:' .. consumer, id)
-entry = entry and read_held(id, entry)
+local entry = not dq.is_fenced_out(consumer) and call('HGET', P .. 'held:' .. consumer, id)
+entry = entry and dq.read_held(id, entry)
 if not entry or entry.claim ~= tonumber(ARGV[2]) then return 0 end
 local record = ARGV[6]
 if record == '' then
   record = call('HGET', P .. 'messages', id)
-  if not record or is_settled_mark(record) then return -1 end
+  if not record or dq.is_settled_mark(record) then return -1 end
 end
-store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
-finish(consumer, {entry})
-wake()
+dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
+dq.finish(consumer, {entry})
+dq.wake()
 save()
 return 1

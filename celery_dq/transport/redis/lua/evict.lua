@@ -14,11 +14,11 @@
 -- GUARANTEE
 --   The message itself stays where it is, waiting or running, and has no lock any more.
 --@include state
---@include dedup
---@include wake
-local head = dedup().evict(fast_dedup().scope_of(ARGV[1], ARGV[2]))
+--@uses dedup
+--@uses wake
+local head = dq.dedup().evict(dq.fast_dedup().scope_of(ARGV[1], ARGV[2]))
 if head then
-  wake()
+  dq.wake()
   save()
 end
 return head or ''

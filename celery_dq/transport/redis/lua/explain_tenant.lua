@@ -22,12 +22,12 @@
 -- GUARANTEE
 --   Reads only.
 --@include state
---@include quota
---@include single_message
+--@uses quota
+--@uses single_message
 local tenant = ARGV[1]
-local quota = quotas_of({tenant})[1]
+local quota = dq.quotas_of({tenant})[1]
 local key = P .. 'tenant:' .. tenant
-local single = singles_of({tenant})[1]
+local single = dq.singles_of({tenant})[1]
 local waiting = single and 1 or call('ZCARD', key)
 local reply = {
   'place', 'idle', 'waiting', tostring(waiting), 'slots', call('HGET', P .. 'running', tenant) or '0',
@@ -52,5 +52,5 @@ for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused'}) do
     end
   end
 end
-if waiting > 0 then add('oldest', single and read_single(single) or call('ZRANGE', key, 0, 0)[1]) end
+if waiting > 0 then add('oldest', single and dq.read_single(single) or call('ZRANGE', key, 0, 0)[1]) end
 return reply

@@ -19,9 +19,9 @@
 --   released message has its old place and counts one delivery; settled messages are dropped.
 --@include state
 --@include out_of_memory_guard
---@include fencing
---@include reap
---@include wake
+--@uses fencing
+--@uses reap
+--@uses wake
 local token, limit = tonumber(ARGV[1]), math.min(tonumber(ARGV[2]), 1000)
 if not token or token < 1 or token ~= math.floor(token) then
   return redis.error_reply('DQINVALID fence: token must be a whole number above 0')
@@ -32,15 +32,15 @@ call('HSET', KEYS[1], 'epoch', token)
 local others = call('ZRANGEBYSCORE', P .. 'leases', string.format('(%.0f', now), '+inf', 'LIMIT', 0, limit)
 local lost = {}
 for i = 1, #others do
-  if is_fenced_out(others[i]) then
+  if dq.is_fenced_out(others[i]) then
     -- Not 0, which marks a consumer that was renamed while it was reaped.
     lost[#lost + 1] = 1
     lost[#lost + 1] = others[i]
   end
 end
 write('ZADD', P .. 'leases', lost)
-reap(limit, tonumber(ARGV[3]))
+dq.reap(limit, tonumber(ARGV[3]))
 local left = call('ZCOUNT', P .. 'leases', '-inf', now)
-wake()
+dq.wake()
 save()
 return {'1', string.format('%.0f', token), string.format('%.0f', left)}

@@ -11,17 +11,18 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   some 15 commands, and one per tenant that was at its concurrency
+--   some 10 commands, and one per tenant that was at its concurrency
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message is deleted.
 --@include state
---@include out_of_memory_guard
---@include in_flight
---@include wake
-local entries, stale = read_tags(ARGV[1], 2)
+--@uses in_flight
+--@uses wake
+--@ready read_tags is_fenced_out read_held finish erase free_slots
+read_state('epoch', 'held')
+local entries, stale = dq.read_tags(ARGV[1], 2)
 if #entries > 0 then
-  finish(ARGV[1], entries)
-  wake()
+  -- Its first write deletes messages, so the script also runs on a server that is out of memory.
+  if dq.finish(ARGV[1], entries) then dq.wake() end
   save()
 end
 return stale

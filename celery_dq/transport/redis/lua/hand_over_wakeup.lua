@@ -17,12 +17,13 @@
 --   wake-up. Only the look of the named consumer is given up, so a consumer names only itself.
 --@include state
 --@include out_of_memory_guard
---@include promote
---@include wake
+--@uses promote
+--@uses wake
+--@ready promote wake next_due
 if state.next_look_owner == ARGV[1] then state.next_look_owner = '' end
-promote(128)
-wake()
+dq.promote(128)
+dq.wake()
 save()
 if call('EXISTS', P .. 'turn', P .. 'discards') > 0 then return 1 end
-local due = next_due()
+local due = dq.next_due()
 return due and due <= now and 1 or 0

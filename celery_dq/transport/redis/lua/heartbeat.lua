@@ -28,20 +28,22 @@
 --   halfway before.
 --@include state
 --@include out_of_memory_guard
---@include lease
---@include promote
---@include reap
---@include recount
---@include wake
+--@uses lease
+--@uses promote
+--@uses reap
+--@uses recount
+--@uses wake
+--@ready is_fenced_out renew_lease reap_grace_of wake next_due
+read_state('epoch', 'claim', 'held', 'v', 'evict')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if is_fenced_out(consumer) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
+if dq.is_fenced_out(consumer) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
-renew_lease(consumer, alive, tonumber(ARGV[2]))
-local grace = reap_grace_of(consumer)
+dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
+local grace = dq.reap_grace_of(consumer)
 local reaped, report = 0, {}
-if grace == 0 then reaped, report = reap(limit, tonumber(ARGV[4])) end
-promote(limit)
-if limit > 0 then recount_held() end
+if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end
+dq.promote(limit)
+if limit > 0 then dq.recount_held() end
 collect(P .. 'finish_tags', text(state.v), limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
@@ -53,6 +55,6 @@ elseif limit > 0 then
   local first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')
   next_end = string.format('%.0f', tonumber(first[2]) - now)
 end
-wake()
+dq.wake()
 save()
 return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, unpack(report)}

@@ -27,9 +27,9 @@
 -- GUARANTEE
 --   Reads only.
 --@include state
---@include record
---@include message_ids
---@include in_flight
+--@uses record
+--@uses message_ids
+--@uses in_flight
 local reply = {}
 local function add(name, value)
   reply[#reply + 1] = name
@@ -41,16 +41,16 @@ local function holder_of(id)
   local consumers = call('ZRANGE', P .. 'leases', 0, 999)
   for i = 1, #consumers do
     local entry = call('HGET', P .. 'held:' .. consumers[i], id)
-    if entry then return consumers[i], read_held(id, entry) end
+    if entry then return consumers[i], dq.read_held(id, entry) end
   end
 end
 
 local function describe(id, record)
-  local priority, due, _, length = header(record)
-  local tenant = priority and tenant_name(record, length)
-  local single = tenant and singles_of({tenant})[1]
+  local priority, due, _, length = dq.header(record)
+  local tenant = priority and dq.tenant_name(record, length)
+  local single = tenant and dq.singles_of({tenant})[1]
   local place = tenant and call('ZRANK', P .. 'tenant:' .. tenant, id)
-  if single and read_single(single) == id then place = 0 end
+  if single and dq.read_single(single) == id then place = 0 end
   if place then
     add('state', 'waiting')
     add('ahead', digits(place))
@@ -67,7 +67,7 @@ local function describe(id, record)
     add('state', 'following')
   else
     local consumer, entry = holder_of(id)
-    add('state', is_settled_mark(record) and 'settled' or 'claimed')
+    add('state', dq.is_settled_mark(record) and 'settled' or 'claimed')
     if consumer then
       tenant = entry.tenant
       add('consumer', consumer)
@@ -79,7 +79,7 @@ local function describe(id, record)
   add('deliveries', call('HGET', P .. 'deliveries', id) or '0')
 end
 
-local ids = ids_of(ARGV[1])
+local ids = dq.ids_of(ARGV[1])
 local records = call('HMGET', P .. 'messages', unpack(ids))
 for i = 1, #ids do
   if records[i] then

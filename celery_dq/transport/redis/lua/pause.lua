@@ -14,8 +14,8 @@
 -- GUARANTEE
 --   A tenant that is paused again keeps the time since when it is. In-flight messages are not changed.
 --@include state
---@include tenant_placement
---@include wake
+--@uses tenant_placement
+--@uses wake
 local tenant, paused = ARGV[1], ARGV[2]
 local changed
 if paused == '1' then
@@ -25,7 +25,7 @@ elseif paused == '0' then
 else
   return redis.error_reply('DQINVALID pause: paused must be 1 or 0')
 end
-replace({tenant})
-wake()
+dq.replace({tenant})
+dq.wake()
 save()
 return changed

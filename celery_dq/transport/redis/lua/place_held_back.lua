@@ -15,8 +15,8 @@
 --   Harmless at any time.
 --@include state
 --@include out_of_memory_guard
---@include apply_quota
---@include wake
+--@uses apply_quota
+--@uses wake
 local tenants, seen = {}, {}
 for i = 1, tonumber(ARGV[1]) do
   local tenant = ARGV[i + 1]
@@ -24,8 +24,8 @@ for i = 1, tonumber(ARGV[1]) do
   seen[tenant] = true
 end
 if #tenants > 0 then
-  apply_quota(tenants)
-  wake()
+  dq.apply_quota(tenants)
+  dq.wake()
   save()
 end
 return 1

@@ -27,10 +27,10 @@
 --   No key holds any part of a purged message.
 --@include state
 --@include out_of_memory_guard
---@include tenant_placement
---@include dedup
---@include discard
---@include wake
+--@uses tenant_placement
+--@uses dedup
+--@uses discard
+--@uses wake
 local MOST, MOST_KEYED, TENANTS = 1000, 200, 100
 local removed = {}
 local fast_dedup = call('EXISTS', P .. 'dedup_locks', P .. 'following') > 0
@@ -49,7 +49,7 @@ for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused'}) do
   local left = math.min(limit - #removed, TENANTS - #tenants)
   if left > 0 then
     local standing = call('ZRANGE', P .. place, 0, left - 1)
-    expand_singles(standing)
+    dq.expand_singles(standing)
     for i = 1, #standing do
       if #removed < limit then
         remove_from(P .. 'tenant:' .. standing[i])
@@ -61,24 +61,24 @@ end
 if #removed < limit then remove_from(P .. 'delayed') end
 if #removed < limit then
   remove_from(P .. 'discards')
-  tidy_discards(limit)
+  dq.tidy_discards(limit)
 end
 if #removed < limit then remove_from(P .. 'blocked') end
 if #removed < limit and call('EXISTS', P .. 'following') == 1 then
   local ids = call('HRANDFIELD', P .. 'following', limit - #removed)
-  for i = 1, #ids do dedup().unfollow(ids[i]) end
+  for i = 1, #ids do dq.dedup().unfollow(ids[i]) end
   call('HDEL', P .. 'messages', unpack(ids))
   call('HDEL', P .. 'deliveries', unpack(ids))
   for i = 1, #ids do removed[#removed + 1] = ids[i] end
 end
 if fast_dedup then
   for i = 1, #removed do
-    dedup().leave(removed[i], false)
+    dq.dedup().leave(removed[i], false)
     call('UNLINK', P .. 'followers:' .. removed[i])
   end
 end
-replace(tenants)
-wake()
+dq.replace(tenants)
+dq.wake()
 save()
 local more = call('EXISTS', P .. 'turn', P .. 'throttled', P .. 'at_concurrency', P .. 'paused', P .. 'delayed',
   P .. 'discards', P .. 'blocked', P .. 'following')

@@ -6,6 +6,7 @@
 -- DERIVES
 --   messages HASH
 --   tombstones ZSET
+--   dead HASH
 --   producer:<producer> STRING
 -- ARGV
 --   producer: the producer that numbers the messages; '' for none
@@ -28,12 +29,15 @@
 --   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
 --   task id of a message that the leader holds takes the place of that one.
 --@include state
---@include record
---@include unique_ids
---@include accept
---@include retry_of
---@include dedup
---@include wake
+--@uses record
+--@uses unique_ids
+--@uses accept
+--@uses retry_of
+--@uses dedup
+--@uses wake
+--@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
+--@ready add_waiting newcomers with_backlog pack_single enter_turn
+--@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
 local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 if not count or count > 1000 or #ARGV ~= 5 + 3 * count then
   return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
@@ -46,26 +50,27 @@ if not wall or not (wall >= 0 and wall < 9e15) then
   return redis.error_reply('DQINVALID push: wall_us must be from 0 to 9e15')
 end
 
+read_state('epoch', 'seq', 'v', 'floor', 'head')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
 for i = 1, count do
   local at = 3 + 3 * i
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
-  local priority, due, _, tenant = header(record)
+  local priority, due, _, tenant = dq.header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  if is_counted(record) then
-    due = math.min(math.max(due + now - wall, 1), LATEST)
-    record = with_due(record, due)
+  if dq.is_counted(record) then
+    due = math.min(math.max(due + now - wall, 1), dq.LATEST)
+    record = dq.with_due(record, due)
   end
-  local section = is_keyed(record) and fast_dedup().section_of(record)
-  if is_keyed(record) and not section then
+  local section = dq.is_keyed(record) and dq.fast_dedup().section_of(record)
+  if dq.is_keyed(record) and not section then
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
   if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end
   if producer ~= '' and sequence <= last then
     replies[i] = '0' .. ARGV[at + 1]
-    if section then seen[#seen + 1] = {i, ARGV[at + 1], tenant_name(record, tenant), section} end
+    if section then seen[#seen + 1] = {i, ARGV[at + 1], dq.tenant_name(record, tenant), section} end
   else
     if producer ~= '' and sequence <= highest then
       return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
@@ -73,27 +78,29 @@ for i = 1, count do
     highest = math.max(highest, sequence)
     ids[#ids + 1] = ARGV[at + 1]
     order[#order + 1] = i
-    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = tenant_name(record, tenant),
+    messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = dq.tenant_name(record, tenant),
       section = section}
   end
 end
 for i = 1, #seen do
   local at, task, tenant, section = unpack(seen[i])
   -- The answer to the first attempt was lost, so this is the present state.
-  local c = call('HEXISTS', P .. 'messages', plain_id(task)) == 0
-    and dedup().read_lock(fast_dedup().scope_of(tenant, section.key))
+  local c = call('HEXISTS', P .. 'messages', dq.plain_id(task)) == 0
+    and dq.dedup().read_lock(dq.fast_dedup().scope_of(tenant, section.key))
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
 
 state.head = head
 local tombstones = {}
-if call('EXISTS', P .. 'tombstones') == 1 then
+local has_past = call('EXISTS', P .. 'tombstones', P .. 'dead') > 0
+if has_past then
   local bases = {}
-  for i = 1, #ids do bases[i] = plain_id(ids[i]) end
+  for i = 1, #ids do bases[i] = dq.plain_id(ids[i]) end
   tombstones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
 end
-local unique, places = unique_ids(ids), places_of_retried(ids)
+local unique = dq.unique_ids(ids, has_past)
+local places = state.epoch > 0 and dq.places_of_retried(ids) or {}
 for i = 1, #messages do
   local message = messages[i]
   message.id = unique[i]
@@ -101,12 +108,12 @@ for i = 1, #messages do
   if tombstones[i] and tonumber(tombstones[i]) > now then message.reason = 'cancelled' end
   replies[order[i]] = (message.reason and '2' or '1') .. message.id
 end
-local CODES = {accept = '1', block = '4', follow = '5', decline = '3', refuse = '6'}
 local turned_away = 0
 for i = 1, #messages do
   local message = messages[i]
   if message.section and not message.reason then
-    local verdict, ahead, replaced = fast_dedup().admit(message)
+    local CODES = {accept = '1', block = '4', follow = '5', decline = '3', refuse = '6'}
+    local verdict, ahead, replaced = dq.fast_dedup().admit(message)
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end
@@ -120,8 +127,8 @@ if turned_away > 0 then
   end
   messages = kept
 end
-accept(messages)
+local is_ready = dq.accept(messages)
 if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
-wake()
+dq.wake(is_ready)
 save()
 return replies

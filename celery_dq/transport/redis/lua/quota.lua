@@ -16,8 +16,8 @@
 --   placed from then on; `place` applies it to tenants with backlog.
 --@include state
 --@include out_of_memory_guard
---@include apply_quota
---@include wake
+--@uses apply_quota
+--@uses wake
 local field, packed = ARGV[1], ARGV[2]
 local tenant = string.match(field, '^t:(.*)$')
 if not (tenant or field == 'default') then
@@ -25,14 +25,14 @@ if not (tenant or field == 'default') then
 end
 if packed == '' then
   call('HDEL', P .. 'quotas', field)
-elseif read_quota(packed, field) then
+elseif dq.read_quota(packed, field) then
   call('HSET', P .. 'quotas', field, packed)
 else
   return redis.error_reply('DQINVALID quota: the packed quota cannot be read')
 end
 if tenant then
-  apply_quota({tenant})
-  wake()
+  dq.apply_quota({tenant})
+  dq.wake()
   save()
 end
 return 1

@@ -20,16 +20,19 @@
 --   discard. Any other message has its old score, and so its old place.
 --@include state
 --@include out_of_memory_guard
---@include release
---@include wake
+--@uses release
+--@uses wake
+--@ready read_tags is_fenced_out read_held release_messages expand_singles singles_of free_slots enter_new newcomers
+--@ready replace standing_of quotas_of place_of close_busy_period erase wake
 local mode = ARGV[2]
 if mode ~= 'unstarted' and mode ~= 'requeue' and mode ~= 'crashed' then
   return redis.error_reply('DQINVALID release: mode must be unstarted, requeue or crashed')
 end
-local entries, stale = read_tags(ARGV[1], 5)
+read_state('epoch', 'held', 'v', 'floor')
+local entries, stale = dq.read_tags(ARGV[1], 5)
 if #entries > 0 then
-  release_messages(ARGV[1], entries, mode, tonumber(ARGV[3]), ARGV[4])
-  wake()
+  dq.release_messages(ARGV[1], entries, mode, tonumber(ARGV[3]), ARGV[4])
+  dq.wake()
   save()
 end
 return stale

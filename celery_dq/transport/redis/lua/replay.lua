@@ -18,24 +18,24 @@
 -- GUARANTEE
 --   The new message is stored before the dead letter is deleted. It runs even if its task has a tombstone.
 --@include state
---@include record
---@include unique_ids
---@include accept
---@include wake
+--@uses record
+--@uses unique_ids
+--@uses accept
+--@uses wake
 local id, record = ARGV[1], ARGV[2]
 local kept = call('HGET', P .. 'dead', id)
 if not kept then return '0' end
 if record == '' then record = kept end
-local priority, due, _, tenant = header(record)
+local priority, due, _, tenant = dq.header(record)
 if not priority then return redis.error_reply('DQINVALID replay: the record cannot be read') end
 state.head = tonumber(ARGV[3])
 -- The new message gets the id of the dead letter, unless another message has it.
 local new = id
-if call('HEXISTS', P .. 'messages', id) == 1 then new = second_id(id) end
-accept({{id = new, record = record, priority = priority, due = due, tenant = tenant_name(record, tenant)}})
+if call('HEXISTS', P .. 'messages', id) == 1 then new = dq.second_id(id) end
+local is_ready = dq.accept({{id = new, record = record, priority = priority, due = due, tenant = dq.tenant_name(record, tenant)}})
 call('HDEL', P .. 'dead', id)
 call('HDEL', P .. 'dead_info', id)
 call('ZREM', P .. 'dead_index', id)
-wake()
+dq.wake(is_ready)
 save()
 return '1' .. new

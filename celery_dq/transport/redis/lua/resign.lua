@@ -16,15 +16,15 @@
 --   No delivery is counted; permits and turns are given back. Settled messages are dropped.
 --@include state
 --@include out_of_memory_guard
---@include release
---@include wake
+--@uses release
+--@uses wake
 local consumer = ARGV[1]
-release_messages(consumer, some_held(consumer, math.min(tonumber(ARGV[2]), 1000)), 'unstarted', 0, '')
+dq.release_messages(consumer, dq.some_held(consumer, math.min(tonumber(ARGV[2]), 1000)), 'unstarted', 0, '')
 local left = call('HLEN', P .. 'held:' .. consumer)
 if left == 0 then
   call('ZREM', P .. 'leases', consumer)
   if state.next_look_owner == consumer then state.next_look_owner = '' end
 end
-wake()
+dq.wake()
 save()
 return left

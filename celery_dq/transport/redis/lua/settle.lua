@@ -11,12 +11,13 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   five commands
+--   six commands
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once.
 --@include state
 --@include out_of_memory_guard
---@include in_flight
-local entries, stale = read_tags(ARGV[1], 2)
-settle(ARGV[1], entries)
+--@uses in_flight
+--@ready read_tags is_fenced_out read_held settle pack_held
+local entries, stale = dq.read_tags(ARGV[1], 2)
+dq.settle(ARGV[1], entries)
 return stale

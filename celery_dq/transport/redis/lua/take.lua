@@ -24,32 +24,34 @@
 --   rate, so release it with the mode 'requeue'. A delayed message that is released is delayed again. A message with a
 --   dedup key counts as running there, too: a later message of its key waits behind it and does not replace it.
 --@include state
---@include record
---@include delivery
---@include wake
+--@include held_flags
+--@uses record
+--@uses delivery
+--@uses wake
 local consumer, n = ARGV[1], tonumber(ARGV[3])
+local delivery = dq.delivery
 local ids, named = {}, {}
 for i = 1, n do
   local id = ARGV[3 + i]
   if not named[id] then ids[#ids + 1] = id end
   named[id] = true
 end
-if #ids == 0 or is_fenced_out(consumer) then return {} end
+if #ids == 0 or dq.is_fenced_out(consumer) then return {} end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local delayed, tenants, names, more = {}, {}, {}, {}
 for i = 1, #ids do
   local id, record = ids[i], records[i]
-  local priority, due, _, length = header(record)
-  local tenant = priority and tenant_name(record, length)
-  if priority then expand_singles({tenant}) end
+  local priority, due, _, length = dq.header(record)
+  local tenant = priority and dq.tenant_name(record, length)
+  if priority then dq.expand_singles({tenant}) end
   local score, flags = priority and call('ZSCORE', P .. 'tenant:' .. tenant, id), 0
   if priority and not score and call('ZSCORE', P .. 'delayed', id) then
     delayed[#delayed + 1] = id
     score, flags = due - priority * state.head, EARLY
   end
   if score then
-    deliver(id, tonumber(score), flags, 0, tenant, '0', '', record)
+    dq.deliver(id, tonumber(score), flags, 0, tenant, '0', '', record)
     if not more[tenant] then
       more[tenant] = {}
       names[#names + 1] = tenant
@@ -64,14 +66,14 @@ if delivery.count == 0 then return {} end
 state.claim = delivery.number
 state.held = state.held + delivery.count
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
-write_delivered(consumer)
+dq.write_delivered(consumer)
 for i = 1, #names do
   call('HINCRBY', P .. 'running', names[i], tenants[names[i]])
   call('ZREM', P .. 'tenant:' .. names[i], unpack(more[names[i]]))
 end
 write('ZREM', P .. 'delayed', delayed)
-if #delivery.started > 0 then fast_dedup().start(delivery.started, delivery.number) end
-replace(names)
-wake()
+if #delivery.started > 0 then dq.fast_dedup().start(delivery.started, delivery.number) end
+dq.replace(names)
+dq.wake()
 save()
 return delivery.reply

@@ -5,12 +5,13 @@
 --   delayed ZSET
 --   blocked ZSET
 --@include state
---@include tenant_placement
---@include discard
+--@uses tenant_placement
+--@uses discard
 -- Stores messages {id, record, priority, due, tenant, reason, score}: the records first, then the places where they
 -- wait. A message with a reason becomes a discard. A `blocked` message waits behind the lock of its dedup key, a
 -- `following` one for the result of another message. A message with a score waits under it, even if it is not due.
-local function accept(messages)
+-- Returns whether one of them may be served for sure.
+function dq.accept(messages)
   local records, delayed, discards, blocked = {}, {}, {}, {}
   local tenants, waiting = {}, {}
   for i = 1, #messages do
@@ -37,8 +38,8 @@ local function accept(messages)
     end
   end
   write('HSET', P .. 'messages', records)
-  add_discards(discards)
+  if #discards > 0 then dq.add_discards(discards) end
   write('ZADD', P .. 'delayed', delayed)
   write('ZADD', P .. 'blocked', blocked)
-  add_waiting(tenants, waiting)
+  return dq.add_waiting(tenants, waiting)
 end

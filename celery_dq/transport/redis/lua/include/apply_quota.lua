@@ -3,10 +3,10 @@
 -- DERIVES
 --   limiter ZSET
 --@include state
---@include tenant_placement
+--@uses tenant_placement
 -- No tenant waits longer for its next message than its new burst allows, and each is placed where it belongs.
-local function apply_quota(tenants)
-  local quotas = quotas_of(tenants)
+function dq.apply_quota(tenants)
+  local quotas = dq.quotas_of(tenants)
   local arrivals = call('ZMSCORE', P .. 'limiter', unpack(tenants))
   local sooner, none = {}, {}
   for i = 1, #tenants do
@@ -22,5 +22,5 @@ local function apply_quota(tenants)
   end
   write('ZADD', P .. 'limiter', sooner)
   write('ZREM', P .. 'limiter', none)
-  replace(tenants)
+  dq.replace(tenants)
 end

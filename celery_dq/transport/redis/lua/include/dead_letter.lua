@@ -5,10 +5,10 @@
 --   dead_info HASH
 --   dead_index ZSET
 --@include state
---@include record
+--@uses record
 -- Stores a record as a dead letter. The time is formatted here, because the JSON encoder would round it.
-local function store_dead_letter(id, record, reason, worker, deliveries, tenant)
-  local task = header(record) and task_name(record) or ''
+function dq.store_dead_letter(id, record, reason, worker, deliveries, tenant)
+  local task = dq.header(record) and dq.task_name(record) or ''
   local info = string.format('{"reason":%s,"worker":%s,"at":%.0f,"deliveries":%.0f,"tenant":%s,"task":%s}',
     cjson.encode(reason), cjson.encode(worker), now, deliveries, cjson.encode(tenant), cjson.encode(task))
   call('HSET', P .. 'dead', id, record)

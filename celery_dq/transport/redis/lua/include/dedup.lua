@@ -13,8 +13,8 @@
 --   evictions ZSET
 --   verdicts HASH
 --   evicted CHANNEL
---@include dedup_fast_path
---@include discard
+--@uses dedup_fast_path
+--@uses discard
 -- The rules are those of the machine in `celery_dq/dedup/machine.py`. A lock lasts as long as its message, so a
 -- script that ends or returns a message with a key calls these functions. Messages without a key cost no command.
 --
@@ -24,7 +24,7 @@
 -- message ends.
 local function make_dedup()
   local MAX_FOLLOWERS = 1000
-  local section_of, scope_of, admitted = fast_dedup().section_of, fast_dedup().scope_of, fast_dedup().admitted
+  local section_of, scope_of, admitted = dq.fast_dedup().section_of, dq.fast_dedup().scope_of, dq.fast_dedup().admitted
 
   -- The same section with its flags by name.
   local function with_flags(section)
@@ -70,13 +70,13 @@ local function make_dedup()
   -- Moves a blocked message to the place where it would have waited.
   local function unblock(id)
     local score, record = call('ZSCORE', P .. 'blocked', id), call('HGET', P .. 'messages', id)
-    local priority, due, _, length = header(record)
+    local priority, due, _, length = dq.header(record)
     if score and priority then
       if due > now then
         call('ZADD', P .. 'delayed', due, id)
       else
-        local tenant = tenant_name(record, length)
-        add_waiting({tenant}, {[tenant] = {tonumber(score), id}})
+        local tenant = dq.tenant_name(record, length)
+        dq.add_waiting({tenant}, {[tenant] = {tonumber(score), id}})
       end
     end
     call('ZREM', P .. 'blocked', id)
@@ -133,7 +133,7 @@ local function make_dedup()
   local function may_not_follow(id)
     if call('LLEN', P .. 'followers:' .. id) < MAX_FOLLOWERS then return false end
     local record = record_of(id)
-    return record and is_keyed(record) and with_flags(section_of(record)).awaited
+    return record and dq.is_keyed(record) and with_flags(section_of(record)).awaited
   end
 
   -- Moves the followers of the head to its heir, whose result they get.
@@ -152,12 +152,12 @@ local function make_dedup()
     for i = 1, #found do
       local record = call('HDEL', P .. 'following', found[i]) == 1 and call('HGET', P .. 'messages', found[i])
       if record then
-        local priority, _, _, length = header(record)
-        local tenant = priority and tenant_name(record, length) or ''
+        local priority, _, _, length = dq.header(record)
+        local tenant = priority and dq.tenant_name(record, length) or ''
         discards[#discards + 1] = {id = found[i], tenant = tenant, reason = 'covered:' .. id}
       end
     end
-    add_discards(discards)
+    dq.add_discards(discards)
     call('DEL', P .. 'followers:' .. id)
   end
 
@@ -185,19 +185,19 @@ local function make_dedup()
   local function displace(id, by)
     local mate = admitted[id]
     local record = record_of(id)
-    local priority, _, _, length = header(record)
+    local priority, _, _, length = dq.header(record)
     move_followers(id, by)
     call('HDEL', P .. 'dedup_members', id)
     call('ZREM', P .. 'blocked', id)
     call('ZREM', P .. 'delayed', id)
     if not priority then return end
     if not mate then
-      local tenant = tenant_name(record, length)
-      expand_singles({tenant})
+      local tenant = dq.tenant_name(record, length)
+      dq.expand_singles({tenant})
       call('ZREM', P .. 'tenant:' .. tenant, id)
-      replace({tenant})
+      dq.replace({tenant})
     end
-    local d = is_keyed(record) and with_flags(section_of(record))
+    local d = dq.is_keyed(record) and with_flags(section_of(record))
     if mate then mate.blocked, mate.following, mate.dropped = false, d.awaited, not d.awaited end
     if d and d.awaited then
       follow(id, by)
@@ -340,7 +340,7 @@ local function make_dedup()
 end
 
 local made_dedup
-function dedup()
+function dq.dedup()
   made_dedup = made_dedup or make_dedup()
   return made_dedup
 end

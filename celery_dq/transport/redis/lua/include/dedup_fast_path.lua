@@ -4,20 +4,10 @@
 --   dedup_locks HASH
 --   dedup_members HASH
 --@include state
---@include record
---@include tenant_placement
+--@uses record
+--@uses tenant_placement
 -- Reads the keys of records, and changes a lock whose head has neither followers nor a message behind it. For all
 -- other locks these functions call those of `dedup`.
-local KEYED = 8
-
-local function is_keyed(record)
-  return string.byte(record, 3) >= 2
-end
-
--- Both sets of functions are made when a call first needs them: making a function takes time, and most calls need
--- none.
-local dedup
-
 local function make_fast_dedup()
   -- Returns the section of a record that describes its dedup key, or nil when it cannot be read.
   local function section_of(record)
@@ -49,7 +39,7 @@ local function make_fast_dedup()
   local function admit(message)
     local id, scope = message.id, scope_of(message.tenant, message.section.key)
     if call('HSETNX', P .. 'dedup_locks', scope, struct.pack('>dddBHHHc0', 0, 0, 0, 0, #id, 0, 0, id)) == 0 then
-      return dedup().admit(message, scope)
+      return dq.dedup().admit(message, scope)
     end
     call('HSET', P .. 'dedup_members', id, scope)
     admitted[id] = message
@@ -72,7 +62,7 @@ local function make_fast_dedup()
         changed[#changed + 1] = scopes[i]
         changed[#changed + 1] = struct.pack('>ddd', now, number, timeouts[i]) .. ending
       elseif claims[i] then
-        dedup().start(id, scopes[i], timeouts[i], number)
+        dq.dedup().start(id, scopes[i], timeouts[i], number)
       end
     end
     write('HSET', P .. 'dedup_locks', changed)
@@ -95,7 +85,7 @@ local function make_fast_dedup()
     end
     write('HDEL', P .. 'dedup_locks', ended)
     write('HDEL', P .. 'dedup_members', members)
-    for i = 1, #others do dedup().leave(others[i], true) end
+    for i = 1, #others do dq.dedup().leave(others[i], true) end
   end
 
   return {admit = admit, admitted = admitted, leave = leave, scope_of = scope_of, section_of = section_of,
@@ -103,7 +93,7 @@ local function make_fast_dedup()
 end
 
 local made_keyed
-local function fast_dedup()
+function dq.fast_dedup()
   made_keyed = made_keyed or make_fast_dedup()
   return made_keyed
 end

@@ -4,23 +4,25 @@
 -- DERIVES
 --   held:<consumer> HASH
 --@include state
---@include in_flight
+--@include held_flags
+--@uses in_flight
 -- `number` is the claim number of this call, `count` how many messages it delivers. The reply may begin with strings
 -- of the script; `first` is the second string of a message that was never delivered before. `entries` are written by
 -- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run.
 local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {}}
 delivery.first = string.format('%.0f||', delivery.number)
+dq.delivery = delivery
 
-local function deliver(id, score, flags, charge, tenant, deliveries, reason, record)
+function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record)
   delivery.count = delivery.count + 1
-  if is_keyed(record) then
+  if dq.is_keyed(record) then
     flags = flags + KEYED
     if reason == '' then delivery.started[#delivery.started + 1] = {id = id, record = record, tenant = tenant} end
   end
   local entries, reply = delivery.entries, delivery.reply
   local at = #entries
   entries[at + 1] = id
-  entries[at + 2] = pack_held(delivery.number, score, now, flags, charge, tenant)
+  entries[at + 2] = dq.pack_held(delivery.number, score, now, flags, charge, tenant)
   at = #reply
   reply[at + 1] = id
   if not deliveries and reason == '' then
@@ -32,7 +34,7 @@ local function deliver(id, score, flags, charge, tenant, deliveries, reason, rec
 end
 
 -- Messages are written under their consumer's name before they are removed from where they waited.
-local function write_delivered(consumer)
+function dq.write_delivered(consumer)
   write('HSET', P .. 'held:' .. consumer, delivery.entries)
   delivery.entries = {}
 end

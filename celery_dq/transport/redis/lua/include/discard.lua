@@ -9,14 +9,14 @@
 -- start-time fair queueing, too: the score of a discard is its start tag, and each discard costs its tenant 1. No
 -- limit delays a discard, so its tag is known at once and never changes. `discard_tags` keeps the start tag of each
 -- tenant's next discard until virtual time, the first score in `discards`, has passed it.
-local function discards_time()
+function dq.discards_time()
   return tonumber(call('ZRANGE', P .. 'discards', 0, 0, 'WITHSCORES')[2] or nil)
 end
 
 -- Adds discards {id, tenant, reason}, in this order. Their records must be in `messages`.
-local function add_discards(entries)
+function dq.add_discards(entries)
   if #entries == 0 then return end
-  local tenants, tags, v = {}, {}, discards_time() or 0
+  local tenants, tags, v = {}, {}, dq.discards_time() or 0
   for i = 1, #entries do
     local tenant = entries[i].tenant
     if not tags[tenant] then tenants[#tenants + 1], tags[tenant] = tenant, v end
@@ -42,8 +42,8 @@ local function add_discards(entries)
 end
 
 -- Removes tags that virtual time has passed, at most `limit` of them while there are discards.
-local function tidy_discards(limit)
-  local v = discards_time()
+function dq.tidy_discards(limit)
+  local v = dq.discards_time()
   if v then
     collect(P .. 'discard_tags', text(v), limit)
   else

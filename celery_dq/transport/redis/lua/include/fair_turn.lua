@@ -6,7 +6,7 @@
 --   limiter ZSET
 --   running HASH
 --@include state
---@include tenant_placement
+--@uses tenant_placement
 -- The tenant with the smallest start tag is next. Of tenants with equal tags it is the one whose name is smaller byte
 -- by byte, as in the sorted set `turn`. This file only reads the set: a claim writes the messages that it took before
 -- it removes them.
@@ -28,7 +28,7 @@ local function bytes_before(a, b)
   return #a < #b
 end
 
-local function is_before(a, b)
+function dq.is_before(a, b)
   if a.tag ~= b.tag then return a.tag < b.tag end
   return bytes_before(a.name, b.name)
 end
@@ -42,8 +42,9 @@ end
 local line = {names = {}, tags = {}, quotas = {}, slots = {}, arrivals = {}, singles = {}, fresh = {}, next_fresh = 1,
   offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {},
   next_again = 1, later = {}, later_tag = nil}
+dq.line = line
 
-local function read_line(size)
+function dq.read_line(size)
   local found = call('ZRANGE', P .. 'turn', line.offset, line.offset + size - 1, 'WITHSCORES')
   line.offset = line.offset + size
   line.complete = #found < 2 * size
@@ -54,9 +55,9 @@ local function read_line(size)
   end
   line.names, line.tags, line.fresh, line.next_fresh, line.fetched = names, tags, {}, 1, false
   if #names == 0 then return end
-  line.quotas = quotas_of(names)
+  line.quotas = dq.quotas_of(names)
   line.slots = call('HMGET', P .. 'running', unpack(names))
-  line.singles = singles_of(names)
+  line.singles = dq.singles_of(names)
   line.arrivals = {}
   for i = 1, #names do
     if line.quotas[i].interval > 0 then
@@ -67,7 +68,7 @@ local function read_line(size)
 end
 
 -- The tenant at a place of the chunk, nil behind its end.
-local function fresh_at(i)
+function dq.fresh_at(i)
   local name, quota, single = line.names[i], line.quotas[i], line.singles[i]
   if line.fresh[i] or not name then return line.fresh[i] end
   local tenant = {
@@ -79,7 +80,7 @@ local function fresh_at(i)
     served = 0, taken = 0,
   }
   if single then
-    local id, score = read_single(single)
+    local id, score = dq.read_single(single)
     tenant.ids, tenant.ended = {id, score}, true
   end
   line.fresh[i] = tenant
@@ -87,15 +88,15 @@ local function fresh_at(i)
 end
 
 -- Returns the next tenant, or nil at the end of the line, and whether it was not served yet.
-local function first_in_line(size)
-  if line.next_fresh > #line.names and not line.complete then read_line(size) end
-  local fresh = fresh_at(line.next_fresh)
+function dq.first_in_line(size)
+  if line.next_fresh > #line.names and not line.complete then dq.read_line(size) end
+  local fresh = dq.fresh_at(line.next_fresh)
   if line.later_tag and not (fresh and fresh.tag < line.later_tag) then
     local again = {}
     for i = line.next_again, #line.again do again[#again + 1] = line.again[i] end
     for i = 1, #line.later do
       local tenant, place = line.later[i], #again + 1
-      while place > 1 and is_before(tenant, again[place - 1]) do
+      while place > 1 and dq.is_before(tenant, again[place - 1]) do
         again[place] = again[place - 1]
         place = place - 1
       end
@@ -104,13 +105,13 @@ local function first_in_line(size)
     line.again, line.next_again, line.later, line.later_tag = again, 1, {}, nil
   end
   local again = line.again[line.next_again]
-  if fresh and not (again and is_before(again, fresh)) then return fresh, true end
+  if fresh and not (again and dq.is_before(again, fresh)) then return fresh, true end
   return again, false
 end
 
 -- Removes the next tenant from the line and returns it, or nil.
-local function step_forward(size)
-  local tenant, is_fresh = first_in_line(size)
+function dq.step_forward(size)
+  local tenant, is_fresh = dq.first_in_line(size)
   if is_fresh then
     line.next_fresh = line.next_fresh + 1
     line.seen[#line.seen + 1] = tenant
@@ -121,7 +122,7 @@ local function step_forward(size)
 end
 
 -- Puts a tenant that was served back in line.
-local function line_up(tenant)
+function dq.line_up(tenant)
   line.later[#line.later + 1] = tenant
   if not line.later_tag or tenant.tag < line.later_tag then line.later_tag = tenant.tag end
 end

@@ -2,17 +2,18 @@
 --
 -- DERIVES
 --   messages HASH
---@include fair_turn
+--@uses fair_turn
+local line = dq.line
 -- Tenants up to one turn behind `head` are looked at, at most `most` of them. A tenant's `record` is nil when it was
 -- not fetched.
-local function fetch_ahead(head, most)
+function dq.fetch_ahead(head, most)
   local tenants, ids = {}, {}
   local first = line.next_fresh - 1
   line.fetched = true
   for i = first, math.min(#line.names, first + most - 1) do
-    local tenant = fresh_at(i)
+    local tenant = dq.fresh_at(i)
     if tenant.tag > head.tag + head.cost then break end
-    if place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
+    if dq.place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
       if not tenant.single then
         tenant.ids = call('ZRANGE', tenant.key, '0', '1', 'WITHSCORES')
         tenant.ended = #tenant.ids < 4

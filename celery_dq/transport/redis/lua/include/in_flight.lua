@@ -8,20 +8,18 @@
 --   deliveries HASH
 --   held:<consumer> HASH
 --@include state
---@include tenant_placement
---@include fencing
---@include dedup
+--@include held_flags
+--@uses tenant_placement
+--@uses fencing
+--@uses dedup
 -- The hash of a consumer: message id -> claim number, score, claimed at, flags, charge, tenant. The charge is the
--- virtual time by which its tenant's tag moved for it, 0 when it took no turn. Flags: a `SETTLED` message is never
--- delivered again. A `DISCARD` was delivered for its bookkeeping and took neither permit nor slot. An `EARLY` message
--- was taken by name before it was due. A `KEYED` message has a dedup key in its record.
-local SETTLED, DISCARD, EARLY = 1, 2, 4
+-- virtual time by which its tenant's tag moved for it, 0 when it took no turn.
 
-local function pack_held(claim, score, since, flags, charge, tenant)
+function dq.pack_held(claim, score, since, flags, charge, tenant)
   return struct.pack('>dddBdc0', claim, score, since, flags, charge, tenant)
 end
 
-local function read_held(id, entry)
+function dq.read_held(id, entry)
   local claim, score, since, flags, charge = struct.unpack('>dddBd', entry)
   return {id = id, claim = claim, score = score, since = since, charge = charge, settled = flags % 2 == 1,
     discard = flags % EARLY >= DISCARD, early = flags % KEYED >= EARLY, fast_dedup = flags >= KEYED,
@@ -29,27 +27,27 @@ local function read_held(id, entry)
 end
 
 -- Returns any `limit` entries of a consumer, in the order of their scores.
-local function some_held(consumer, limit)
+function dq.some_held(consumer, limit)
   local fields = call('HRANDFIELD', P .. 'held:' .. consumer, limit, 'WITHVALUES')
   local entries = {}
-  for i = 1, #fields, 2 do entries[#entries + 1] = read_held(fields[i], fields[i + 1]) end
+  for i = 1, #fields, 2 do entries[#entries + 1] = dq.read_held(fields[i], fields[i + 1]) end
   table.sort(entries, function(a, b) return a.score < b.score end)
   return entries
 end
 
 -- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the entries that the consumer holds under these
 -- tags, the number of stale tags, and the position behind them. All tags of a consumer that is fenced out are stale.
-local function read_tags(consumer, position)
+function dq.read_tags(consumer, position)
   local n = tonumber(ARGV[position])
   local behind = position + 1 + 2 * n
   if n == 0 then return {}, 0, behind end
-  if is_fenced_out(consumer) then return {}, n, behind end
+  if dq.is_fenced_out(consumer) then return {}, n, behind end
   local ids = {}
   for i = 1, n do ids[i] = ARGV[position + 2 * i] end
   local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
   local found, seen, stale = {}, {}, 0
   for i = 1, n do
-    local entry = entries[i] and not seen[ids[i]] and read_held(ids[i], entries[i])
+    local entry = entries[i] and not seen[ids[i]] and dq.read_held(ids[i], entries[i])
     if entry and entry.claim == tonumber(ARGV[position + 2 * i - 1]) then
       found[#found + 1] = entry
       seen[ids[i]] = true
@@ -61,7 +59,7 @@ local function read_tags(consumer, position)
 end
 
 -- Frees the slots of these entries. Returns their tenants, each once.
-local function free_slots(entries)
+function dq.free_slots(entries)
   local tenants, freed = {}, {}
   for i = 1, #entries do
     local entry = entries[i]
@@ -88,7 +86,7 @@ local function free_slots(entries)
 end
 
 -- Marks these entries as settled; their slots stay taken.
-local function settle(consumer, entries)
+function dq.settle(consumer, entries)
   local marks, held = {}, {}
   for i = 1, #entries do
     local entry = entries[i]
@@ -97,7 +95,7 @@ local function settle(consumer, entries)
       marks[#marks + 1] = entry.id
       marks[#marks + 1] = '\0' .. consumer
       held[#held + 1] = entry.id
-      held[#held + 1] = pack_held(entry.claim, entry.score, entry.since,
+      held[#held + 1] = dq.pack_held(entry.claim, entry.score, entry.since,
         SETTLED + (entry.discard and DISCARD or 0) + (entry.fast_dedup and KEYED or 0), entry.charge, entry.tenant)
     end
   end
@@ -105,8 +103,8 @@ local function settle(consumer, entries)
   write('HSET', P .. 'messages', marks)
 end
 
--- Deletes these messages, but does not free their slots.
-local function erase(consumer, entries)
+-- Deletes these messages, but does not free their slots. Returns whether locks of dedup keys were freed.
+function dq.erase(consumer, entries)
   local ids, discards = {}, {}
   for i = 1, #entries do
     ids[i] = entries[i].id
@@ -121,20 +119,22 @@ local function erase(consumer, entries)
   for i = 1, #entries do
     if entries[i].fast_dedup then members[#members + 1] = entries[i].id end
   end
-  if #members > 0 then fast_dedup().leave(members) end
+  if #members > 0 then dq.fast_dedup().leave(members) end
+  return #members > 0
 end
 
--- Deletes these messages, frees their slots, and places tenants again that were at their concurrency limit.
-local function finish(consumer, entries)
-  if #entries == 0 then return end
-  erase(consumer, entries)
-  local tenants = free_slots(entries)
-  if #tenants == 0 then return end
-  if call('EXISTS', P .. 'at_concurrency') == 0 then return end
+-- Deletes these messages, frees their slots, and places tenants again that were at their concurrency limit. Returns
+-- whether other messages may be served or due now because of this.
+function dq.finish(consumer, entries)
+  if #entries == 0 then return false end
+  local has_freed = dq.erase(consumer, entries)
+  local tenants = dq.free_slots(entries)
+  if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return has_freed end
   local limited = call('ZMSCORE', P .. 'at_concurrency', unpack(tenants))
   local waiting = {}
   for i = 1, #tenants do
     if limited[i] then waiting[#waiting + 1] = tenants[i] end
   end
-  replace(waiting)
+  dq.replace(waiting)
+  return has_freed or #waiting > 0
 end

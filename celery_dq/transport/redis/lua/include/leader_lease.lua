@@ -3,9 +3,9 @@
 -- DERIVES
 --   leader HASH
 --@include state
---@include fencing
+--@uses fencing
 -- Whether the leader's lease has expired. False where the election is kept elsewhere.
-local function has_lost_leadership()
+function dq.has_lost_leadership()
   if state.epoch == 0 then return false end
   local term = call('HMGET', P .. 'leader', 'token', 'until')
   return tonumber(term[1] or 0) == state.epoch and tonumber(term[2] or 0) <= now

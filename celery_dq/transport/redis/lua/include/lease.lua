@@ -8,7 +8,7 @@
 -- the consumer stood still. Then other consumers may only be late, too, so this one reaps no other for one lease. The
 -- server keeps that time, because delayed requests may arrive in any order. The share is the one at which a consumer
 -- starts no more messages (`TRUST` in `ledger.py`). A consumer with four heartbeats per lease renews before that.
-local function renew_lease(consumer, deadline, lease_ms)
+function dq.renew_lease(consumer, deadline, lease_ms)
   local ALL_BUT_OVER = 0.4
   local until_us = now + lease_ms * 1000
   if deadline and tonumber(deadline) - now < ALL_BUT_OVER * lease_ms * 1000 then
@@ -18,6 +18,6 @@ local function renew_lease(consumer, deadline, lease_ms)
 end
 
 -- Returns the µs until this consumer may reap others; 0 is now.
-local function reap_grace_of(consumer)
+function dq.reap_grace_of(consumer)
   return math.max(tonumber(call('GET', P .. 'reap_grace:' .. consumer) or 0) - now, 0)
 end

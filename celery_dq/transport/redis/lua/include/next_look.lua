@@ -1,22 +1,24 @@
 -- The end of a claim. The consumer may plan the next look itself, so that it needs no wake-up.
 --
 -- DERIVES
---   turn ZSET
 --   discards ZSET
 --   wake LIST
 --@include state
---@include wake
--- Returns whether a message may be served now, and the µs until the look that this consumer has planned, or nil.
-local function plan_next_look(consumer, may_keep)
-  local eligible = call('EXISTS', P .. 'turn', P .. 'discards') > 0
-  local due = not eligible and next_due()
+--@uses wake
+-- Returns whether a message may be served now, and the µs until the look that this consumer has planned, or nil. Args:
+-- whether the consumer may plan the look, whether a tenant is in turn, and whether there may be discards or delayed
+-- messages.
+function dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
+  local eligible = is_busy or (has_rare and call('EXISTS', P .. 'discards') == 1)
+  local may_be_due = has_rare or state.evict > 0 or dq.has_limits
+  local due = not eligible and may_be_due and dq.next_due() or nil
   if due and due <= now then eligible = true end
   if state.next_look_owner == consumer and (eligible or not due or not may_keep) then state.next_look_owner = '' end
   local others_look, look_in = eligible, nil
   if not eligible and not due then
     state.next_look_owner = ''
     call('DEL', P .. 'wake')
-  elseif not eligible and (state.next_look_owner == consumer or not is_kept(due)) then
+  elseif not eligible and (state.next_look_owner == consumer or not dq.is_kept(due)) then
     if may_keep then
       state.next_look_owner, state.next_look, look_in = consumer, due, due - now
       call('DEL', P .. 'wake')

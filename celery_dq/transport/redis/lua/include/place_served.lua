@@ -11,8 +11,9 @@
 --   limiter ZSET
 --   running HASH
 --@include state
---@include tenant_placement
---@include fair_turn
+--@uses tenant_placement
+--@uses fair_turn
+local line = dq.line
 local function has_more(tenant)
   local ids = tenant.ids
   if ids and tenant.next_id <= #ids / 2 then return true end
@@ -32,7 +33,7 @@ local function place_tenant(changes, tenant)
   end
   local place, score
   if has_more(tenant) then
-    place, score = place_of(tenant.quota, tenant.slots, tenant.arrival)
+    place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival)
   else
     local list = tenant.single and changes.singles or changes.emptied
     list[#list + 1] = tenant.single and name or tenant.key
@@ -42,7 +43,7 @@ local function place_tenant(changes, tenant)
     score = tenant.tag
   else
     leave[#leave + 1] = name
-    if not place and is_unlimited(tenant.quota) then
+    if not place and dq.is_unlimited(tenant.quota) then
       state.floor = math.max(state.floor, tenant.tag)
     elseif tenant.tag > state.v then
       into.finish_tags[#into.finish_tags + 1] = text(tenant.tag)
@@ -56,7 +57,7 @@ local function place_tenant(changes, tenant)
   end
 end
 
-local function place_served()
+function dq.place_served()
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
   local changes = {slots = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, into = into}
   for i = 1, #line.seen do place_tenant(changes, line.seen[i]) end

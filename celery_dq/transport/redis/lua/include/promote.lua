@@ -7,15 +7,15 @@
 --   finish_tags ZSET
 --   delayed ZSET
 --@include state
---@include record
---@include dead_letter
---@include tenant_placement
---@include dedup
+--@uses record
+--@uses dead_letter
+--@uses tenant_placement
+--@uses dedup
 -- Promotes delayed messages that are due and throttled tenants that have a permit, at most `limit` of each, and
 -- evicts dedup locks that were held for too long. A delayed message gets the place of one that was pushed at its due
 -- time. Returns how many messages, tenants and locks there were.
-local function promote(limit)
-  local evicted = state.evict > 0 and state.evict <= now and dedup().evict_overdue(limit) or 0
+function dq.promote(limit)
+  local evicted = state.evict > 0 and state.evict <= now and dq.dedup().evict_overdue(limit) or 0
   local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   if #due > 0 then
     local ids = {}
@@ -23,9 +23,9 @@ local function promote(limit)
     local records = call('HMGET', P .. 'messages', unpack(ids))
     local tenants, waiting, corrupt = {}, {}, {}
     for i = 1, #ids do
-      local priority, _, _, tenant = header(records[i])
+      local priority, _, _, tenant = dq.header(records[i])
       if priority then
-        tenant = tenant_name(records[i], tenant)
+        tenant = dq.tenant_name(records[i], tenant)
         local list = waiting[tenant]
         if not list then
           list = {}
@@ -35,11 +35,11 @@ local function promote(limit)
         list[#list + 1] = tonumber(due[2 * i]) - priority * state.head
         list[#list + 1] = ids[i]
       elseif records[i] then
-        store_dead_letter(ids[i], records[i], 'corrupt', '', 0, '')
+        dq.store_dead_letter(ids[i], records[i], 'corrupt', '', 0, '')
         corrupt[#corrupt + 1] = ids[i]
       end
     end
-    add_waiting(tenants, waiting)
+    dq.add_waiting(tenants, waiting)
     call('ZREM', P .. 'delayed', unpack(ids))
     write('HDEL', P .. 'messages', corrupt)
   end

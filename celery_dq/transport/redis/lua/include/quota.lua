@@ -3,12 +3,17 @@
 -- DERIVES
 --   quotas HASH
 --   pauses ZSET
+--   throttled ZSET
+--   at_concurrency ZSET
+--   paused ZSET
+--   finish_tags ZSET
+--   limiter ZSET
 --@include state
 -- The quota of a tenant is its own, else the default that was set live, else the one of the settings, else no limit.
 -- A tenant is paused by its entry in `pauses`, or by its quota.
-local UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
+dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
 
-local function read_quota(packed, source)
+function dq.read_quota(packed, source)
   if not packed or #packed ~= 33 then return nil end
   local interval, burst, weight, concurrency, paused = struct.unpack('>ddddB', packed)
   if not (weight > 0) then return nil end
@@ -16,19 +21,32 @@ local function read_quota(packed, source)
     paused = paused == 1, source = source}
 end
 
-local function quotas_of(tenants)
+-- Whether a tenant may have a limit or a pause, or may have had one. When none has, tenants wait in `turn` only and have
+-- no finish tags. The scripts that set the first quota or pause do so before they ask.
+dq.has_limits = call('EXISTS', P .. 'quotas', P .. 'pauses', P .. 'throttled', P .. 'at_concurrency', P .. 'paused',
+  P .. 'finish_tags', P .. 'limiter') > 0
+
+function dq.quotas_of(tenants)
   local found = {}
   if #tenants == 0 then return found end
-  local known = call('HLEN', P .. 'quotas')
-  local rows = known > 0 and call('HMGET', P .. 'quotas', 'default', 'config') or {}
-  local shared = read_quota(rows[1], 'default') or read_quota(rows[2], 'config') or UNLIMITED
-  if known > (rows[1] and 1 or 0) + (rows[2] and 1 or 0) then
-    local fields = {}
+  if not dq.has_limits then
+    for i = 1, #tenants do found[i] = dq.UNLIMITED end
+    return found
+  end
+  local fields, is_short = {'default', 'config'}, #tenants <= 4
+  if is_short then
+    for i = 1, #tenants do fields[i + 2] = 't:' .. tenants[i] end
+  end
+  local rows = call('HMGET', P .. 'quotas', unpack(fields))
+  local shared = dq.read_quota(rows[1], 'default') or dq.read_quota(rows[2], 'config') or dq.UNLIMITED
+  local before = 2
+  if not is_short and call('HLEN', P .. 'quotas') > (rows[1] and 1 or 0) + (rows[2] and 1 or 0) then
     for i = 1, #tenants do fields[i] = 't:' .. tenants[i] end
-    rows = call('HMGET', P .. 'quotas', unpack(fields))
-    for i = 1, #tenants do found[i] = rows[i] and read_quota(rows[i], 'tenant') or shared end
-  else
-    for i = 1, #tenants do found[i] = shared end
+    rows, before = call('HMGET', P .. 'quotas', unpack(fields)), 0
+  end
+  for i = 1, #tenants do
+    local own = rows[before + i]
+    found[i] = own and dq.read_quota(own, 'tenant') or shared
   end
   if call('EXISTS', P .. 'pauses') == 1 then
     local since = call('ZMSCORE', P .. 'pauses', unpack(tenants))
@@ -45,11 +63,11 @@ local function quotas_of(tenants)
 end
 
 -- Returns when the tenant's next message is allowed (GCRA), in µs; a time that is not after `now` means at once.
-local function permit_due(arrival, quota)
+function dq.permit_due(arrival, quota)
   return arrival - (quota.burst - 1) * quota.interval
 end
 
 -- Returns the theoretical arrival time after one more message.
-local function take_permit(arrival, quota)
+function dq.take_permit(arrival, quota)
   return math.max(arrival, now) + quota.interval
 end

@@ -4,12 +4,12 @@
 --   leases ZSET
 --   held:<consumer> HASH
 --@include state
---@include release
+--@uses release
 -- Releases at most `limit` messages of consumers with an expired lease. Returns their number and a report, three
 -- strings for each: consumer, message id, and '1' when it was settled (it is dropped), else '0'. A consumer that
 -- holds more than `limit` messages is renamed first. So it can come back with no message in flight while further
 -- calls reap the others.
-local function reap(limit, max_deliveries)
+function dq.reap(limit, max_deliveries)
   local reaped, report = 0, {}
   local lost = call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #lost, 2 do
@@ -29,9 +29,9 @@ local function reap(limit, max_deliveries)
       call('ZREM', P .. 'leases', consumer)
     end
     if count > 0 then
-      local entries = some_held(consumer, limit - reaped)
+      local entries = dq.some_held(consumer, limit - reaped)
       local name = string.gsub(consumer, '~lost~%d+$', '')
-      release_messages(consumer, entries, 'crashed', max_deliveries, name)
+      dq.release_messages(consumer, entries, 'crashed', max_deliveries, name)
       for j = 1, #entries do
         report[#report + 1] = name
         report[#report + 1] = entries[j].id

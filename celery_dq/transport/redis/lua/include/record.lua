@@ -1,11 +1,11 @@
 -- The records of messages.
 
 -- The latest time that a record may hold, in µs.
-local LATEST = 9e15 - 1
+dq.LATEST = 9e15 - 1
 
 -- Returns priority, due, expires, and the length of the tenant's name; nil when the record cannot be read (another
 -- program wrote it, or it is the mark of a settled message). The lengths are checked before, so unpack cannot fail.
-local function header(record)
+function dq.header(record)
   local HEADER_BYTES = 27
   if not record or #record < HEADER_BYTES then return nil end
   local version, priority, _, due, expires, tenant, task, envelope = struct.unpack('>BBBddHHI', record)
@@ -15,26 +15,31 @@ local function header(record)
 end
 
 -- Returns whether the due time is a countdown by the clock of the publisher.
-local function is_counted(record)
+function dq.is_counted(record)
   return math.floor(string.byte(record, 3) / 4) % 2 == 1
 end
 
 -- Returns the record of a countdown with a due time by the clock of the server.
-local function with_due(record, due)
+function dq.with_due(record, due)
   local flags = string.byte(record, 3) - 4
   return string.sub(record, 1, 2) .. struct.pack('>Bd', flags, due) .. string.sub(record, 12)
 end
 
-local function tenant_name(record, length)
+function dq.tenant_name(record, length)
   return string.sub(record, 28, 27 + length)
 end
 
-local function task_name(record)
+function dq.task_name(record)
   local tenant, task = struct.unpack('>HH', record, 20)
   return string.sub(record, 28 + tenant, 27 + tenant + task)
 end
 
+-- Returns whether a record has a dedup key.
+function dq.is_keyed(record)
+  return string.byte(record, 3) >= 2
+end
+
 -- Returns whether a record is the mark of a settled message: a zero byte and the consumer. It keeps the id taken.
-local function is_settled_mark(record)
+function dq.is_settled_mark(record)
   return string.byte(record, 1) == 0
 end

@@ -9,7 +9,7 @@
 -- hashes on average. With more than MOST consumers no call counts.
 local SOME, MOST = 100, 1000
 
-local function recount_held()
+function dq.recount_held()
   local consumers = call('ZCARD', P .. 'leases')
   if consumers > MOST or now % math.max(consumers, 1) >= SOME then return end
   local names, held = call('ZRANGE', P .. 'leases', 0, -1), 0

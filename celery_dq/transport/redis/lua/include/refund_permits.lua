@@ -8,7 +8,7 @@
 -- back by that much, below virtual time if necessary. A start tag that is not above virtual time is set just below
 -- it, so that the tenant goes before its equals: after its backlog was empty it is not known how long ago its turn
 -- was. A tenant outside `turn` gets its finish tag back, but its next start tag is never below virtual time.
-local function refund_permits(charges)
+function dq.refund_permits(charges)
   local tenants = {}
   for tenant, charge in pairs(charges) do
     if charge > 0 then tenants[#tenants + 1] = tenant end

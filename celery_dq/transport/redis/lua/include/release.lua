@@ -11,21 +11,21 @@
 --   tombstones ZSET
 --   dead HASH
 --@include state
---@include message_ids
---@include dead_letter
---@include in_flight
---@include refund_permits
---@include discard
+--@uses message_ids
+--@uses dead_letter
+--@uses in_flight
+--@uses refund_permits
+--@uses discard
 -- Returns messages of a consumer to their old places, frees their slots and places their tenants again. `mode` is
 -- 'unstarted' (the rate limit gets its permit back), 'requeue', or 'crashed' (the delivery counts). The tenant of an
 -- unstarted message gets its turn back. So does that of a message with its first crash, because another message may
 -- have caused it; at later crashes the turn is spent.
-local function release_messages(consumer, entries, mode, max_deliveries, worker)
+function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   if #entries == 0 then return end
   local ids, bases = {}, {}
   for i = 1, #entries do
     ids[i] = entries[i].id
-    bases[i] = base_id(ids[i])
+    bases[i] = dq.base_id(ids[i])
   end
   local records = call('HMGET', P .. 'messages', unpack(ids))
   local tombstones = call('ZMSCORE', P .. 'tombstones', unpack(bases))
@@ -49,19 +49,19 @@ local function release_messages(consumer, entries, mode, max_deliveries, worker)
     local over = mode == 'crashed' and max_deliveries > 0 and deliveries >= max_deliveries
     local cancelled = tombstones[i] and tonumber(tombstones[i]) > now
     local back = entry.fast_dedup and record and not (entry.settled or entry.discard or over or cancelled)
-      and dedup().return_to_lock(entry, record)
+      and dq.dedup().return_to_lock(entry, record)
     if entry.settled or not record or back == 'gone' then
       gone[#gone + 1] = entry
     elseif entry.discard then
       if over and deliveries >= 2 * max_deliveries then
         -- Its bookkeeping crashes workers, too.
         if call('HEXISTS', P .. 'dead', entry.id) == 0 then
-          store_dead_letter(entry.id, record, 'discard', worker, deliveries, entry.tenant)
+          dq.store_dead_letter(entry.id, record, 'discard', worker, deliveries, entry.tenant)
         end
         gone[#gone + 1] = entry
       else
         -- It was among the first discards, so it goes before the ones that came later.
-        first = first or discards_time() or math.huge
+        first = first or dq.discards_time() or math.huge
         discards_again[#discards_again + 1] = math.min(entry.score, first)
         discards_again[#discards_again + 1] = entry.id
         left[#left + 1] = entry
@@ -69,7 +69,7 @@ local function release_messages(consumer, entries, mode, max_deliveries, worker)
     else
       left[#left + 1] = entry
       if over then
-        store_dead_letter(entry.id, record, 'max_deliveries', worker, deliveries, entry.tenant)
+        dq.store_dead_letter(entry.id, record, 'max_deliveries', worker, deliveries, entry.tenant)
         reason = 'dead:max_deliveries'
       elseif cancelled then
         reason = 'cancelled'
@@ -80,7 +80,7 @@ local function release_messages(consumer, entries, mode, max_deliveries, worker)
       elseif back == 'aside' then
         reason = nil -- it lost its lock while it was in flight, and now waits behind the new head
       elseif entry.early then
-        local _, due = header(record)
+        local _, due = dq.header(record)
         delayed[#delayed + 1] = due or now
         delayed[#delayed + 1] = entry.id
       else
@@ -100,18 +100,18 @@ local function release_messages(consumer, entries, mode, max_deliveries, worker)
   end
   write('HSET', P .. 'deliveries', counts)
   write('ZADD', P .. 'discards', discards_again)
-  add_discards(discards)
+  if #discards > 0 then dq.add_discards(discards) end
   write('ZADD', P .. 'delayed', delayed)
   local served = {}
   for tenant in pairs(waiting) do served[#served + 1] = tenant end
-  expand_singles(served)
+  dq.expand_singles(served)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
   local back = {}
   for i = 1, #left do back[i] = left[i].id end
   write('HDEL', P .. 'held:' .. consumer, back)
   state.held = state.held - #back
-  local tenants = free_slots(entries)
-  local quotas = quotas_of(tenants)
+  local tenants = dq.free_slots(entries)
+  local quotas = dq.quotas_of(tenants)
   for i = 1, #tenants do
     local tokens = returned[tenants[i]]
     if tokens and quotas[i].interval > 0 then
@@ -127,9 +127,9 @@ local function release_messages(consumer, entries, mode, max_deliveries, worker)
     end
   end
   -- A tenant with backlog must have a place before other functions add messages to it.
-  enter_new(served)
-  erase(consumer, gone)
-  for i = 1, #leaving do dedup().leave(leaving[i], false) end
-  replace(tenants)
-  refund_permits(charges)
+  dq.enter_new(served)
+  dq.erase(consumer, gone)
+  for i = 1, #leaving do dq.dedup().leave(leaving[i], false) end
+  dq.replace(tenants)
+  if next(charges) then dq.refund_permits(charges) end
 end

@@ -1,8 +1,8 @@
 -- How many messages a tenant may be given before it is another tenant's turn.
---@include fair_turn
+--@uses fair_turn
 -- Args: the tenant; `follower`, the tenant behind it, or nil; `most`, for how many messages there are free slots;
 -- `free`, how many of these may belong to tenants with a concurrency limit.
-local function run_length(tenant, follower, most, free)
+function dq.run_length(tenant, follower, most, free)
   local quota = tenant.quota
   local capped, rated = quota.concurrency > 0, quota.interval > 0
   if follower and follower.tag < tenant.tag + tenant.cost then return 1 end
@@ -14,10 +14,10 @@ local function run_length(tenant, follower, most, free)
     run = run + 1
     after.tag = after.tag + tenant.cost
     if rated then
-      arrival = take_permit(arrival, quota)
-      if permit_due(arrival, quota) > now then break end
+      arrival = dq.take_permit(arrival, quota)
+      if dq.permit_due(arrival, quota) > now then break end
     end
-    if follower and not is_before(after, follower) then break end
+    if follower and not dq.is_before(after, follower) then break end
   end
   return run
 end

@@ -4,10 +4,11 @@
 --   messages HASH
 --   deliveries HASH
 --@include state
---@include record
---@include dead_letter
---@include fair_turn
---@include delivery
+--@uses record
+--@uses dead_letter
+--@uses fair_turn
+--@uses delivery
+local delivery = dq.delivery
 -- These functions share a table `serving` of the script that claims:
 --   consumer, want: the script's arguments; so are max_deliveries and suspects
 --   free: how many more messages of tenants with a concurrency limit the claim may take
@@ -32,12 +33,12 @@ end
 local function discard_next_message(serving, tenant, id, record, deliveries, is_readable, is_expired)
   serving.skips = serving.skips + 1
   if not is_readable and record then
-    store_dead_letter(id, record, 'corrupt', serving.consumer, deliveries, tenant.name)
+    dq.store_dead_letter(id, record, 'corrupt', serving.consumer, deliveries, tenant.name)
     serving.unreadable[#serving.unreadable + 1] = id
   elseif is_expired then
     serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'expired'}
   elseif is_readable then
-    store_dead_letter(id, record, 'max_deliveries', '', deliveries, tenant.name)
+    dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, tenant.name)
     serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'dead:max_deliveries'}
   end
 end
@@ -45,7 +46,7 @@ end
 -- Takes or discards the tenant's next message. Returns whether to go on with the one behind it.
 local function take_next_message(serving, tenant, id, score, record, crashes)
   local deliveries = crashes and tonumber(crashes) or 0
-  local priority, _, expires = header(record)
+  local priority, _, expires = dq.header(record)
   local is_expired = priority and expires > 0 and expires <= now
   local is_dead = deliveries > 0 and serving.max_deliveries > 0 and deliveries >= serving.max_deliveries
   if not priority or is_expired or is_dead then
@@ -59,13 +60,13 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
       if delivery.count > 0 then return false end
       serving.has_suspect = true
     end
-    deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record)
+    dq.deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record)
     local quota, tag = tenant.quota, tenant.tag
     if tag > state.v then state.v = tag end
     tenant.tag = tag + tenant.cost
     tenant.served = tenant.served + 1
     tenant.slots = tenant.slots + 1
-    if quota.interval > 0 then tenant.arrival = take_permit(tenant.arrival, quota) end
+    if quota.interval > 0 then tenant.arrival = dq.take_permit(tenant.arrival, quota) end
     if quota.concurrency > 0 then serving.free = serving.free - 1 end
   end
   tenant.taken = tenant.taken + 1
@@ -91,7 +92,7 @@ local function read_ids(serving, tenant, run)
 end
 
 -- Looks at the tenant's next `run` messages and takes those that may be taken.
-local function serve_tenant(serving, tenant, run)
+function dq.serve_tenant(serving, tenant, run)
   run = math.min(run, read_ids(serving, tenant, run))
   if run == 0 then return end
   local first, ids = tenant.next_id, tenant.ids

@@ -7,28 +7,29 @@
 -- The backlog of a tenant is a sorted set of message ids. The first message of a tenant without backlog is stored as
 -- an entry (score, id) of the hash `single` instead: a key per tenant would take more time and memory than a message. A
 -- tenant has one of the two, never both.
-local function pack_single(score, id)
+function dq.pack_single(score, id)
   return struct.pack('>d', score) .. id
 end
 
 -- Returns id and score of an entry. The id is '' when the entry is too short to be one of these scripts.
-local function read_single(entry)
+function dq.read_single(entry)
   if #entry < 9 then return '', 0 end
   return string.sub(entry, 9), (struct.unpack('>d', entry))
 end
 
 -- Returns the entries of these tenants, by position; false for a tenant without one.
-local function singles_of(tenants)
-  if #tenants == 0 or call('EXISTS', P .. 'single') == 0 then return {} end
+function dq.singles_of(tenants)
+  if #tenants == 0 or (#tenants > 4 and call('EXISTS', P .. 'single') == 0) then return {} end
   return call('HMGET', P .. 'single', unpack(tenants))
 end
 
 -- Turns the entries of these tenants into sorted sets. A function that changes a tenant's backlog calls this first.
-local function expand_singles(tenants)
-  local singles, unfolded = singles_of(tenants), {}
+function dq.expand_singles(tenants)
+  if #tenants == 0 then return end
+  local singles, unfolded = dq.singles_of(tenants), {}
   for i = 1, #tenants do
     if singles[i] then
-      local id, score = read_single(singles[i])
+      local id, score = dq.read_single(singles[i])
       call('ZADD', P .. 'tenant:' .. tenants[i], score, id)
       unfolded[#unfolded + 1] = tenants[i]
     end

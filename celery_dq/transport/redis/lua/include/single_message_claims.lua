@@ -3,15 +3,16 @@
 -- DERIVES
 --   messages HASH
 --@include state
---@include record
---@include fair_turn
---@include delivery
+--@uses record
+--@uses fair_turn
+--@uses delivery
+local line = dq.line
 -- Serves the next tenants, up to `most` of them, as long as each has a single message and no limit. Such a tenant
 -- does not come into line again, so this needs less work per tenant than `serve_tenant`. Does nothing for fewer than
 -- SHORT tenants, or in a chunk of tenants whose records were fetched ahead. Stops before a message that cannot run.
-local function serve_singles(size, most)
+function dq.serve_singles(size, most)
   local SHORT = 2
-  if line.next_fresh > #line.names and not line.complete then read_line(size) end
+  if line.next_fresh > #line.names and not line.complete then dq.read_line(size) end
   if line.fetched then return end
   local again, bound, at = line.again[line.next_again], line.later_tag, line.next_fresh
   if again and not (bound and bound < again.tag) then bound = again.tag end
@@ -20,17 +21,17 @@ local function serve_singles(size, most)
     local quota = line.quotas[at]
     if quota.interval > 0 or quota.concurrency > 0 or quota.paused then break end
     if bound and bound <= line.tags[at] then break end
-    ids[#ids + 1], scores[#ids + 1] = read_single(line.singles[at])
+    ids[#ids + 1], scores[#ids + 1] = dq.read_single(line.singles[at])
     at = at + 1
   end
   if #ids == 0 or (#ids < SHORT and #ids < most) then return end
   local records, gone = call('HMGET', P .. 'messages', unpack(ids)), line.gone
   for i = 1, #ids do
-    local priority, _, expires = header(records[i])
+    local priority, _, expires = dq.header(records[i])
     if not priority or (expires > 0 and expires <= now) then return end
     at = line.next_fresh
     local place, tag, cost = #gone.names + 1, line.tags[at], 1 / line.quotas[at].weight
-    deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i])
+    dq.deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i])
     gone.names[place], gone.slots[place] = line.names[at], tonumber(line.slots[at] or 0) + 1
     gone.tags[place] = tag + cost
     if tag > state.v then state.v = tag end

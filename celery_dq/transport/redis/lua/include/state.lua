@@ -1,5 +1,5 @@
--- The clock, the prefix of the keys, and the state of the partition, which is read once here and written once by
--- `save`. Numbers that `call` sends keep all their digits; `..` and `tostring` round them.
+-- The clock, the prefix of the keys, and the state of the partition, of which each field is read once and
+-- written once, by `save`. Numbers that `call` sends keep all their digits; `..` and `tostring` round them.
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -6)
 local now
@@ -7,25 +7,28 @@ do
   local clock = call('TIME')
   now = clock[1] * 1000000 + clock[2]
 end
-local FIELDS = {seq = 'seq', v = 'v', claim = 'claim', held = 'held', head = 'head', next_look = 'next_look',
-  next_look_owner = 'next_look_owner', evict = 'evict', leader = 'leader', floor = 'floor', accepted = 'accepted'}
-local read, state
-do
-  local seen = call('HMGET', KEYS[1], 'seq', 'v', 'claim', 'held', 'head', 'next_look', 'next_look_owner', 'evict',
-    'epoch', 'leader', 'floor', 'accepted')
-  read = {
-    seq = tonumber(seen[1] or 0), v = tonumber(seen[2] or 0), claim = tonumber(seen[3] or 0),
-    held = tonumber(seen[4] or 0), head = tonumber(seen[5] or 0), next_look = tonumber(seen[6] or 0),
-    next_look_owner = seen[7] or '', evict = tonumber(seen[8] or 0),
-    epoch = tonumber(seen[9] or 0), leader = seen[10] or '', floor = tonumber(seen[11] or 0),
-    accepted = tonumber(seen[12] or 0),
-  }
-  state = {
-    seq = read.seq, v = read.v, claim = read.claim, held = read.held, head = read.head, next_look = read.next_look,
-    next_look_owner = read.next_look_owner, evict = read.evict,
-    epoch = read.epoch, leader = read.leader, floor = read.floor, accepted = read.accepted,
-  }
+-- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`
+-- and `accepted`. A field is read when a script first asks for it, or with others by `read_state`: a call that reads
+-- all of them takes longer than most commands of a script together.
+local TEXTS, read = {next_look_owner = true, leader = true}, {}
+local state = {}
+
+-- Reads these fields at once. Absent texts are '' and absent numbers 0.
+local function read_state(...)
+  local names, stored = {...}, call('HMGET', KEYS[1], ...)
+  for i = 1, #names do
+    local name = names[i]
+    local value = stored[i] or (TEXTS[name] and '' or 0)
+    -- The addition makes a number of a string at less cost than tonumber.
+    if not TEXTS[name] then value = value + 0 end
+    read[name], state[name] = value, value
+  end
 end
+
+setmetatable(state, {__index = function(_, name)
+  read_state(name)
+  return state[name]
+end})
 
 -- Returns a number with all its digits. Formatting is slow, and most counts and tags occur many times in a call.
 local texts = {[0] = '0', [1] = '1'}
@@ -41,10 +44,10 @@ end
 -- Writes the fields that have changed: comparing a number costs less than writing it.
 local function save()
   local changed = {}
-  for name, field in pairs(FIELDS) do
-    if state[name] ~= read[name] then
-      changed[#changed + 1] = field
-      changed[#changed + 1] = state[name]
+  for name, value in pairs(state) do
+    if value ~= read[name] then
+      changed[#changed + 1] = name
+      changed[#changed + 1] = value
     end
   end
   if #changed > 0 then call('HSET', KEYS[1], unpack(changed)) end

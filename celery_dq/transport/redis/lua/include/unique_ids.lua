@@ -4,10 +4,10 @@
 --   messages HASH
 --   dead HASH
 --@include state
---@include message_ids
+--@uses message_ids
 -- Returns a message id for a task whose first one is taken.
-local function second_id(id, used)
-  local base = base_id(id)
+function dq.second_id(id, used)
+  local base = dq.base_id(id)
   local ids = {}
   for i = 1, 9 do ids[i] = base .. '~' .. i end
   local living, dead = call('HMGET', P .. 'messages', unpack(ids)), call('HMGET', P .. 'dead', unpack(ids))
@@ -18,13 +18,14 @@ local function second_id(id, used)
 end
 
 -- Returns message ids for these task ids that no message, no dead letter and no other message of this call has.
-local function unique_ids(task_ids)
+-- `has_dead`: there may be dead letters.
+function dq.unique_ids(task_ids, has_dead)
   local ids, used = {}, {}
-  for i = 1, #task_ids do ids[i] = plain_id(task_ids[i]) end
+  for i = 1, #task_ids do ids[i] = dq.plain_id(task_ids[i]) end
   local living = call('HMGET', P .. 'messages', unpack(ids))
-  local dead = call('HMGET', P .. 'dead', unpack(ids))
+  local dead = has_dead and call('HMGET', P .. 'dead', unpack(ids)) or {}
   for i = 1, #ids do
-    if living[i] or dead[i] or used[ids[i]] then ids[i] = second_id(ids[i], used) end
+    if living[i] or dead[i] or used[ids[i]] then ids[i] = dq.second_id(ids[i], used) end
     used[ids[i]] = true
   end
   return ids

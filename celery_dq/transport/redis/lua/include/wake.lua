@@ -8,14 +8,15 @@
 --   leases ZSET
 --   wake LIST
 --@include state
+--@uses quota
 -- There is at most one wake-up, an element of `wake`. It is there when a message may be served, or when a message is
 -- due later and no living consumer is going to look then. Each script that may have made a message eligible ends with
 -- `wake`.
 
 -- Returns when the next delayed message, throttled tenant or dedup lock is due, in µs, or nil.
-local function next_due()
-  local message = call('ZRANGE', P .. 'delayed', 0, 0, 'WITHSCORES')[2]
-  local tenant = call('ZRANGE', P .. 'throttled', 0, 0, 'WITHSCORES')[2]
+function dq.next_due()
+  local message = call('ZRANGE', P .. 'delayed', '0', '0', 'WITHSCORES')[2]
+  local tenant = dq.has_limits and call('ZRANGE', P .. 'throttled', '0', '0', 'WITHSCORES')[2]
   local due = tonumber(message or tenant or nil)
   if message and tenant then due = math.min(tonumber(message), tonumber(tenant)) end
   if state.evict > 0 then return math.min(due or state.evict, state.evict) end
@@ -24,22 +25,23 @@ end
 
 -- Returns whether a living consumer is going to look by `due`. A consumer that has not looked at its planned time
 -- does not count: it has no free slot, or has given the look up.
-local function is_kept(due)
+function dq.is_kept(due)
   if state.next_look_owner == '' or state.next_look > due or state.next_look <= now then return false end
   local deadline = call('ZSCORE', P .. 'leases', state.next_look_owner)
   return deadline and tonumber(deadline) > now
 end
 
-local function wake()
+-- `is_ready`: the script knows that a message may be served.
+function dq.wake(is_ready)
   if call('EXISTS', P .. 'wake') == 1 then return end
-  if call('EXISTS', P .. 'turn', P .. 'discards') == 0 then
-    local due = next_due()
+  if not is_ready and call('EXISTS', P .. 'turn', P .. 'discards') == 0 then
+    local due = dq.next_due()
     if not due then
       state.next_look_owner = ''
       return
     end
     if due > now then
-      if is_kept(due) then return end
+      if dq.is_kept(due) then return end
       state.next_look_owner = ''
     end
   end
