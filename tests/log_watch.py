@@ -35,7 +35,7 @@ _DEAD_CHILD = re.compile(r"^billiard\.exceptions\.WorkerLostError\b", re.M)
 
 #: Celery logs a lost connection with its traceback, which says nothing about the package.
 _LOST_CONNECTION = re.compile(
-    r"Connection to broker lost|Cannot connect to|Connection refused"
+    r"Connection to broker lost|Frequent restarts detected|Cannot connect to|Connection refused"
     r"|Couldn't (?:ack|reject) .*(?:Connection\w*|BrokenPipe|OS)Error"
 )
 

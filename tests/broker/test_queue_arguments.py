@@ -34,6 +34,15 @@ def test_an_argument_without_effect_is_a_warning(channel: Any, options: dict[str
         Queue("kept", **options)(channel).declare()
 
 
+def test_the_broker_in_zookeeper_warns_too(hosts: str) -> None:
+    DQ.prepare()
+    with (
+        Connection(f"dq-zookeeper://{hosts}") as connection,
+        pytest.warns(UserWarning, match="'kept' is declared with expires = 60000"),
+    ):
+        Queue("kept", expires=60)(connection.default_channel).declare()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"max_priority": 9}, {"expires": 60, "auto_delete": True}, {"durable": False}]
 )

@@ -24,7 +24,9 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Install
     """Install the wheel; the libraries come from the tests' environment by a path file."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    # Python 3.10 has no scheme of this name.
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
+    site = Path(sysconfig.get_path("purelib", scheme, {"base": str(folder), "platbase": str(folder)}))
     # A pure wheel is installed by unpacking it. Python does not read path files in a folder that a path file
     # names, so an editable installation of this tree in that folder has no effect.
     zipfile.ZipFile(built.wheel).extractall(site)

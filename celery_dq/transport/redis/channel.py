@@ -21,7 +21,7 @@ import redis
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.queue_arguments import warn_of_ignored
+from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.event_loop import EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -110,6 +110,10 @@ class Channel(EventLoopChannel):
         return self.queue(name).partition
 
     # -- declaring -------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
+        """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
+        return queue_arguments(arguments, options)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)

@@ -13,7 +13,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
 from celery_dq.protocols import DiscardHandler
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.queue_arguments import warn_of_ignored
+from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
 from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
@@ -102,6 +102,10 @@ class Channel(VirtualChannel):
         return queue in self._transients
 
     # -- declaring -------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
+        """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
+        return queue_arguments(arguments, options)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
         self._transport.queues.declare(queue, auto_delete)

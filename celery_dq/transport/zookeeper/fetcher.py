@@ -227,6 +227,10 @@ class ZooKeeperFetcher:
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._sweep()
+        sources, self._rounds = self._sources, self._rounds + 1
+        # Counted before the outcomes are taken: a message that is requeued from now on makes no room for a
+        # later one before it is available itself.
+        rooms = [self._room(source) for source in sources]
         outcomes, begun = self._begin_outcomes()
         more = False
         try:
@@ -235,10 +239,10 @@ class ZooKeeperFetcher:
                 errand.source.take_turn(self._requests, 1)
                 self._requests_for_one.popleft()
                 errand.done.set()
-            sources, self._rounds = self._sources, self._rounds + 1
             first = self._rounds % len(sources) if sources else 0
-            for source in [*sources[first:], *sources[:first]]:
-                more |= source.take_turn(self._requests, self._room(source))
+            turns = list(zip(sources, rooms, strict=True))
+            for source, room in [*turns[first:], *turns[:first]]:
+                more |= source.take_turn(self._requests, min(room, self._room(source)))
                 if source.inbox:
                     self._deliver()
         finally:
