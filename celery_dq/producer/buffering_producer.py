@@ -1,4 +1,4 @@
-"""A kombu producer that puts messages into the buffer instead of sending them.
+"""Producers in the place of kombu's: one puts messages into the buffer, another one reports them.
 
 Celery itself still does the routing, builds the message, and sends the signals and the ``task-sent`` event.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 from kombu import Producer
 
-__all__ = ["BufferingProducer"]
+__all__ = ["BufferingProducer", "Published", "RecordingProducer"]
+
+#: Takes a message, its exchange, its routing key, and the entities to declare.
+Published: TypeAlias = Callable[[dict[str, Any], str, str, Any], None]
 
 
 class _Nowhere:
@@ -30,7 +33,7 @@ class BufferingProducer(Producer):
         accept: Called with the message, its exchange, its routing key, and the entities to declare.
     """
 
-    def __init__(self, accept: Callable[[dict[str, Any], str, str, Any], None]) -> None:
+    def __init__(self, accept: Published) -> None:
         nowhere: Any = None
         super().__init__(nowhere, auto_declare=False)
         self._accept = accept
@@ -74,3 +77,25 @@ class BufferingProducer(Producer):
             "properties": properties,
         }
         self._accept(message, exchange or "", routing_key or "", declare)
+
+
+class RecordingProducer:
+    """A producer that reports each published message.
+
+    Args:
+        producer: The producer that publishes.
+        published: Called after each publish.
+    """
+
+    def __init__(self, producer: Any, published: Published) -> None:
+        self._producer = producer
+        self._published = published
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish as kombu does, then report the message."""
+        done = self._producer.publish(body, **options)
+        BufferingProducer(self._published).publish(body, **options)
+        return done

@@ -16,12 +16,12 @@ from celery._state import get_current_task
 from kombu import pools
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.dedup_call import CALL_OPTION, DedupRules, conclude_verdict, dedup_request_for
-from celery_dq.app.publishing.recording_producer import LEARN_OPTION, RecordingProducer
+from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
+from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError
-from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
@@ -108,36 +108,27 @@ class DQAmqp:
                     options["declare"] = ()
                 elif len(declared) < MOST_DECLARED:
                     declared.add(queue.name)
-            published = options.pop(LEARN_OPTION, None)
-            if published is not None:
-                producer = RecordingProducer(producer, published)
-            slot = options.pop(CALL_OPTION, None)
-            if (
-                slot is not None
-                and slot.counts
-                and (isinstance(producer, BufferingProducer) or _is_ours(producer))
-            ):
+            call: Call | None = options.pop(CALL_OPTION, None)
+            buffered, ours = isinstance(producer, BufferingProducer), _is_ours(producer)
+            if call is not None and call.published is not None:
+                producer = RecordingProducer(producer, call.published)
+            if call is not None and call.counts and (buffered or ours):
                 options[COUNTDOWN] = True
             found = dedup_rules.find(name, options.pop("dedup", None))
             if found is None:
                 return send(producer, name, message, **options)
             rule, key = found
-            if isinstance(producer, BufferingProducer):
-                # The buffer's sender passes the dedup request on, and the verdict comes after the call.
-                return send(
-                    producer,
-                    name,
-                    message,
-                    **{DEDUP_PROPERTY: dedup_request_for(rule, key, message, None)},
-                    **options,
-                )
-            request = dedup_request_for(rule, key, message, slot)
-            if not _is_ours(producer):
+            # The buffer's sender passes the dedup request on, and the verdict comes after the call.
+            named = buffered or call is None or call.named
+            request = dedup_request_for(rule, key, message, named=named)
+            if buffered:
+                return send(producer, name, message, **{DEDUP_PROPERTY: request}, **options)
+            if not ours:
                 # The worker that receives the message gives the verdict.
                 message.headers[DEDUP_HEADER] = request.dedup_header()
                 return send(producer, name, message, **options)
-            if slot is not None:
-                slot.request = request
+            if call is not None:
+                call.request = request
             sent = send(producer, name, message, **{DEDUP_PROPERTY: request}, **options)
             conclude_verdict(name, message.headers["id"], rule, request)
             return sent

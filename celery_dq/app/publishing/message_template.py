@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, signals
 from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
@@ -27,7 +27,10 @@ from celery_dq.transport.redis.store.publisher import STAMPS, stamp
 from celery_dq.transport.redis.store.record import TEXT, RedisRecord, pack_joined
 from celery_dq.transport.tenant import Rule, check_tenant
 
-__all__ = ["MessageTemplates", "MessageTemplate", "in_task"]
+__all__ = ["Kind", "MessageTemplates", "MessageTemplate", "in_task"]
+
+#: What calls with the same template have in common: the name of the task, and options with their values.
+Kind: TypeAlias = tuple[Any, ...]
 
 #: Options by which calls are of different kinds.
 _KIND = frozenset(
@@ -99,10 +102,12 @@ class MessageTemplates:
         self._bodies = BodyWriter()
         #: Checked names of tenants, to their encoded form.
         self._tenants: dict[str, bytes] = {}
-        self._plans: dict[tuple[Any, ...], MessageTemplate | None] = {}
+        self._templates: dict[Kind, MessageTemplate | None] = {}
         self._rules = TenantRules(app)
         self._router = app.amqp.router
         self.pid = os.getpid()
+        #: Whether calls that are not buffered may use a template; None until a stage has asked.
+        self.publishes: bool | None = None
         self._skipped = (Celery.send_task, Producer.publish, Producer._publish)
         self._stock = self._is_stock()
 
@@ -146,15 +151,15 @@ class MessageTemplates:
             and Producer._publish is publish_prepared
         )
 
-    def plan(self, kind: tuple[Any, ...]) -> MessageTemplate | None:
+    def get(self, kind: Kind) -> MessageTemplate | None:
         """The template of calls of the kind; None when they go Celery's way."""
-        return self._plans.get(kind)
+        return self._templates.get(kind)
 
-    def knows(self, kind: tuple[Any, ...]) -> bool:
+    def knows(self, kind: Kind) -> bool:
         """Whether a call of the kind was seen; the kind may be one that always goes Celery's way."""
-        return kind in self._plans
+        return kind in self._templates
 
-    def kind_of(self, name: str, options: dict[str, Any]) -> tuple[Any, ...] | None:
+    def kind_of(self, name: str, options: dict[str, Any]) -> Kind | None:
         """The kind of a call; None when it has to go Celery's way."""
         kind: list[Any] = [name]
         # None overrides an option of the task where `send_task` looks the task's options up.
@@ -172,7 +177,7 @@ class MessageTemplates:
         return tuple(kind)
 
     def fill(
-        self, plan: MessageTemplate, args: Any, kwargs: Any, task_id: Any = None, tenant: Any = None
+        self, template: MessageTemplate, args: Any, kwargs: Any, task_id: Any = None, tenant: Any = None
     ) -> tuple[str, Addressed] | None:
         """Make the id and the message of a call from its template; None when it has to go Celery's way."""
         args_text = plain_args(args) if args else "()"
@@ -188,28 +193,30 @@ class MessageTemplates:
         except Exception:
             self._bodies = BodyWriter()
             return None  # on Celery's way Celery raises its own error
-        if tenant is None and plan.rule is None:
+        if tenant is None and template.rule is None:
             owner = b""
         else:
             chosen = (
-                tenant if tenant is not None or plan.rule is None else plan.rule(args or (), kwargs or {})
+                tenant
+                if tenant is not None or template.rule is None
+                else template.rule(args or (), kwargs or {})
             )
             known = self._tenants.get(chosen) if type(chosen) is str else None
-            owner = self._checked(chosen, plan.name, named=tenant is not None) if known is None else known
+            owner = self._checked(chosen, template.name, named=tenant is not None) if known is None else known
         reply = quoted(self._app.thread_oid)
         if args_text == "()":
             if kwargs_text == "{}":
-                filled = plan.envelopes[0] % (quoted(task_id), reply)
+                filled = template.envelopes[0] % (quoted(task_id), reply)
             else:
-                filled = plan.envelopes[2] % (quoted(task_id), quoted(kwargs_text), reply)
+                filled = template.envelopes[2] % (quoted(task_id), quoted(kwargs_text), reply)
         elif kwargs_text == "{}":
-            filled = plan.envelopes[1] % (quoted(task_id), quoted(args_text), reply)
+            filled = template.envelopes[1] % (quoted(task_id), quoted(args_text), reply)
         else:
-            filled = plan.envelopes[3] % (quoted(task_id), quoted(args_text), quoted(kwargs_text), reply)
+            filled = template.envelopes[3] % (quoted(task_id), quoted(args_text), quoted(kwargs_text), reply)
         # The body is ASCII.
         content = (filled + body).encode("utf-8", "surrogatepass")
-        record = pack_joined(owner, plan.task, plan.priority, TEXT, content, len(content) - len(body))
-        return task_id, _addressed(Addressed, (plan.lane, task_id.encode(), record))
+        record = pack_joined(owner, template.task, template.priority, TEXT, content, len(content) - len(body))
+        return task_id, _addressed(Addressed, (template.lane, task_id.encode(), record))
 
     def _checked(self, tenant: Any, name: str, *, named: bool) -> bytes:
         where = f"{name}: tenant" if named else f"tenant of task {name}"
@@ -221,14 +228,12 @@ class MessageTemplates:
 
     # -- learning
 
-    def learn(
-        self, kind: tuple[Any, ...], lane: str, message: dict[str, Any], exchange: str, queue: str
-    ) -> None:
+    def learn(self, kind: Kind, lane: str, message: dict[str, Any], exchange: str, queue: str) -> None:
         """Make the template of a kind from the message that Celery made for one of its calls."""
-        if len(self._plans) < 10_000:  # a program may put any value into the options of a call
-            self._plans[kind] = self._make_plan(lane, message, exchange, queue)
+        if len(self._templates) < 10_000:  # a program may put any value into the options of a call
+            self._templates[kind] = self._make_template(lane, message, exchange, queue)
 
-    def _make_plan(
+    def _make_template(
         self, lane: str, message: dict[str, Any], exchange: str, queue: str
     ) -> MessageTemplate | None:
         headers, properties = message["headers"], message["properties"]
