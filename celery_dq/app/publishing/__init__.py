@@ -6,6 +6,7 @@
 ``deadline_stage``    unbuffered calls: one deadline for all steps, and a circuit breaker
 ``template_stage``    sends a plain call from a template of its message
 ``message_template``  the message of a task as a template that a call fills in
+``observers``         receivers, tools and events that have to see each message
 ``task_apply_async``  a task's ``apply_async`` for plain, buffered calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish
 ``results``           what a call prepares for its result, and the result that the caller gets

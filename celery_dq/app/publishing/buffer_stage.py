@@ -23,7 +23,7 @@ from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.buffer import BufferApi
-from celery_dq.app.publishing.message_template import in_task
+from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.buffering_producer import BufferingProducer

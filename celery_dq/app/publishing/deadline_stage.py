@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
-from celery_dq.app.publishing.message_template import in_task
+from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import prepare_for_results
 from celery_dq.app.timeouts import Deadline

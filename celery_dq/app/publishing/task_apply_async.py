@@ -15,7 +15,8 @@ from celery.app.task import Task
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import BufferChoice
-from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates, in_task
+from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates
+from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
 from celery_dq.app.publishing.results import result_of
 
@@ -99,7 +100,9 @@ class TaskApplyAsync:
             or type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
             or self._stage.templates is not templates
-            or not templates.allowed
+            or not templates.observers.allowed
+            or templates.observers.send_task_is_replaced
+            or templates.observers.observed
             or choice.in_worker()
         ):
             return False
