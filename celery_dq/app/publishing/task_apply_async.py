@@ -42,7 +42,17 @@ class TaskApplyAsync:
         choice: decides whether a call is buffered.
     """
 
-    __slots__ = ("_apply", "_choice", "_eager", "_pipeline", "_stage", "_task", "_template", "_templates")
+    __slots__ = (
+        "_apply",
+        "_buffer",
+        "_choice",
+        "_eager",
+        "_pipeline",
+        "_stage",
+        "_task",
+        "_template",
+        "_templates",
+    )
 
     def __init__(
         self, task: Any, stage: HasTemplates, template: MessageTemplate, choice: BufferChoice
@@ -52,6 +62,7 @@ class TaskApplyAsync:
         self._templates = stage.templates
         self._template = template
         self._choice = choice
+        self._buffer = dq_of(task.app).buffer
         self._pipeline = task.app.send_task
         #: Names under which ``task_always_eager`` may be set.
         self._eager: tuple[str, ...] = tuple(task.app.conf._to_keys("task_always_eager"))
@@ -84,7 +95,7 @@ class TaskApplyAsync:
             assert self._templates is not None
             filled = self._templates.fill(self._template, args, kwargs, task_id)
             if filled is not None:
-                dq_of(task.app).buffer.producer.put(filled[1])
+                self._buffer.producer.put(filled[1])
                 return result_of(task.app, filled[0], task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
