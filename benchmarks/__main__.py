@@ -21,6 +21,7 @@ from benchmarks.commands import commands, memory
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
+from benchmarks.instrumented import instrumented
 from benchmarks.measure import Report
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "singleton": singleton,
     "dedup": dedup_cost,
     "buffering": buffering,
+    "instrumented": instrumented,
     "pacing": pacing,
     "outage": outage,
     "committing": committing,

@@ -36,8 +36,9 @@ def shop(way: str, server: RedisServer, **conf: Any) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         app = Celery("shop", broker=server.url(scheme="redis" if way == "stock" else "dq-redis"))
         app.conf.task_routes = {"notify": "push"}
+        app.conf.update(conf)
         if way != "stock":
-            app.conf.update(dq_buffer=way == "buffered", dq_buffer_folder=folder, **conf)
+            app.conf.update(dq_buffer=way == "buffered", dq_buffer_folder=folder)
             celery_dq.setup(app)
 
         def notify(merchant: int, order: str) -> None: ...

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.durable_revoke import DurableRevoke
 from celery_dq.app.mixins import mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
-from celery_dq.app.publishing.buffered_call import buffer_calls
-from celery_dq.app.publishing.dedup_call import answer_duplicates
+from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
+from celery_dq.app.publishing.deadline_stage import DeadlineStage
+from celery_dq.app.publishing.dedup_stage import DedupStage
+from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
+from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.app.request_attributes import define_attributes
 from celery_dq.transport.aliases import register_transports, schemes_in
 
 __all__ = ["equip_every_app", "register_transports", "setup"]
+
+#: The stages of a call in their order.
+STAGES: tuple[Callable[[Any], Stage], ...] = (
+    DedupStage,  # has the call a dedup key? Afterwards: does another call cover it?
+    BufferStage,  # is the call buffered?
+    DeadlineStage,  # a call that is not buffered: until when may it be tried, or does it fail at once?
+    TemplateStage,  # a plain call: its message from a template, into the buffer or to the broker
+    CelerysWay,  # any other call: Celery makes the message and publishes it
+)
 
 #: The worker's boot steps, by name, so that a producer never imports them. Celery imports them when a worker
 #: starts.
@@ -56,13 +69,13 @@ def setup(app: Any) -> Any:
 
 
 def wrap_calls(app: Any) -> None:
-    """Wrap ``app.send_task`` once in dedup, and that in the buffer, which skips calls with a dedup key."""
+    """Replace ``app.send_task`` once by the pipeline of :data:`STAGES`."""
     dq = dq_of(app)
     if not dq.calls_are_wrapped:
         dq.calls_are_wrapped = True
         dq.own_send_task = app.__dict__.get("send_task")
-        answer_duplicates(app, dq.own_send_task)
-        buffer_calls(app)
+        app.send_task = CallPipeline([stage(app) for stage in STAGES])
+        acquire_lazily(app)
 
 
 class Equipment:

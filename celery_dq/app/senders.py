@@ -22,7 +22,7 @@ from celery_dq.transport.redis.store.refusals import BrokerOverloaded
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
-__all__ = ["AppSender", "partition_lane"]
+__all__ = ["AppSender", "lane_of"]
 
 #: Errors of a server that cannot take messages now. They are treated like a server that does not answer.
 _PASSING: tuple[type[BaseException], ...] = (
@@ -33,9 +33,21 @@ _PASSING: tuple[type[BaseException], ...] = (
 )
 
 
-def partition_lane(queue: str, priority: int) -> str:
-    """The lane of a queue's messages of one priority."""
-    return f"p{priority}/{queue}"
+def lane_of(exchange: str, routing_key: str, priority: int, declare: Any) -> str:
+    """Return the lane of messages for a partition; "" for messages to other targets.
+
+    Args:
+        exchange: Name of the exchange.
+        routing_key: Name of the queue when there is no exchange.
+        priority: Priority of the messages.
+        declare: Entities to declare before; may be None.
+    """
+    if exchange or any(
+        getattr(entity, "auto_delete", False) and not getattr(entity, "durable", True)
+        for entity in declare or ()
+    ):
+        return ""
+    return f"p{priority}/{routing_key}"
 
 
 class AppSender:
@@ -67,19 +79,18 @@ class AppSender:
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See :meth:`celery_dq.producer.sender.Sender.address`."""
-        if not self._partitioned or exchange or _any_transient(declare):
-            message["properties"].pop(COUNTDOWN, None)
-            request = message["properties"].pop(DEDUP_PROPERTY, None)
+        properties = message["properties"]
+        lane = lane_of(exchange, routing_key, properties.get("priority") or 0, declare)
+        if not self._partitioned or not lane:
+            properties.pop(COUNTDOWN, None)
+            request = properties.pop(DEDUP_PROPERTY, None)
             if request is not None:
                 # The worker that receives the message gives the verdict.
                 message["headers"][DEDUP_HEADER] = request.dedup_header()
             return self._kombu.address(message, exchange, routing_key, declare)
-        message["properties"].setdefault("delivery_info", {}).update(
-            exchange=exchange, routing_key=routing_key
-        )
+        properties.setdefault("delivery_info", {}).update(exchange=exchange, routing_key=routing_key)
         outgoing = stamp(message, routing_key, "", int, int(self._wall() * 1_000_000)).outgoing
-        priority = message["properties"].get("priority") or 0
-        return Addressed(partition_lane(routing_key, priority), outgoing.id.encode(), outgoing.record)
+        return Addressed(lane, outgoing.id.encode(), outgoing.record)
 
     def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
@@ -127,10 +138,3 @@ class AppSender:
         if connection is not None:
             connection.collect(socket_timeout=1)
         self._kombu.close()
-
-
-def _any_transient(declare: Any) -> bool:
-    return any(
-        getattr(entity, "auto_delete", False) and not getattr(entity, "durable", True)
-        for entity in declare or ()
-    )

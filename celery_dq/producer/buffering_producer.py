@@ -1,4 +1,4 @@
-"""A kombu producer that puts messages into the buffer instead of sending them.
+"""Producers in the place of kombu's: one puts messages into the buffer, another one reports them.
 
 Celery itself still does the routing, builds the message, and sends the signals and the ``task-sent`` event.
 """
@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 from kombu import Producer
 
-__all__ = ["BufferingProducer"]
+__all__ = ["BufferingProducer", "Published", "RecordingProducer"]
+
+#: Takes a message, its exchange, its routing key, and the entities to declare.
+Published: TypeAlias = Callable[[dict[str, Any], str, str, Any], None]
 
 
 class _Nowhere:
     """The connection of a buffering producer. It reaches no broker, so nothing on it can fail."""
 
     transport_options: dict[str, Any] = {}  # noqa: RUF012 - read only
+
+    def __init__(self, driver_type: str) -> None:
+        #: Monitoring tools read the kind of broker here.
+        self.transport = SimpleNamespace(driver_type=driver_type)
 
     def _reraise_as_library_errors(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         return nullcontext()
@@ -28,49 +36,94 @@ class BufferingProducer(Producer):
 
     Args:
         accept: Called with the message, its exchange, its routing key, and the entities to declare.
+        driver_type: The kind of broker for monitoring tools, as kombu's ``Transport.driver_type``.
     """
 
-    def __init__(self, accept: Callable[[dict[str, Any], str, str, Any], None]) -> None:
+    def __init__(self, accept: Published, driver_type: str = "") -> None:
         nowhere: Any = None
         super().__init__(nowhere, auto_declare=False)
         self._accept = accept
+        self._nowhere = _Nowhere(driver_type)
 
     @property
     def connection(self) -> Any:
         """The connection, whose error handling Celery wraps around a publish."""
-        return _Nowhere()
+        return self._nowhere
 
     def publish(self, body: Any, *args: Any, **options: Any) -> None:
         """Build the message as kombu does, but without retries, because the flusher retries."""
         options["retry"] = False
         super().publish(body, *args, **options)
 
-    def _publish(
-        self,
-        body: Any,
-        priority: Any,
-        content_type: Any,
-        content_encoding: Any,
-        headers: Any,
-        properties: Any,
-        routing_key: Any,
-        mandatory: Any,
-        immediate: Any,
-        exchange: Any,
-        declare: Any,
-        *args: Any,
-    ) -> None:
-        # The form that kombu's virtual channels give a message. The sender for AMQP takes the same parts from
-        # it.
-        properties = dict(properties, delivery_info={}, priority=priority)
-        reply_to = properties.get("reply_to")
-        if hasattr(reply_to, "name"):
-            properties["reply_to"] = reply_to.name
-        message = {
-            "body": body,
-            "content-encoding": content_encoding,
-            "content-type": content_type,
-            "headers": headers or {},
-            "properties": properties,
-        }
-        self._accept(message, exchange or "", routing_key or "", declare)
+    def _publish(self, *prepared: Any) -> None:
+        message, exchange, routing_key, declare = _message_of(*prepared)
+        self._accept(message, exchange, routing_key, declare)
+
+
+def _message_of(
+    body: Any,
+    priority: Any,
+    content_type: Any,
+    content_encoding: Any,
+    headers: Any,
+    properties: Any,
+    routing_key: Any,
+    mandatory: Any,
+    immediate: Any,
+    exchange: Any,
+    declare: Any,
+    *args: Any,
+) -> tuple[dict[str, Any], str, str, Any]:
+    """Return the arguments of kombu's ``Producer._publish`` in the form that :data:`Published` takes."""
+    # The form that kombu's virtual channels give a message. The sender for AMQP takes the same parts from it.
+    properties = dict(properties, delivery_info={}, priority=priority)
+    reply_to = properties.get("reply_to")
+    if hasattr(reply_to, "name"):
+        properties["reply_to"] = reply_to.name
+    message = {
+        "body": body,
+        "content-encoding": content_encoding,
+        "content-type": content_type,
+        "headers": headers or {},
+        "properties": properties,
+    }
+    return message, exchange or "", routing_key or "", declare
+
+
+class RecordingProducer:
+    """A producer that reports the first message that it publishes. Another one is the event of this message.
+
+    Args:
+        producer: The producer that publishes: one of the pool, or the buffer's.
+        published: Called after the publish.
+    """
+
+    def __init__(self, producer: Any, published: Published) -> None:
+        # The buffer's producer is shared by threads, so this call gets one of its own.
+        own = isinstance(producer, BufferingProducer)
+        self._producer: Any = BufferingProducer(producer._accept) if own else producer
+        self._published: Published | None = published
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish as the producer does, then report the message."""
+        producer, published = self._producer, self._published
+        if published is None:
+            return producer.publish(body, **options)
+        self._published = None
+        publish_prepared = producer._publish
+
+        def publish_and_report(*prepared: Any) -> Any:
+            message = _message_of(*prepared)
+            done = publish_prepared(*prepared)
+            published(*message)
+            return done
+
+        # Not by a second call of `publish`, which a monitoring tool may observe.
+        producer._publish = publish_and_report
+        try:
+            return producer.publish(body, **options)
+        finally:
+            del producer._publish

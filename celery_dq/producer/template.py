@@ -18,7 +18,7 @@ from typing import Any
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
-__all__ = ["BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
+__all__ = ["EMBED", "BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
 
 #: Characters from which on Celery shortens a representation.
 MAX_REPR = 500
@@ -27,8 +27,9 @@ MAX_REPR = 500
 quoted = encode_basestring
 
 _encode = kombu_json.JSONEncoder().encode
-_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-_EMBED_END = f", {_encode(_EMBED)}]"
+#: The part of a body that is for callbacks; a plain call has none.
+EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_EMBED_END = f", {_encode(EMBED)}]"
 
 
 class Ids:

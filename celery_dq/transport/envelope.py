@@ -98,6 +98,20 @@ def pack(
     return _dumps([mask, left, kept, content_type, content_encoding]).encode("utf-8", "surrogatepass")
 
 
+def more_headers(headers: Mapping[str, Any]) -> str:
+    """Return the text that adds headers to the last header of an envelope.
+
+    Args:
+        headers: At least one header, none of which Celery itself writes.
+
+    Raises:
+        TypeError: A value cannot be encoded as JSON.
+        ValueError: A value cannot be encoded as JSON.
+        RecursionError: A value is nested too deeply or contains itself.
+    """
+    return "," + _dumps(dict(headers))[1:-1]
+
+
 def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None, str | None]:
     """Return headers, properties, content type and content encoding.
 

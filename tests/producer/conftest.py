@@ -11,6 +11,8 @@ import redis
 from celery import Celery
 
 import celery_dq
+from celery_dq.app.publishing.dedup_stage import DedupStage
+from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.store.record import RedisRecord
@@ -93,3 +95,27 @@ def harness(tmp_path: Path) -> Iterator[ProducerHarness]:
     harness.shelf.down = True
     for producer in harness.made:
         producer.close(0.05)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the results of the calls that were made from a template."""
+    results: list[Any] = []
+    made: list[Any] = []
+    send_from, answer = TemplateStage.send_from, DedupStage.answer
+
+    def noted(*args: Any) -> Any:
+        result = send_from(*args)
+        if result is not None:
+            made.append(result)
+        return result
+
+    def answered(self: DedupStage, call: Any, result: Any) -> Any:
+        final = answer(self, call, result)
+        if made and made[-1] is result:
+            results.append(final)
+        return final
+
+    monkeypatch.setattr(TemplateStage, "send_from", noted)
+    monkeypatch.setattr(DedupStage, "answer", answered)
+    return results

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chain, group, signals
+from celery import Celery, chain, group, signals
 from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 import celery_dq
+from celery_dq.app.publishing.pipeline import PARAMETERS
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidTenant
 from celery_dq.producer.errors import BufferFull
 from celery_dq.producer.flusher import Undelivered
@@ -368,3 +370,18 @@ def test_to_set_an_app_up_twice_is_to_set_it_up_once(make_app: MakeApp) -> None:
     before = app.send_task
     celery_dq.setup(app)
     assert app.send_task is before
+
+
+def test_the_parameters_of_send_task_are_celerys() -> None:
+    parameters = inspect.signature(inspect.unwrap(Celery.send_task)).parameters
+    assert tuple(parameters) == ("self", "name", "args", "kwargs", *PARAMETERS, "options")
+
+
+def test_options_of_send_task_may_be_positional(make_app: MakeApp, stored: Stored) -> None:
+    app: Any = make_app()
+    assert app.send_task("elsewhere", (1,), None, None, None, "mine").id == "mine"
+    assert app.dq.buffer.flush(30) == 0
+    assert stored.record("celery", "mine").task == "elsewhere"
+    for more in ((None,) * 3, (None,) * 60):
+        with pytest.raises(TypeError):
+            app.send_task("elsewhere", (1,), None, *more, task_id="twice")

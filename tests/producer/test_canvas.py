@@ -13,7 +13,7 @@ from celery import chain, chord, group
 from hypothesis import HealthCheck, given, settings, strategies as st
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.publishing.lazy_producer import LazyPoolProducer
+from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
 from celery_dq.testing.servers import RedisServer
 from tests.producer.conftest import MakeApp, Stored
 

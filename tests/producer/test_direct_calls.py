@@ -15,8 +15,7 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 
 import celery_dq
-from celery_dq.app.publishing.buffered_call import BufferedCalls
-from celery_dq.app.publishing.deadline import DeadlineCalls
+from celery_dq.app.publishing.deadline_stage import DeadlineStage
 from celery_dq.producer.circuit_breaker import CircuitBreaker
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
@@ -66,11 +65,8 @@ def make_app(url: str, **conf: Any) -> Any:
 
 
 def breaker_of(app: Any) -> CircuitBreaker:
-    calls = app.send_task
-    assert isinstance(calls, BufferedCalls)
-    direct = calls._send_task
-    assert isinstance(direct, DeadlineCalls)
-    return direct.breaker
+    (stage,) = (each for each in app.send_task.stages if isinstance(each, DeadlineStage))
+    return stage.breaker
 
 
 def failure(app: Any, **options: Any) -> tuple[Exception, float]:

@@ -16,9 +16,11 @@ from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
 
 import celery_dq
-from celery_dq.app.publishing.buffered_call import BufferedCalls
-from celery_dq.app.publishing.message_template import MessageTemplates
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.message_template import KNOWN_HEADERS, MessageTemplates
+from celery_dq.app.publishing.results import prepare_for_results
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
+from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.template import Ids, plain_args, plain_kwargs
@@ -107,30 +109,32 @@ class Bench:
         app.finalize()
         self.app: Any = app
         self.names = names
-        calls = app.send_task
-        assert isinstance(calls, BufferedCalls)
-        self.calls = calls
-        self.fast: MessageTemplates = calls._begin()
+        self.fast = MessageTemplates(app)
+        self.sender = dq_of(app).make_sender(app)
 
     def celerys(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed:
         """Return the message that Celery's path puts into the buffer; it also makes the template."""
         made: list[Addressed] = []
 
         def accept(message: dict[str, Any], exchange: str, key: str, declare: Any) -> None:
-            assert self.calls._sender is not None
-            made.append(self.calls._sender.address(message, exchange, key, declare))
+            headers = dict(message["headers"])
+            made.append(self.sender.address(message, exchange, key, declare))
             kind = self.fast.kind_of(name, options)
             if kind is not None and not self.fast.knows(kind):
-                self.fast.learn(kind, made[0].lane, message, exchange, key)
+                routed = {each: options[each] for each in ("priority",) if each in options}
+                known = {each: value for each, value in headers.items() if each in KNOWN_HEADERS}
+                learnt = dict(message, headers=known)
+                self.fast.learn(kind, made[0].lane, learnt, exchange, key, routed)
 
-        self.calls._prepare()
-        self.calls._send_task(name, args, kwargs, **{**options, "producer": BufferingProducer(accept)})
+        prepare_for_results(self.app, self.app.dq.deadline)
+        Celery.send_task(self.app, name, args, kwargs, **{**options, "producer": BufferingProducer(accept)})
         return made[0]
 
     def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:
         kind = self.fast.kind_of(name, options)
-        plan = None if kind is None else self.fast.plan(kind)
-        filled = plan and self.fast.fill(plan, args, kwargs, options.get("task_id"), options.get("tenant"))
+        template = None if kind is None else self.fast.get(kind)
+        given = [options.get(each) for each in ("task_id", "tenant", "headers")]
+        filled = template and self.fast.fill(template, args, kwargs, *given)
         return None if filled is None else filled[1]
 
 
@@ -145,6 +149,12 @@ def bench() -> Iterator[Bench]:
     made.app.close()
 
 
+def templates_of(app: Any) -> MessageTemplates:
+    (stage,) = (each for each in app.send_task.stages if isinstance(each, TemplateStage))
+    assert stage.templates is not None
+    return stage.templates
+
+
 some_options = st.fixed_dictionaries(
     {},
     optional={
@@ -156,7 +166,9 @@ some_options = st.fixed_dictionaries(
         "soft_time_limit": st.just(2),
         "countdown": st.integers(0, 10),
         "expires": st.integers(1, 100),
-        "headers": st.just({"x": 1}),
+        "headers": st.sampled_from(
+            [{"x": 1}, {"é": {"a": [None, "%s"]}}, {"shadow": "x"}, {"id": "mine"}, {}, None]
+        ),
         "shadow": st.just("other"),
         "serializer": st.sampled_from(["json", "pickle", None]),
         "delivery_mode": st.sampled_from([1, 2, None]),
@@ -208,19 +220,18 @@ def test_an_error_is_celerys_error(bench: Bench) -> None:
 def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored) -> None:
     app = make_app()
     task: Any = app.task(name="plain", shared=False)(work)
-    calls: Any = app.send_task
     for _ in range(3):
         task.delay(1)
-    assert calls.fast.allowed
+    assert not templates_of(app).observers.observed
 
     def receiver(**_: Any) -> None: ...
 
     signals.before_task_publish.connect(receiver)
     try:
-        assert not calls.fast.allowed
+        assert templates_of(app).observers.observed
     finally:
         signals.before_task_publish.disconnect(receiver)
-    assert calls.fast.allowed
+    assert not templates_of(app).observers.observed
     app.conf.task_routes = {"plain": {"queue": "elsewhere"}}
     amqp: Any = app.amqp
     amqp._handle_conf_update(task_routes=app.conf.task_routes)
@@ -235,7 +246,6 @@ def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored)
         {"task_protocol": 1},
         {"task_serializer": "pickle"},
         {"task_compression": "zlib"},
-        {"task_send_sent_event": True},
         {"task_routes": [lambda name, args, kwargs, options, task=None, **_: {"queue": f"q{args[0]}"}]},
     ],
 )
@@ -246,8 +256,7 @@ def test_an_app_with_ways_of_its_own_goes_them(
     task: Any = app.task(name="plain", shared=False)(work)
     for number in range(3):
         task.apply_async((number,))
-    calls: Any = app.send_task
-    assert not calls.fast.allowed
+    assert not templates_of(app).observers.allowed
     assert app.dq.buffer.flush(30) == 0
     if "task_routes" in conf:
         assert [stored.count(f"q{number}") for number in range(3)] == [1, 1, 1]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.app.task import Task
+from celery.utils.saferepr import saferepr
 from kombu import Producer
 
 import celery_dq
 from celery_dq.app.publishing.message_template import MessageTemplates
 from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.testing.waiting import wait_until
 from tests.producer.conftest import MakeApp, Stored
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +33,28 @@ def work(a: int = 0) -> None: ...
 
 
 @pytest.mark.parametrize("order", ["first", "last"])
-def test_each_call_has_the_trace_of_its_caller_under_sentry(order: str, dq_url: str, stored: Stored) -> None:
-    program = [sys.executable, "-m", "tests.producer.sentry_shop", order, dq_url]
+@pytest.mark.parametrize(
+    ("tool", "header", "calls"), [("sentry", "sentry-trace", 21), ("opentelemetry", "traceparent", 15)]
+)
+def test_each_call_has_the_trace_of_its_caller(
+    tool: str, header: str, calls: int, order: str, dq_url: str, stored: Stored
+) -> None:
+    program = [sys.executable, "-m", "tests.producer.instrumented_shop", tool, order, dq_url]
     ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    made = json.loads(ran.stdout)
-    assert len({trace for _, trace in made}) == len(made) == 21
+    told = json.loads(ran.stdout)
+    made = told["made"]
+    assert len({trace for _, trace in made}) == len(made) == calls
     found = []
     for task_id, _ in made:
-        headers = stored.message("celery", task_id)[0]
-        found.append([task_id, headers.get("sentry-trace", "").partition("-")[0]])
+        trace = stored.message("celery", task_id)[0].get(header, "")
+        found.append([task_id, re.search("[0-9a-f]{32}", trace)[0]])  # type: ignore[index]
     assert found == made
+    assert told["spans"] == calls
+    # Only the first call of each kind takes Celery's way.
+    expected = {task_id for task_id, _ in made}
+    assert expected >= set(told["packed"])
+    assert len(told["packed"]) >= (calls if order == "last" else calls - 3)
 
 
 class Patched:
@@ -164,5 +179,145 @@ def test_a_template_holds_no_header_that_celery_does_not_write(make_app: MakeApp
         app.send_task("known", (1,), producer=BufferingProducer(accept))
         ((message, exchange, key),) = made
         message["headers"].update(headers)
-        fast.learn(("known",), "p0/celery", message, exchange, key)
-        assert (fast.plan(("known",)) is not None) == kept
+        fast.learn(("known",), "p0/celery", message, exchange, key, {})
+        assert (fast.get(("known",)) is not None) == kept
+
+
+def many(*args: Any, **kwargs: Any) -> None: ...
+
+
+def look(**_: Any) -> None: ...
+
+
+def add_headers(headers: dict[str, Any], **_: Any) -> None:
+    headers["traceparent"] = "00-ab-cd-01"
+    headers["headers"] = {"é": ["%s", None]}
+
+
+def change_much(headers: dict[str, Any], properties: dict[str, Any], body: Any, **_: Any) -> None:
+    headers["timelimit"][0] = 60
+    headers["shadow"] = "another"
+    properties["priority"] = 7
+    body[1]["more"] = [1]
+
+
+def change_the_body(body: Any, **_: Any) -> None:
+    body[1]["more"] = [1]
+
+
+#: Receivers, whether tools replace methods, whether events are sent, and whether messages fit their template.
+OBSERVERS: dict[str, tuple[Any, bool, bool, bool]] = {
+    "looks": (look, False, False, True),
+    "adds headers": (add_headers, False, False, True),
+    "changes much": (change_much, False, False, False),
+    "changes the body": (change_the_body, False, False, True),
+    "tools": (None, True, False, True),
+    "tools and a receiver": (add_headers, True, False, True),
+    "tools and a changing receiver": (change_much, True, False, False),
+    "events": (None, False, True, True),
+    "all": (add_headers, True, True, True),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"tenant": 7, "headers": {"x": 1}},
+    {"priority": 3, "time_limit": 5, "ignore_result": True, "queue": "push"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "direct"])
+def test_the_message_of_an_observed_call_is_celerys(
+    make_app: MakeApp,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+    buffered: bool,
+    observer: str,
+    options: dict[str, Any],
+) -> None:
+    receiver, tools, events, fits = OBSERVERS[observer]
+    app: Any = make_app(dq_buffer=buffered, task_send_sent_event=events)
+    task: Any = app.task(name="known", shared=False)(many)
+    packed: list[Any] = []
+    refill = MessageTemplates.refill
+
+    def noted(*args: Any) -> Any:
+        packed.append(refill(*args))
+        return packed[-1]
+
+    monkeypatch.setattr(MessageTemplates, "refill", noted)
+    if tools:
+        for owner, name in PATCHES:
+            Patched(owner, name, monkeypatch, wraps, adds_header=False)
+    if receiver is not None:
+        signals.before_task_publish.connect(receiver)
+    try:
+        # Celery's way, because of a producer of the caller's own.
+        with app.producer_pool.acquire(block=True) as producer:
+            celerys = task.apply_async((1, "it's"), {"b": None}, producer=producer, **options).id
+        ids = [task.apply_async((1, "it's"), {"b": None}, **options).id for _ in range(3)]
+    finally:
+        if receiver is not None:
+            signals.before_task_publish.disconnect(receiver)
+    assert app.dq.buffer.flush(30) == 0
+    queue = options.get("queue", "celery")
+    wanted = message_without_id(stored, queue, celerys)
+    assert [message_without_id(stored, queue, each) for each in ids] == [wanted] * 3
+    fitting = [message.id.decode() for message in packed if message is not None]
+    assert fitting == (ids[1:] if fits else [])
+
+
+def message_without_id(stored: Stored, queue: str, task_id: str) -> Any:
+    record = stored.record(queue, task_id)
+    headers, properties, body = stored.message(queue, task_id)
+    assert (headers.pop("id"), headers.pop("root_id"), properties.pop("correlation_id")) == (task_id,) * 3
+    return record.tenant, record.task, record.priority, headers, properties, body
+
+
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "direct"])
+def test_a_template_that_was_learnt_under_observation_has_no_header_of_its_first_call(
+    make_app: MakeApp, stored: Stored, buffered: bool
+) -> None:
+    app: Any = make_app(dq_buffer=buffered)
+    task: Any = app.task(name="known", shared=False)(many)
+    signals.before_task_publish.connect(add_headers)
+    try:
+        ids = [task.apply_async((1,), headers={"x": 1}).id for _ in range(2)]
+    finally:
+        signals.before_task_publish.disconnect(add_headers)
+    ids += [task.apply_async((1,), headers=headers).id for headers in ({"x": 2}, None)]
+    assert app.dq.buffer.flush(30) == 0
+    found = [stored.message("celery", each)[0] for each in ids]
+    assert [each.get("x") for each in found] == [1, 1, 2, None]
+    assert ["traceparent" in each for each in found] == [True, True, False, False]
+
+
+def test_a_route_with_headers_makes_no_template(make_app: MakeApp, stored: Stored, quick: list[Any]) -> None:
+    app: Any = make_app(dq_buffer=False, task_routes={"known": {"queue": "push", "headers": {"shop": "a"}}})
+    task: Any = app.task(name="known", shared=False)(many)
+    ids = [task.delay(1).id for _ in range(3)]
+    assert [stored.message("push", each)[0].get("shop") for each in ids] == ["a"] * 3
+    assert quick == []
+
+
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "direct"])
+def test_each_call_has_an_event(make_app: MakeApp, buffered: bool) -> None:
+    app: Any = make_app(dq_buffer=buffered, task_send_sent_event=True)
+    task: Any = app.task(name="known", shared=False)(many)
+    seen: list[dict[str, Any]] = []
+    ready = threading.Event()
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"task-sent": seen.append})
+        receiver.on_consume_ready = lambda *_, **__: ready.set()
+        listener = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
+        listener.start()
+        assert ready.wait(30)
+        ids = [task.delay("it's").id for _ in range(4)]
+        assert app.dq.buffer.flush(30) == 0
+        wait_until(lambda: len(seen) >= 4, 30)
+        receiver.should_stop = True
+        listener.join(30)
+    assert [event["uuid"] for event in seen] == ids
+    assert {(event["name"], event["args"], event["kwargs"], event["queue"]) for event in seen} == {
+        ("known", saferepr(("it's",)), "{}", "celery")
+    }

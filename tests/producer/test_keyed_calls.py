@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_dq.app.publishing.template_publish import _TemplatePaths
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
@@ -44,22 +43,6 @@ def app(make_app: MakeApp) -> Any:
         app.task(name=name, shared=False, dedup=rule)(work)
     app.task(name="plain", shared=False)(work)
     return app
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the results of the calls that used the fast path."""
-    results: list[Any] = []
-    send = _TemplatePaths.send
-
-    def noted(*args: Any) -> Any:
-        result = send(*args)
-        if result is not None:
-            results.append(result)
-        return result
-
-    monkeypatch.setattr(_TemplatePaths, "send", noted)
-    return results
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from celery_dq.app.publishing.template_publish import _TemplatePaths
 from celery_dq.dedup.machine import Verdict
 from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
@@ -36,22 +35,6 @@ def app(make_app: MakeApp, proxy: Proxy, dq_url: str, redis_server: RedisServer)
     app.task(name="plain", shared=False)(work)
     app.task(name="keyed", shared=False, dedup={"key": "{a}"})(work)
     return app
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the results of the unbuffered calls that were made from a template."""
-    made: list[Any] = []
-    send = _TemplatePaths.send
-
-    def noted(*args: Any) -> Any:
-        result = send(*args)
-        if result is not None:
-            made.append(result)
-        return result
-
-    monkeypatch.setattr(_TemplatePaths, "send", noted)
-    return made
 
 
 @pytest.mark.parametrize("name", ["plain", "keyed"])

@@ -10,22 +10,27 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from celery._state import get_current_task
+from celery.utils.saferepr import saferepr
 from kombu import pools
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.dedup_call import CALL_OPTION, DedupRules, conclude_verdict, dedup_request_for
-from celery_dq.app.publishing.recording_producer import LEARN_OPTION, RecordingProducer
+from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
+from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError
-from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
+from celery_dq.producer.template import plain_args, plain_kwargs
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
 
+#: Options that a call does not share with others of its kind.
+OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))
 #: Limit of the queues that an app remembers as declared.
 MOST_DECLARED = 10_000
 
@@ -91,6 +96,14 @@ class DQAmqp:
                 return publish(producer, name, message, **options)
 
         def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            call: Call | None = options.pop(CALL_OPTION, None)
+            if call is not None and call.representable:
+                for option in ("argsrepr", "kwargsrepr"):
+                    options.pop(option, None)
+                _represent(self, message)
+            buffered, ours = isinstance(producer, BufferingProducer), _is_ours(producer)
+            if call is not None and call.published is not None:
+                call.routed = {key: value for key, value in options.items() if key not in OF_ONE_CALL}
             tenant = options.pop("tenant", None)
             if tenant is None:
                 tenant = tenant_of(name, message)
@@ -102,56 +115,55 @@ class DQAmqp:
             if priority is not None:
                 check_priority(priority, where=f"{name}: priority")
             queue = options.get("queue")
-            if queue is not None and options.get("declare") is None and _needs_no_binding(producer, queue):
+            if queue is not None and options.get("declare") is None and ours and _needs_no_binding(queue):
                 # Declare a queue once: kombu would copy it at every publish, a fifth of the publish's cost.
                 if queue.name in declared:
                     options["declare"] = ()
                 elif len(declared) < MOST_DECLARED:
                     declared.add(queue.name)
-            published = options.pop(LEARN_OPTION, None)
-            if published is not None:
-                producer = RecordingProducer(producer, published)
-            slot = options.pop(CALL_OPTION, None)
-            if (
-                slot is not None
-                and slot.counts
-                and (isinstance(producer, BufferingProducer) or _is_ours(producer))
-            ):
+            if call is not None and call.counts and (buffered or ours):
                 options[COUNTDOWN] = True
+            request = None
             found = dedup_rules.find(name, options.pop("dedup", None))
-            if found is None:
-                return send(producer, name, message, **options)
-            rule, key = found
-            if isinstance(producer, BufferingProducer):
+            if found is not None:
                 # The buffer's sender passes the dedup request on, and the verdict comes after the call.
-                return send(
-                    producer,
-                    name,
-                    message,
-                    **{DEDUP_PROPERTY: dedup_request_for(rule, key, message, None)},
-                    **options,
-                )
-            request = dedup_request_for(rule, key, message, slot)
-            if not _is_ours(producer):
-                # The worker that receives the message gives the verdict.
-                message.headers[DEDUP_HEADER] = request.dedup_header()
-                return send(producer, name, message, **options)
-            if slot is not None:
-                slot.request = request
-            sent = send(producer, name, message, **{DEDUP_PROPERTY: request}, **options)
-            conclude_verdict(name, message.headers["id"], rule, request)
+                named = buffered or call is None or call.named
+                request = dedup_request_for(*found, message, named=named)
+                if buffered or ours:
+                    options[DEDUP_PROPERTY] = request
+                else:
+                    # The worker that receives the message gives the verdict.
+                    message.headers[DEDUP_HEADER] = request.dedup_header()
+                if ours and call is not None:
+                    call.request = request
+            if call is not None and call.published is not None:
+                call.headers = deepcopy(message.headers)
+                producer = RecordingProducer(producer, call.published)
+            sent = send(producer, name, message, **options)
+            if ours and found is not None and request is not None:
+                conclude_verdict(name, message.headers["id"], found[0], request)
             return sent
 
         self.task_sender = send_task_message
         return send_task_message
 
 
-def _needs_no_binding(producer: Any, queue: Any) -> bool:
-    """Whether Celery publishes to *queue* by its name, on the tenant broker."""
+def _represent(amqp: Any, message: Any) -> None:
+    """Write the representations of the arguments into a message of task protocol 2 that has none."""
+    headers, _, (args, kwargs, _), event = message
+    for name, text, values in (("args", plain_args(args), args), ("kwargs", plain_kwargs(kwargs), kwargs)):
+        if text is None:
+            levels = amqp.app.conf.task_repr_maxlevels
+            text = saferepr(values, getattr(amqp, f"{name}repr_maxsize"), maxlevels=levels)
+        headers[f"{name}repr"] = text
+        if event is not None:
+            event[name] = text
+
+
+def _needs_no_binding(queue: Any) -> bool:
+    """Whether Celery publishes to *queue* by its name."""
     exchange = getattr(queue, "exchange", None)
-    if exchange is None or exchange.type != "direct":
-        return False
-    return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
+    return exchange is not None and exchange.type == "direct"
 
 
 def _is_ours(producer: Any) -> bool:

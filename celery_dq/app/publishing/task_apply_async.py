@@ -13,28 +13,23 @@ from typing import Any, Protocol
 
 from celery.app.task import Task
 
-from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates, in_task
-from celery_dq.producer.sender import Addressed
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.buffer_stage import BufferChoice
+from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates
+from celery_dq.app.publishing.observers import in_task
+from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
+from celery_dq.app.publishing.results import result_of
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
 
 
-class AppCalls(Protocol):
-    """The calls of an app, to which a task's plain calls are added."""
+class HasTemplates(Protocol):
+    """The stage with the message templates of this process."""
 
-    fast: MessageTemplates | None
+    templates: MessageTemplates | None
 
-    def put(self, message: Addressed) -> None:
-        """Add a message to the buffer."""
-
-    def result_of(self, task: Any, task_id: str) -> Any:
-        """Return the result object of a call of *task*."""
-
-    def in_worker(self) -> bool:
-        """Whether this process is a worker, or a child of its pool."""
-
-    def wanted_by(self, task: Any) -> bool:
-        """Whether to buffer a call without the option ``buffered``."""
+    def send(self, call: Call, proceed: Proceed) -> Any:
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
 
 
 class TaskApplyAsync:
@@ -42,27 +37,35 @@ class TaskApplyAsync:
 
     Args:
         task: the task.
-        calls: the buffered calls of its app.
-        fast: the message templates of this process.
-        plan: the template of a plain call of the task.
-        eager: names under which ``task_always_eager`` may be set.
+        stage: the stage of the pipeline that has the templates.
+        template: the template of a plain call of the task.
+        choice: decides whether a call is buffered.
     """
 
-    __slots__ = ("_apply", "_calls", "_eager", "_fast", "_plan", "_task")
+    __slots__ = (
+        "_apply",
+        "_buffer",
+        "_choice",
+        "_eager",
+        "_pipeline",
+        "_stage",
+        "_task",
+        "_template",
+        "_templates",
+    )
 
     def __init__(
-        self,
-        task: Any,
-        calls: AppCalls,
-        fast: MessageTemplates,
-        plan: MessageTemplate,
-        eager: tuple[str, ...],
+        self, task: Any, stage: HasTemplates, template: MessageTemplate, choice: BufferChoice
     ) -> None:
         self._task = task
-        self._calls = calls
-        self._fast = fast
-        self._plan = plan
-        self._eager = eager
+        self._stage = stage
+        self._templates = stage.templates
+        self._template = template
+        self._choice = choice
+        self._buffer = dq_of(task.app).buffer
+        self._pipeline = task.app.send_task
+        #: Names under which ``task_always_eager`` may be set.
+        self._eager: tuple[str, ...] = tuple(task.app.conf._to_keys("task_always_eager"))
         self._apply: Callable[..., Any] = Task.apply_async
 
     def __call__(
@@ -89,10 +92,11 @@ class TaskApplyAsync:
         ):
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
-            filled = self._fast.fill(self._plan, args, kwargs, task_id)
+            assert self._templates is not None
+            filled = self._templates.fill(self._template, args, kwargs, task_id)
             if filled is not None:
-                self._calls.put(filled[1])
-                return self._calls.result_of(task, filled[0])
+                self._buffer.producer.put(filled[1])
+                return result_of(task.app, filled[0], task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
             task, args, kwargs, task_id, producer, link, link_error, shadow, **options
@@ -100,38 +104,42 @@ class TaskApplyAsync:
 
     def _still_so(self, task: Any) -> bool:
         """Whether the conditions under which the template may be used still hold."""
-        fast, calls, app = self._fast, self._calls, task.app
+        templates, choice, app = self._templates, self._choice, task.app
         if (
-            fast.pid != os.getpid()
+            templates is None
+            or templates.pid != os.getpid()
             or type(task).apply_async is not self._apply
-            or app.send_task is not calls
-            or calls.fast is not fast
-            or not fast.allowed
-            or calls.in_worker()
+            or app.send_task is not self._pipeline
+            or self._stage.templates is not templates
+            or not templates.observers.allowed
+            or templates.observers.send_task_is_replaced
+            or templates.observers.observed
+            or choice.in_worker()
         ):
             return False
         changes = app.conf.changes
         for name in self._eager:
             if changes.get(name):
                 return False
-        return bool(calls.wanted_by(task))
+        return choice.wanted_by(task)
 
-    def of(self, fast: MessageTemplates) -> bool:
+    def of(self, templates: MessageTemplates) -> bool:
         """Whether this object was made for these templates."""
-        return self._fast is fast
+        return self._templates is templates
 
 
-def replace_apply_async(task: Any, calls: AppCalls, fast: MessageTemplates) -> None:
+def replace_apply_async(
+    task: Any, stage: HasTemplates, templates: MessageTemplates, choice: BufferChoice
+) -> None:
     """Put a ``TaskApplyAsync`` on the task if there is a template and the task's methods are Celery's."""
     here = task.__dict__.get("apply_async")
-    if here is not None and not isinstance(here, TaskApplyAsync):
-        return
-    if isinstance(here, TaskApplyAsync) and here.of(fast):
+    if here is not None and not (isinstance(here, TaskApplyAsync) and not here.of(templates)):
         return
     kind_of_task = type(task)
     own_ways = ("apply_async", "delay", "shadow_name", "_get_exec_options")
     if (
-        task.app.send_task is not calls
+        type(task.app.send_task) is not CallPipeline
+        or stage not in task.app.send_task.stages
         or any(getattr(kind_of_task, name) is not getattr(Task, name) for name in own_ways)
         # A wrapped method belongs to a tool that must see every call.
         or hasattr(Task.apply_async, "__wrapped__")
@@ -141,10 +149,7 @@ def replace_apply_async(task: Any, calls: AppCalls, fast: MessageTemplates) -> N
     ):
         return
     plain = dict(task._get_exec_options(), ignore_result=task.ignore_result, task_type=task)
-    kind = fast.kind_of(task.name, plain)
-    plan = None if kind is None else fast.plan(kind)
-    if plan is None:
-        return
-    task.__dict__["apply_async"] = TaskApplyAsync(
-        task, calls, fast, plan, tuple(task.app.conf._to_keys("task_always_eager"))
-    )
+    kind = templates.kind_of(task.name, plain)
+    template = None if kind is None else templates.get(kind)
+    if template is not None:
+        task.__dict__["apply_async"] = TaskApplyAsync(task, stage, template, choice)

@@ -1,4 +1,4 @@
-"""Unbuffered calls: one deadline for all steps of a call, and a circuit breaker.
+"""The stage for unbuffered calls: one deadline for all steps of a call, and a circuit breaker.
 
 Celery tries again after a lost connection, waits between attempts, and on some transports waits for an
 answer for ever. Here every step has a third of ``dq_publish_timeout``, and no attempt begins in the last
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,9 +21,11 @@ from celery._state import _task_stack  # type: ignore[attr-defined]  # not in it
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.lazy_producer import LazyPoolProducer
-from celery_dq.app.publishing.message_template import in_task
-from celery_dq.app.publishing.result_preparation import prepare_for_results
+from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
+from celery_dq.app.publishing.observers import in_task
+from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.app.publishing.results import prepare_for_results
+from celery_dq.app.timeouts import Deadline
 from celery_dq.clock import SystemClock
 from celery_dq.options.publishing import PublishingOptions
 from celery_dq.producer.buffering_producer import BufferingProducer
@@ -32,20 +33,18 @@ from celery_dq.producer.circuit_breaker import CircuitBreaker
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.protocols import FOLLOWS
 
-__all__ = ["DeadlineCalls"]
+__all__ = ["DeadlineStage"]
 
 
-class DeadlineCalls:
-    """Wraps the app's ``send_task``, inside the wrapper of the buffer.
+class DeadlineStage:
+    """See the module.
 
     Args:
         app: a Celery app.
-        send_task: the wrapped ``send_task``.
     """
 
-    def __init__(self, app: Any, send_task: Callable[..., Any]) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._send_task = send_task
 
     @cached_property
     def _options(self) -> PublishingOptions:
@@ -58,28 +57,33 @@ class DeadlineCalls:
         options = self._options
         return CircuitBreaker(options.breaker_failures, options.breaker_pause_us / 1e6, SystemClock())
 
-    def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """Send a task by name; see Celery's ``send_task``.
+    def send(self, call: Call, proceed: Proceed) -> Any:
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`.
 
         Raises:
             BrokerUnavailable: The broker does not answer, or did not answer the last calls.
         """
-        if isinstance(options.get("producer"), BufferingProducer) or self._app.conf.task_always_eager:
-            return self._send_task(name, args, kwargs, *more, **options)
+        options = call.options
+        if (
+            call.producer is not None
+            or isinstance(options.get("producer"), BufferingProducer)
+            or self._app.conf.task_always_eager
+        ):
+            return proceed(call)
         if not options.get("ignore_result"):
-            prepare_for_results(self._app, dq_of(self._app).deadline)
+            prepare_for_results(self._app, self._deadline)
         timeout_s = self._options.timeout_us / 1e6
         breaker = self.breaker if self._may_fail_at_once(options) else None
         if breaker is not None:
             wait = breaker.admit(timeout_s or 60.0)
             if wait:
                 raise BrokerUnavailable(
-                    f"{name} was not sent: the broker has not answered lately ({breaker.last_error}), and is "
-                    f"tried again in {wait:.1f} s; see dq_breaker_failures and dq_breaker_pause"
+                    f"{call.name} was not sent: the broker has not answered lately ({breaker.last_error}), "
+                    f"and is tried again in {wait:.1f} s; see dq_breaker_failures and dq_breaker_pause"
                 )
         started = time.monotonic()
         try:
-            sent = self._in_time(timeout_s, name, args, kwargs, more, options)
+            sent = self._in_time(timeout_s, call, proceed)
         except BaseException as error:
             if breaker is not None:
                 if self._blames_the_broker(error):
@@ -92,6 +96,10 @@ class DeadlineCalls:
             breaker.succeeded()
         return sent
 
+    @cached_property
+    def _deadline(self) -> Deadline:
+        return dq_of(self._app).deadline
+
     def _may_fail_at_once(self, options: dict[str, Any]) -> bool:
         chosen = options.get("producer")
         return (
@@ -101,28 +109,21 @@ class DeadlineCalls:
             and not in_task()
         )
 
-    def _in_time(
-        self,
-        timeout_s: float,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        more: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> Any:
+    def _in_time(self, timeout_s: float, call: Call, proceed: Proceed) -> Any:
+        options = call.options
         policy = options.get("retry_policy")
         patient = not policy and options.get("retry") is not False and self._must_not_be_lost()
         if policy or not (timeout_s or patient):
             # A retry policy of the caller wins.
-            return self._send_task(name, args, kwargs, *more, **options)
-        deadline = dq_of(self._app).deadline
+            return proceed(call)
+        deadline = self._deadline
         options["retry_policy"] = {"errback": deadline}
         if patient:
             options["retry_policy"]["max_retries"] = math.inf
-            with deadline.never(f"{name}, which a running task sends,"):
-                return self._send_task(name, args, kwargs, *more, **options)
+            with deadline.never(f"{call.name}, which a running task sends,"):
+                return proceed(call)
         with deadline.within(timeout_s * 2 / 3):
-            return self._send_task(name, args, kwargs, *more, **options)
+            return proceed(call)
 
     def _must_not_be_lost(self) -> bool:
         """Whether a running task makes the call, on a broker that keeps the task's message while it waits."""

@@ -1,18 +1,18 @@
 """Dedup where calls are made: the key of a call, its dedup request to the broker, and the caller's result.
 
 Every call passes ``app.amqp``'s task sender, whether it comes from ``apply_async``, ``send_task``, beat, a
-canvas or a retry. The task sender makes the dedup request. :class:`DedupCalls`, above it, decides on the
+canvas or a retry. The task sender makes the dedup request. :class:`DedupStage`, above it, decides on the
 result: a caller that did not choose the task id gets the result of the covering call.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 
+from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
@@ -22,20 +22,15 @@ from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.record import DedupSection
 
 __all__ = [
-    "CALL_OPTION",
-    "DedupRules",
     "DedupCallRequest",
     "DedupRequests",
+    "DedupRules",
+    "DedupStage",
     "conclude_verdict",
-    "answer_duplicates",
-    "covering_result",
+    "dedup_request_for",
 ]
 
 logger = logging.getLogger(__name__)
-
-#: The option with which a call of ``send_task`` passes its :class:`DedupRequestHolder` down to the task
-#: sender.
-CALL_OPTION = "dq_dedup_slot"
 
 _VERDICTS = {
     "accepted": Verdict.ACCEPT,
@@ -45,23 +40,6 @@ _VERDICTS = {
     "following": Verdict.DECLINE,
     "refused": Verdict.DECLINE,
 }
-
-
-class DedupRequestHolder:
-    """Goes down with one call of ``send_task``, and returns with its dedup request.
-
-    Attributes:
-        named: the caller chose the task id, so the caller, or a chain, chord or group, knows it.
-        counts: the call has a countdown, so its ETA is by the clock of this machine.
-        request: the dedup request; the task sender sets it when the call has a dedup key.
-    """
-
-    __slots__ = ("counts", "named", "request")
-
-    def __init__(self, named: bool, counts: bool) -> None:
-        self.named = named
-        self.counts = counts
-        self.request: DedupCallRequest | None = None
 
 
 class DedupCallRequest:
@@ -143,10 +121,14 @@ def _anything(*args: Any, **kwargs: Any) -> None:
     """Stand in for a task whose signature is not known in this process."""
 
 
-def dedup_request_for(
-    rule: Dedup, key: Key, message: Any, slot: DedupRequestHolder | None
-) -> DedupCallRequest:
+def dedup_request_for(rule: Dedup, key: Key, message: Any, *, named: bool) -> DedupCallRequest:
     """Make the dedup request of a call from its message, and put the rule's time limit on the message.
+
+    Args:
+        rule: the dedup rule of the call.
+        key: its key maker.
+        message: the message, as Celery made it.
+        named: the caller, a chain, chord or group knows the task id.
 
     Raises:
         InvalidKey: No key can be made of its arguments.
@@ -171,7 +153,7 @@ def dedup_request_for(
         text,
         attached=attached,
         awaited=awaited,
-        named=slot is None or slot.named,
+        named=named,
         continues=_continued_run(headers.get("id")),
     )
     return DedupCallRequest(section, text)
@@ -282,73 +264,43 @@ def conclude_verdict(name: str, task_id: str, rule: Dedup, request: DedupCallReq
         raise DuplicateCall(f"{name}: {request.covering} covers this call ({request.key})")
 
 
-def answer_duplicates(app: Any, own: Callable[..., Any] | None) -> None:
-    """Let ``app.send_task`` return the covering call's result for a declined one. Call it once per app.
+class DedupStage:
+    """The stage that finds the dedup rule of a call, and gives the caller the result of the covering call.
+
+    A call with a dedup key returns a result with ``.verdict`` and ``.covering``. When it was declined and the
+    caller chose no task id, the result is that of the covering call.
 
     Args:
         app: A Celery app.
-        own: See :class:`DedupCalls`.
-    """
-    app.send_task = DedupCalls(app, own)
-
-
-class DedupCalls:
-    """Wraps ``app.send_task``.
-
-    Args:
-        app: A Celery app.
-        own: A ``send_task`` that a program has put on the app; it is called in place of the class's method.
     """
 
-    def __init__(self, app: Any, own: Callable[..., Any] | None) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._own = own
+        self._rules = DedupRules(app)
 
-    def _send_task(self, *args: Any, **options: Any) -> Any:
-        if self._own is not None:
-            return self._own(*args, **options)
-        # Looked up at each call, because monitoring tools replace the class's method at any time.
-        return type(self._app).send_task(self._app, *args, **options)
-
-    def __call__(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """Send a task, as Celery's own method does.
-
-        A call with a dedup key returns a result with ``.verdict`` and ``.covering``. When it was declined
-        and the caller chose no task id, the result is that of the covering call.
+    def send(self, call: Call, proceed: Proceed) -> Any:
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`.
 
         Raises:
-            DuplicateCall: The call was declined, and ``on_duplicate`` is ``"raise"``.
-            InvalidKey: No key can be made of the call's arguments.
+            ConfigurationError: The rule cannot be used for this task.
         """
-        # countdown, eta and task_id may be positional.
-        slot = DedupRequestHolder(
-            named=bool(options.get("task_id") or (len(more) > 2 and more[2])),
-            counts=bool(options.get("countdown") or (more and more[0])),
-        )
-        result = self._send_task(name, args, kwargs, *more, **{CALL_OPTION: slot}, **options)
-        request = slot.request
-        return result if request is None else covering_result(self._app, result, request, named=slot.named)
+        call.dedup = self._rules.find(call.name, call.options.get("dedup"))
+        return self.answer(call, proceed(call))
 
-
-def covering_result(app: Any, result: Any, request: DedupCallRequest, *, named: bool) -> Any:
-    """Return the result that the caller gets for a call with a dedup request.
-
-    Args:
-        app: The app that made the call.
-        result: Celery's result of the call.
-        request: The dedup request with its verdict.
-        named: The caller chose the task id.
-    """
-    if request.verdict is None:
+    def answer(self, call: Call, result: Any) -> Any:
+        """Return the result that the caller gets for Celery's result of the call."""
+        request = call.request
+        if request is None or request.verdict is None:
+            return result
+        if request.verdict is Verdict.DECLINE and not call.named:
+            app = self._app
+            covering = type(result)(request.covering, app=app, backend=getattr(result, "backend", None))
+            covering.ignored = result.ignored
+            _correct_trail(app, result, covering)
+            result = covering
+        result.verdict = request.verdict
+        result.covering = request.covering
         return result
-    if request.verdict is Verdict.DECLINE and not named:
-        covering = type(result)(request.covering, app=app, backend=getattr(result, "backend", None))
-        covering.ignored = result.ignored
-        _correct_trail(app, result, covering)
-        result = covering
-    result.verdict = request.verdict
-    result.covering = request.covering
-    return result
 
 
 def _correct_trail(app: Any, declined: Any, covering: Any) -> None:

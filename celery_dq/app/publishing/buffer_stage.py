@@ -1,0 +1,205 @@
+"""The stage that decides whether a call is buffered.
+
+The first of these that is set decides: the call's option ``buffered``, the block
+``with app.dq.buffer.buffered()`` around it, its task's option (``@app.task(buffered=True)``), the setting
+``dq_buffer``. Calls with a producer or connection of the caller (beat passes one) are never buffered. Calls
+with a dedup key are not buffered unless their verdict may come later: they need their answer at once. So do
+calls with ``retry=False``, unless they have the option ``buffered``. A task's own calls are buffered only by
+that option or by ``dq_buffer_in_workers``, because the task's message could be acknowledged before them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
+from celery.local import Proxy
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.buffer import BufferApi
+from celery_dq.app.publishing.observers import in_task
+from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.dedup.rule import Dedup
+from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.producer.sender import Sender
+
+__all__ = ["BufferChoice", "BufferStage", "LazyPoolProducer", "acquire_lazily"]
+
+
+class BufferChoice:
+    """Decides whether a call is buffered; see the module.
+
+    Args:
+        app: a Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    @cached_property
+    def _loader(self) -> Any:
+        return self._app.loader
+
+    @cached_property
+    def _buffer(self) -> BufferApi:
+        return dq_of(self._app).buffer
+
+    def wanted(self, asked: bool | None, name: str, options: dict[str, Any]) -> bool:
+        """Whether to buffer a call without a dedup key.
+
+        Args:
+            asked: the call's option ``buffered``.
+            name: the name of the task.
+            options: the other options of the call.
+        """
+        get = options.get
+        if (
+            get("producer") is not None
+            or get("connection") is not None
+            or get("publisher") is not None
+            or get("router") is not None
+        ):
+            return False
+        if asked is not None:
+            return bool(asked) and self._possible(options)
+        task = get("task_type")
+        if task is None:
+            task = self._app._tasks.get(name)
+        if not self.wanted_by(task) or get("retry") is False:
+            return False
+        in_worker = self.in_worker() or in_task()
+        return (self._buffer.options.in_workers or not in_worker) and self._possible(options)
+
+    def in_worker(self) -> bool:
+        """Whether this process is a worker, or a child of its pool."""
+        return bool(self._loader.worker_initialized)
+
+    def wanted_by(self, task: Any) -> bool:
+        """Whether to buffer a call without the option ``buffered``, given that buffering is possible."""
+        wanted = self._buffer.wanted
+        if wanted is None:
+            wanted = getattr(task, "buffered", None)
+        return bool(self._buffer.options.enabled if wanted is None else wanted)
+
+    def _possible(self, options: dict[str, Any]) -> bool:
+        if not options.get("ignore_result") and hasattr(self._app.backend, "binding"):
+            # The rpc backend declares its reply queue before each message, on the message's channel.
+            return False
+        uwsgi = sys.modules.get("uwsgi")
+        # Without one of these options no thread of a uWSGI process runs. In the master (0) none ever runs.
+        return uwsgi is None or (
+            ("enable-threads" in uwsgi.opt or "threads" in uwsgi.opt) and uwsgi.worker_id() != 0
+        )
+
+
+class BufferStage:
+    """The stage that gives the buffer's producer to buffered calls.
+
+    Args:
+        app: a Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._choice = BufferChoice(app)
+        self._producer = BufferingProducer(self._accept)
+        self._sender: Sender | None = None
+        self._pid = 0
+
+    def send(self, call: Call, proceed: Proceed) -> Any:
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
+        options = call.options
+        asked = options.pop("buffered", None)
+        if call.dedup is not None and not _may_wait(call.dedup[0], options):
+            # The caller gets the covering call, which only the broker knows.
+            return proceed(call)
+        lent = options.get("producer")
+        if type(lent) is LazyPoolProducer:
+            # Canvas shares one producer between its calls. The user has not chosen it.
+            del options["producer"]
+        if self._choice.wanted(asked, call.name, options):
+            call.producer = self._producer
+        elif lent is not None:
+            options["producer"] = lent
+        return proceed(call)
+
+    def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
+        dq = dq_of(self._app)
+        if self._sender is None or self._pid != os.getpid():
+            self._sender, self._pid = dq.make_sender(self._app), os.getpid()
+        dq.buffer.producer.put(self._sender.address(message, exchange, routing_key, declare))
+
+
+def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
+    """Whether a call with a dedup key may be published after it has returned."""
+    if rule.verdict != "later":
+        return False
+    running = _task_stack.top
+    # A message that a run publishes in its own place must be in the broker before the run ends.
+    return running is None or running.request.id != options.get("task_id")
+
+
+class LazyPoolProducer(Proxy):  # type: ignore[type-arg]  # generic in its stubs only
+    """A proxy that acquires a producer of the pool at its first use. Its ``type()`` identifies it.
+
+    Groups and chords acquire a producer from the pool and pass it to each of their calls. A call could not
+    distinguish it from a producer that the user chose, and a buffered call needs none.
+    """
+
+
+class _Loan:
+    """The context manager of one lazily acquired producer.
+
+    Args:
+        acquire: acquires a producer from the pool.
+    """
+
+    def __init__(self, acquire: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._acquire = acquire
+        self._taken: AbstractContextManager[Any] | None = None
+        self._producer: Any = None
+        self._over = False
+
+    def __enter__(self) -> Any:
+        return LazyPoolProducer(self._real)
+
+    def _real(self) -> Any:
+        if self._producer is None:
+            if self._over:
+                raise RuntimeError("a producer of the pool is used after its release")
+            taken = self._acquire()
+            self._producer = taken.__enter__()
+            self._taken = taken
+        return self._producer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._over = True
+        return None if self._taken is None else self._taken.__exit__(kind, error, trace)
+
+
+#: The default of ``producer`` in :func:`acquire_lazily`, which differs from an explicit None.
+_NOT_GIVEN = object()
+
+
+def acquire_lazily(app: Any) -> None:
+    """Make ``app.producer_or_acquire(None)`` lazy. Call it once per app.
+
+    Celery passes on the producer of its caller, and None when the caller has passed none. A program that
+    wants a producer of the pool calls the method without an argument, and has chosen one.
+    """
+    acquire = app.producer_or_acquire
+
+    def producer_or_acquire(producer: Any = _NOT_GIVEN) -> Any:
+        if producer is None:
+            return _Loan(acquire)
+        return acquire() if producer is _NOT_GIVEN else acquire(producer)
+
+    app.producer_or_acquire = producer_or_acquire

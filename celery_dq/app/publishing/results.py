@@ -1,0 +1,156 @@
+"""The result of a call: its preparation before the call is sent, and the object that the caller gets.
+
+Celery calls ``on_task_call`` of the result backend before each publish. The backend on Redis subscribes to
+the result there, and retries for 20 s while its server is away. The rpc backend declares its reply queue,
+and retries for ever. Neither knows the deadline of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from celery._state import task_join_will_block  # type: ignore[attr-defined]  # not in its stubs
+from celery.app.task import Task
+from celery.result import AsyncResult
+from kombu.common import maybe_declare
+from vine import promise
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.timeouts import Deadline
+from celery_dq.producer.buffering_producer import BufferingProducer
+
+__all__ = ["NO_SERVER_ASKED", "FlushingResult", "flushing_result_class", "prepare_for_results", "result_of"]
+
+#: Modules whose backends ask no server before a call. The Redis backend asks none once it was prepared.
+NO_SERVER_ASKED = ("celery.backends.base", "celery.backends.redis")
+_RPC = "celery.backends.rpc"
+
+
+def prepare_for_results(app: Any, deadline: Deadline) -> None:
+    """Make the app's result backend keep the deadline of calls. Idempotent.
+
+    Args:
+        app: A Celery app.
+        deadline: The deadline of the app's calls.
+    """
+    backend = app.backend
+    if "on_task_call" not in backend.__dict__:
+        backend.on_task_call = _OnTaskCall(app, backend, deadline)
+
+
+class _OnTaskCall:
+    """Replaces a backend's ``on_task_call``.
+
+    Subscribing to a result can wait until a caller asks for the result: Celery then subscribes in any case,
+    and reads a result that has arrived before.
+    """
+
+    def __init__(self, app: Any, backend: Any, deadline: Deadline) -> None:
+        self._app = app
+        self._backend = backend
+        self._deadline = deadline
+        self._original: Callable[..., Any] = backend.on_task_call
+        self._module = type(backend).on_task_call.__module__
+
+    def __call__(self, producer: Any, task_id: str) -> Any:
+        """See Celery's ``Backend.on_task_call``."""
+        if isinstance(producer, BufferingProducer) or self._module in NO_SERVER_ASKED:
+            return
+        if self._module == _RPC:
+            self._declare_reply_queue(producer)
+        else:
+            self._original(producer, task_id)
+
+    def _declare_reply_queue(self, producer: Any) -> None:
+        """Do what the rpc backend does, with the retries of a publish."""
+        if task_join_will_block():
+            return
+        conf = self._app.conf
+        policy = dict(conf.task_publish_retry_policy or {}, errback=self._deadline)
+        if not conf.task_publish_retry:
+            policy["max_retries"] = 0
+        maybe_declare(self._backend.binding(producer.channel), retry=True, **policy)
+
+
+class FlushingResult:
+    """Mixed over the app's ``AsyncResult``: waiting for a result flushes the buffer without lingering."""
+
+    app: Any
+    id: str
+    parent: Any
+    _cache: Any
+    _on_fulfilled: Callable[..., Any]
+
+    @classmethod
+    def quick(cls, task_id: str) -> Any:
+        """Make the result that ``cls(task_id)`` would be, with a lazy backend and a lazy promise."""
+        made = cls.__new__(cls)
+        made.id = task_id
+        made.parent = None
+        made._cache = None
+        return made
+
+    @cached_property
+    def backend(self) -> Any:
+        """The app's backend, which will have the result."""
+        return self.app.backend
+
+    @cached_property
+    def on_ready(self) -> Any:
+        """Celery's promise of the result."""
+        return promise(self._on_fulfilled, weak=True)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the result; see Celery's ``AsyncResult.get``."""
+        dq_of(self.app).buffer.flush_soon()
+        return super().get(*args, **kwargs)  # type: ignore[misc]  # of Celery's AsyncResult
+
+    wait = get  # Celery's old name for it
+
+    def __del__(self) -> None:
+        backend = self.__dict__.get("backend")
+        if backend is None:
+            return  # the result was never requested
+        consumer = getattr(backend, "result_consumer", None)
+        if consumer is None or getattr(consumer, "subscribed_to", True):
+            super().__del__()  # type: ignore[misc]  # of Celery's AsyncResult
+
+
+def flushing_result_class(app: Any) -> Any:
+    """Return the app's ``AsyncResult``, after mixing :class:`FlushingResult` over it."""
+    found = app.__dict__.get("AsyncResult") or app.AsyncResult
+    if not issubclass(found, FlushingResult):
+        found = app.__dict__["AsyncResult"] = type(
+            found.__name__,
+            (FlushingResult, found),
+            {"__module__": found.__module__, "__doc__": found.__doc__},
+        )
+    return found
+
+
+def result_of(app: Any, task_id: str, result_cls: Any, ignored: Any) -> Any:
+    """Make the result of a call that was made from a template, as Celery would make it.
+
+    Args:
+        app: the app that made the call.
+        task_id: the id of the call.
+        result_cls: the option of the call; None for the app's class.
+        ignored: the option ``ignore_result`` of the call.
+    """
+    result_class = app.__dict__.get("AsyncResult")
+    if result_class is None or not issubclass(result_class, FlushingResult):
+        result_class = flushing_result_class(app)
+    made = result_cls or result_class
+    # A task makes the app's class of result, with the task's own backend if there is one.
+    task = getattr(made, "__self__", None)
+    if result_class.__init__ is AsyncResult.__init__ and (
+        made is result_class
+        or (getattr(made, "__func__", None) is Task.AsyncResult and getattr(task, "_backend", 0) is None)
+    ):
+        result = result_class.quick(task_id)
+    else:
+        result = made(task_id)
+    result._ignored = ignored
+    return result

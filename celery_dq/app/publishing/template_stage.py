@@ -1,0 +1,346 @@
+"""The stage that makes the message of a plain call from a template, and publishes it.
+
+Celery and kombu repeat the same work at every call: routing, thirty headers, a producer that is bound to a
+channel and unbound again, a copied queue, a retry wrapper. The first plain call of its kind takes Celery's
+way, and its message becomes a template (:mod:`celery_dq.app.publishing.message_template`). Calls that are not
+plain take Celery's way each time.
+
+Monitoring tools are the normal case. When a receiver, a tool or an event observes messages, Celery's own task
+sender runs for each call, with a :class:`TemplateProducer`. When a tool has replaced ``send_task``, Celery's
+``send_task`` runs too. Each observer sees and may change what it would see without this stage. Only the
+packing of the message is quicker, and a message that was changed beyond its headers is sent as it is.
+
+A plain call with a dedup key sends its dedup request along, and
+:mod:`celery_dq.app.publishing.dedup_stage` makes the result of the verdict. Errors, retries and their
+policy are kombu's. Only the first attempt is made without kombu's wrapper.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kombu import Producer
+from kombu.pools import ProducerPool
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.amqp import OF_ONE_CALL
+from celery_dq.app.publishing.buffer_stage import BufferChoice
+from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests, conclude_verdict
+from celery_dq.app.publishing.message_template import Kind, MessageTemplate, MessageTemplates
+from celery_dq.app.publishing.observers import in_task
+from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.app.publishing.results import (
+    NO_SERVER_ASKED,
+    flushing_result_class,
+    prepare_for_results,
+    result_of,
+)
+from celery_dq.app.publishing.task_apply_async import replace_apply_async
+from celery_dq.app.senders import lane_of
+from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.producer.sender import Addressed
+from celery_dq.producer.template import EMBED
+from celery_dq.protocols import DEDUP_PROPERTY
+from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.store.publisher import StampedMessage
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.record import with_dedup
+
+__all__ = ["TemplateProducer", "TemplateStage"]
+
+
+class TemplateStage:
+    """See the module.
+
+    Args:
+        app: a Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._choice = BufferChoice(app)
+        #: The message templates of this process.
+        self.templates: MessageTemplates | None = None
+        #: Kind of call to its dedup requests, for kinds that have a dedup key.
+        self._requests: dict[Kind, DedupRequests] = {}
+
+    def send(self, call: Call, proceed: Proceed) -> Any:
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
+        templates = self.templates
+        if templates is None or templates.pid != os.getpid():
+            templates = self.templates = MessageTemplates(self._app)
+        kind = self._kind_of(templates, call)
+        if kind is not None:
+            template = templates.get(kind)
+            if template is not None:
+                result = self.send_from(template, kind, call, proceed)
+                if result is not None:
+                    return result
+            elif not templates.knows(kind):
+                call.published = self._learner(templates, kind, call)
+        if call.producer is not None:
+            self._prepare()
+        return proceed(call)
+
+    def _prepare(self) -> None:
+        prepare_for_results(self._app, dq_of(self._app).deadline)
+        flushing_result_class(self._app)
+
+    def _kind_of(self, templates: MessageTemplates, call: Call) -> Kind | None:
+        """The kind of a call; None when it has to go Celery's way."""
+        if not templates.observers.allowed or in_task():
+            return None
+        options = call.options
+        if call.producer is not None:
+            return None if call.dedup is not None else templates.kind_of(call.name, options)
+        policy = options.get("retry_policy")
+        # The deadline sets a policy with only an errback. Any other policy is the caller's choice.
+        if (
+            options.get("retry") is not None
+            or (policy and set(policy) != {"errback"})
+            or templates.observers.publish_is_replaced
+        ):
+            return None
+        # A call with a dedup rule of its own has no kind.
+        return templates.kind_of(call.name, options) if self._publishes(templates) else None
+
+    def _publishes(self, templates: MessageTemplates) -> bool:
+        """Whether a call that is not buffered may be published from a template in this app."""
+        known = templates.publishes
+        if known is None:
+            known = templates.publishes = (
+                dq_of(self._app).serves_queues()
+                and ProducerPool.Producer is Producer
+                and bool(self._app.conf.task_publish_retry)
+            )
+        return known
+
+    def _learner(self, templates: MessageTemplates, kind: Kind, call: Call) -> Any:
+        """The callback for the message of the first call of its kind."""
+        partitioned = dq_of(self._app).serves_queues()
+
+        def learn(message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
+            properties = dict(message["properties"])
+            request = properties.pop(DEDUP_PROPERTY, None)
+            lane = lane_of(exchange, routing_key, properties["priority"] or 0, declare) if partitioned else ""
+            celerys = dict(message, headers=call.headers, properties=properties)
+            templates.learn(kind, lane, celerys, exchange, routing_key, call.routed)
+            if call.dedup is not None and request is not None and templates.get(kind) is not None:
+                self._requests[kind] = DedupRequests(*call.dedup, request)
+
+        return learn
+
+    def send_from(self, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed) -> Any:
+        """Send a call from its template, and return its result; None when it has to go Celery's way."""
+        templates = self.templates
+        assert templates is not None
+        if call.producer is None and not self._may_publish(kind, call):
+            return None
+        if templates.observers.send_task_is_replaced or templates.observers.observed:
+            return None if call.dedup is not None else self._observed(templates, template, call, proceed)
+        options = call.options
+        headers = options.get("headers")
+        filled = templates.fill(
+            template, call.args, call.kwargs, options.get("task_id"), options.get("tenant"), headers
+        )
+        if filled is None:
+            return None
+        task_id, message = filled
+        if call.producer is not None:
+            dq_of(self._app).buffer.producer.put(message)
+            task = options.get("task_type")
+            if task is not None and headers is None:
+                replace_apply_async(task, self, templates, self._choice)
+        elif not self._publish(template, self._requests.get(kind), message, call):
+            return None
+        return self._result(task_id, call)
+
+    def _result(self, task_id: str, call: Call) -> Any:
+        return result_of(
+            self._app, task_id, call.options.get("result_cls"), call.options.get("ignore_result")
+        )
+
+    # -- a call that is not buffered
+
+    def _may_publish(self, kind: Kind, call: Call) -> bool:
+        requests = self._requests.get(kind)
+        return (
+            # The task's rule may have changed since the template was made.
+            (call.dedup and call.dedup[1]) is (requests and requests.key)
+            and type(self._app.amqp.producer_pool) is ProducerPool
+            and bool(
+                call.options.get("ignore_result")
+                or type(self._app.backend).on_task_call.__module__ in NO_SERVER_ASKED
+            )
+        )
+
+    def _publish(
+        self, template: MessageTemplate, requests: DedupRequests | None, message: Addressed, call: Call
+    ) -> bool:
+        """Publish the message and get its verdict; False when the call has to go Celery's way."""
+        request = None
+        if requests is not None:
+            request = requests.request_for(call.args, call.kwargs, named=call.named)
+        policy = self._policy(call.options.get("retry_policy"))
+        if not self._publish_packed(template.queue, policy, request, message):
+            return False
+        if requests is not None and request is not None:
+            call.request = request
+            conclude_verdict(template.name, message.id.decode(), requests.rule, request)
+        return True
+
+    def _policy(self, policy: Any) -> dict[str, Any]:
+        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
+
+    def _publish_packed(
+        self, queue: str, policy: dict[str, Any], request: DedupCallRequest | None, message: Addressed
+    ) -> bool:
+        """Publish on a connection of the app's pool; False when kombu has to publish the message."""
+        pool = self._app.amqp.producer_pool
+        connection = pool.connections.acquire(block=True)
+        try:
+            channel = connection._default_channel if connection.connected else None
+            if channel is not None and (
+                type(channel).basic_publish is not Channel.basic_publish
+                or channel.transients.exists(channel.client, queue)
+            ):
+                return False
+            _Publish(queue, message, request).attempt(connection, channel, policy)
+        except BaseException:
+            # A pooled producer replaces its connection in the same way.
+            pool.connections.replace(connection)
+            raise
+        finally:
+            connection.release()
+        return True
+
+    # -- an observed call
+
+    def _observed(
+        self, templates: MessageTemplates, template: MessageTemplate, call: Call, proceed: Proceed
+    ) -> Any:
+        """Send a call with Celery's own sender, which calls its observers, on a :class:`TemplateProducer`."""
+        options = call.options
+        deliver: Callable[[Addressed], Any]
+        otherwise: Callable[..., Any]
+        if call.producer is not None:
+            self._prepare()
+            deliver, otherwise = dq_of(self._app).buffer.producer.put, call.producer._publish
+        else:
+            policy = self._policy(options.get("retry_policy"))
+            deliver = partial(self._publish_packed, template.queue, policy, None)
+            otherwise = partial(self._publish_prepared, policy)
+        producer = TemplateProducer(templates, template, deliver, otherwise)
+        if templates.observers.send_task_is_replaced:
+            call.producer = producer
+            call.representable = not templates.observers.task_sender_is_replaced
+            return proceed(call)
+        message = templates.message(template, call.args, call.kwargs, options.get("task_id"))
+        if message is None:
+            return None
+        more = {key: options[key] for key in OF_ONE_CALL if options.get(key) is not None}
+        self._app.amqp.send_task_message(producer, call.name, message, **template.routed, **more)
+        return self._result(message.headers["id"], call)
+
+    def _publish_prepared(self, policy: dict[str, Any], *message: Any) -> None:
+        """Publish a message that differs from its template, on a producer of the pool."""
+        with self._app.producer_or_acquire() as producer:
+            producer.connection.transport_options.update(policy)
+            producer.connection.ensure(producer, producer._publish, **policy)(*message)
+
+
+class TemplateProducer(BufferingProducer):
+    """The producer of one observed call: it packs the message that Celery has made from a template.
+
+    Args:
+        templates: the templates of this process.
+        template: the template of the call.
+        deliver: takes the packed message, and returns False when it cannot be sent in this form.
+        otherwise: publishes a message that differs from the template, as ``Producer._publish``.
+    """
+
+    def __init__(
+        self,
+        templates: MessageTemplates,
+        template: MessageTemplate,
+        deliver: Callable[[Addressed], Any],
+        otherwise: Callable[..., Any],
+    ) -> None:
+        super().__init__(lambda *_: None, "redis")
+        self._templates = templates
+        self._template = template
+        self._deliver = deliver
+        self._otherwise = otherwise
+
+    def _prepare(
+        self, body: Any, serializer: Any = None, content_type: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        # The body of a task. Others, as that of an event, are kombu's.
+        if type(body) is tuple and serializer in (None, "json") and not content_type and body[2] == EMBED:
+            text = self._templates.body(body[0], body[1])
+            if text is not None:
+                return text, "application/json", "utf-8"
+        return super()._prepare(body, serializer, content_type, *args, **options)
+
+    def _publish(self, *message: Any) -> None:
+        body, priority, content_type, encoding, headers, properties, routing_key = message[:7]
+        if content_type == "application/json" and encoding == "utf-8":
+            target = (message[9] or "", routing_key or "")
+            packed = self._templates.refill(self._template, body, priority, headers, properties, target)
+            if packed is not None and self._deliver(packed) is not False:
+                return
+        self._otherwise(*message)
+
+
+class _Publish:
+    """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect."""
+
+    def __init__(self, queue: str, message: Addressed, request: DedupCallRequest | None) -> None:
+        self._queue = queue
+        self._task_id = message.id.decode()
+        self._record = message.payload if request is None else with_dedup(message.payload, request.section)
+        self._request = request
+        self._stamped: StampedMessage | None = None
+        self._failed: Exception | None = None
+
+    def revive(self, channel: Any) -> None:
+        """Take the channel of a new connection; kombu calls it."""
+        self._channel = channel
+
+    def on(self, channel: Any) -> None:
+        """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
+        target: Queue = channel.queue(self._queue)
+        if self._stamped is None:
+            self._stamped = channel.publisher.number(target, self._task_id, self._record, self._request)
+        channel.publisher.push(target, [self._stamped])
+
+    def attempt(self, connection: Any, channel: Any, policy: dict[str, Any]) -> None:
+        """Publish on the open channel, and after an error with kombu's retries.
+
+        Args:
+            connection: kombu's connection.
+            channel: the open channel of the connection; None when it has none.
+            policy: how often to retry, see Celery's ``task_publish_retry_policy``.
+
+        Raises:
+            kombu.exceptions.OperationalError: The message could not be sent.
+        """
+        if channel is not None and not channel.closed:
+            try:
+                return self.on(channel)
+            except Exception as exc:
+                self._failed = exc
+        self._channel = None
+
+        def attempt() -> None:
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
+            self.on(connection.default_channel if self._channel is None else self._channel)
+
+        connection.transport_options.update(policy)
+        connection.ensure(self, attempt, **policy)()
+        return None
