@@ -11,18 +11,20 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   some 10 commands, and one per tenant that was at its concurrency
+--   some 12 commands, and one per tenant that was at its concurrency
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message is deleted.
 --@include state
 --@uses in_flight
 --@uses wake
---@ready read_tags is_fenced_out read_held finish erase free_slots
+--@ready read_tags is_fenced_out read_held finish erase free_slots wake
 read_state('epoch', 'held')
 local entries, stale = dq.read_tags(ARGV[1], 2)
 if #entries > 0 then
   -- Its first write deletes messages, so the script also runs on a server that is out of memory.
-  if dq.finish(ARGV[1], entries) then dq.wake() end
+  dq.finish(ARGV[1], entries)
+  -- A solo worker that was busy at the time of its planned look gets its wake-up here.
+  dq.wake()
   save()
 end
 return stale

@@ -103,7 +103,7 @@ function dq.settle(consumer, entries)
   write('HSET', P .. 'messages', marks)
 end
 
--- Deletes these messages, but does not free their slots. Returns whether locks of dedup keys were freed.
+-- Deletes these messages, but does not free their slots.
 function dq.erase(consumer, entries)
   local ids, discards = {}, {}
   for i = 1, #entries do
@@ -120,21 +120,18 @@ function dq.erase(consumer, entries)
     if entries[i].fast_dedup then members[#members + 1] = entries[i].id end
   end
   if #members > 0 then dq.fast_dedup().leave(members) end
-  return #members > 0
 end
 
--- Deletes these messages, frees their slots, and places tenants again that were at their concurrency limit. Returns
--- whether other messages may be served or due now because of this.
+-- Deletes these messages, frees their slots, and places tenants again that were at their concurrency limit.
 function dq.finish(consumer, entries)
-  if #entries == 0 then return false end
-  local has_freed = dq.erase(consumer, entries)
+  if #entries == 0 then return end
+  dq.erase(consumer, entries)
   local tenants = dq.free_slots(entries)
-  if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return has_freed end
+  if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return end
   local limited = call('ZMSCORE', P .. 'at_concurrency', unpack(tenants))
   local waiting = {}
   for i = 1, #tenants do
     if limited[i] then waiting[#waiting + 1] = tenants[i] end
   end
   dq.replace(waiting)
-  return has_freed or #waiting > 0
 end
