@@ -10,6 +10,7 @@ import pytest
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.raw_redis import ask
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
@@ -59,7 +60,21 @@ def port_of(posting: PostingWorkers) -> int:
     )
 
 
-def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(stock: PostingWorkers) -> None:
+def acknowledged(request: pytest.FixtureRequest, posting: PostingWorkers, queue: str) -> None:
+    """Wait until RabbitMQ has read the early acks, because a cut connection loses those under way."""
+    if posting.conf["broker_url"].startswith("amqp"):
+        server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
+
+        def is_read() -> bool:
+            rows = server.control("list_queues", "name", "messages_unacknowledged").splitlines()
+            return [queue, "0"] in [row.split() for row in rows]
+
+        wait_until(is_read, DEADLINE_S, interval_s=0.2)
+
+
+def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(
+    stock: PostingWorkers, request: pytest.FixtureRequest
+) -> None:
     queue = stock.conf["task_default_queue"]
     port = port_of(stock)
     with Proxy(port) as proxy:
@@ -68,6 +83,7 @@ def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(stock:
             # The pool is full when the connection is lost: the message waits for a slot.
             stock.send("hold", 10, queue=OTHER)
             stock.wait_started(10)
+            acknowledged(request, stock, OTHER)
             received(worker, stock.send("post", 0).id)
             proxy.cut_all()
             worker.wait_for_log("Connection to broker lost")
@@ -77,6 +93,7 @@ def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(stock:
             # The connection is lost while the task runs.
             stock.send("hold", 1)
             stock.wait_started(1)
+            acknowledged(request, stock, queue)
             proxy.cut_all()
             worker.wait_for_log("Connection to broker lost", occurrences=2)
             stock.book.release("1")
