@@ -49,7 +49,7 @@ def _opentelemetry() -> AbstractContextManager[Any]:
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
 
-    provider, instrumentor = TracerProvider(), CeleryInstrumentor()  # type: ignore[no-untyped-call]
+    provider, instrumentor = TracerProvider(), CeleryInstrumentor()  # type: ignore[no-untyped-call]  # untyped there
     instrumentor.instrument(tracer_provider=provider)
     return provider.get_tracer(__name__).start_as_current_span("request")
 

@@ -1,4 +1,4 @@
-"""What an app hands to its transport: options, the worker's capacity, the state of the process.
+"""The context that an app hands to its transport: options, the worker's capacity, the state of the process.
 
 A Celery app (``celery_dq.wiring``) puts one :class:`AppContext` into the ``transport_options`` of each
 connection that it opens, under :data:`APP_CONTEXT`. The transport finds the resolved options there, the

@@ -1,4 +1,4 @@
-"""What packages that do not import each other ask of each other, as protocols.
+"""Protocols by which packages that do not import each other use each other.
 
 ``celery_dq.wiring`` hands an implementation to the package that asks. The names of the headers and properties
 that both sides of such a seam read stand here as well.

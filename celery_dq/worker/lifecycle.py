@@ -69,7 +69,7 @@ class TaskLifecycle:
 
     @property
     def started(self) -> frozenset[str]:
-        """Those of :attr:`in_pool` whose start can no longer be prevented."""
+        """The tags of :attr:`in_pool` whose start can no longer be prevented."""
         return frozenset(tuple(self._started)) if self.asks_first else self.in_pool
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:

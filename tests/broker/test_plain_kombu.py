@@ -333,7 +333,7 @@ def test_a_cancel_leaves_no_message_in_flight(kombu_client: KombuClient) -> None
 
 
 def test_messages_of_a_dead_consumer_return_when_its_lease_ends(kombu_client: KombuClient) -> None:
-    """They do not wait for the next heartbeat of another consumer, which here is 60 s away."""
+    """The messages do not wait for the next heartbeat of another consumer, which here is 60 s away."""
     kombu_client.publish(1)
     assert kombu_client.partition.claim("dead", lease_ms=1_000, want=1).run(kombu_client.client).entries
     with kombu_client.connect(lease="240s") as connection, kombu_client.consuming(connection) as got:

@@ -1,1 +1,1 @@
-"""What several folders of tests put in the place of a clock."""
+"""A clock that jumps, which several folders of tests use."""

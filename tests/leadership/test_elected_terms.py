@@ -1,4 +1,4 @@
-"""What the elector reports: when a renewal was sent, and whether a term ended with a hand-over.
+"""The reports of the elector: when a renewal was sent, and whether a term ended with a hand-over.
 
 The elections are real, in Redis, and their sessions are much longer than the tests. Only the clock of the
 elector is simulated: it advances while a request is under way, as if its answer were late.

@@ -72,7 +72,7 @@ def test_one_that_comes_back_is_the_next(scripts: PartitionScripts) -> None:
     fill(scripts, "a", 3)
     cancel(scripts, "a")
     entries = scripts.claim(3).entries
-    # Nobody counts from where these were: the tags have begun anew.
+    # The places of the earlier discards do not count: the tags begin at 0 again.
     fill(scripts, "b", 3)
     cancel(scripts, "b")
     scripts.release(entries[2].tag)

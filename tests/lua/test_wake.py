@@ -157,7 +157,7 @@ def test_a_heartbeat_replaces_an_next_look_in_the_past(scripts: PartitionScripts
     delay(scripts, "a", 0.1)
     delay(scripts, "b", 30)
     scripts.claim(5, "c1")
-    scripts.client.zrem(scripts.keys.delayed, "a")  # cancelled, and nobody was told
+    scripts.client.zrem(scripts.keys.delayed, "a")  # cancelled, without a wake-up
     wait_until(lambda: scripts.now_us() > scripts.state("next_look"), interval_s=0.02)
     scripts.partition.heartbeat("c2", lease_ms=LEASE_MS).run(scripts.client)
     assert scripts.token()

@@ -1,4 +1,4 @@
-"""What the model of a partition is about: quotas, messages, and what a consumer holds."""
+"""The data of the model of a partition: quotas, messages, and the messages that a consumer holds."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
 def test_a_leader_cut_from_its_broker_starts_nothing_after_an_ack_that_is_not_confirmed(
     redis_posting: PostingWorkers, redis_server: RedisServer, pool: str
 ) -> None:
-    """It has prefetched messages and acks each one at its start; only the last one may run again."""
+    """A leader acks each prefetched message at its start, and only the last one may run again."""
     proxy = Proxy(redis_server.port).start()
     conf = {
         "dq_lease": 1.5,

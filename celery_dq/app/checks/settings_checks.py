@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,30 +71,21 @@ def client_libraries(app: Any) -> Iterator[Finding]:
 
 def tenant_options(app: Any) -> Iterator[Finding]:
     """Whether the ``tenant`` option of every task can be used."""
-    rules = TenantRules(app)
-    for name in sorted(app.tasks):
-        yield from _tenant_option(rules, name)
-
-
-def _tenant_option(rules: TenantRules, name: str) -> Iterator[Finding]:
-    try:
-        rules.rule(name)
-    except (DQError, TypeError, ValueError) as exc:
-        yield Finding("error", "E003", str(exc), "Mend the task's tenant option.")
+    return _task_options(app, TenantRules(app).rule, "E003", "Mend the task's tenant option.")
 
 
 def dedup_keys(app: Any) -> Iterator[Finding]:
     """Whether the dedup key of every task can be used."""
     rules = DedupRules(app)
+    return _task_options(app, lambda name: rules.find(name, None), "E018", "Mend the task's dedup key.")
+
+
+def _task_options(app: Any, compiled: Callable[[str], object], code: str, remedy: str) -> Iterator[Finding]:
     for name in sorted(app.tasks):
-        yield from _dedup_key(rules, name)
-
-
-def _dedup_key(rules: DedupRules, name: str) -> Iterator[Finding]:
-    try:
-        rules.find(name, None)
-    except (DQError, TypeError, ValueError) as exc:
-        yield Finding("error", "E018", str(exc), "Mend the task's dedup key.")
+        try:
+            compiled(name)
+        except (DQError, TypeError, ValueError) as exc:  # noqa: PERF203 - each task by itself
+            yield Finding("error", code, str(exc), remedy)
 
 
 def tenants_and_quotas(app: Any) -> Iterator[Finding]:
