@@ -201,6 +201,11 @@ def change_much(headers: dict[str, Any], properties: dict[str, Any], body: Any, 
     body[1]["more"] = [1]
 
 
+def change_headers(headers: dict[str, Any], **_: Any) -> None:
+    headers["timelimit"][0] = 60
+    headers["shadow"] = "another"
+
+
 def change_the_body(body: Any, **_: Any) -> None:
     body[1]["more"] = [1]
 
@@ -210,6 +215,7 @@ OBSERVERS: dict[str, tuple[Any, bool, bool, bool]] = {
     "looks": (look, False, False, True),
     "adds headers": (add_headers, False, False, True),
     "changes much": (change_much, False, False, False),
+    "changes headers": (change_headers, False, False, False),
     "changes the body": (change_the_body, False, False, True),
     "tools": (None, True, False, True),
     "tools and a receiver": (add_headers, True, False, True),
