@@ -58,7 +58,7 @@ def app_from_environment(name: str) -> Celery:
     """The app that `WorkerProcess` described to this process, a worker."""
     described = json.loads(os.environ[ENVIRONMENT])
     broker = BROKERS[described["broker"]] if described["broker"] else None
-    worker_ready.connect(_say_ready, weak=False)
+    worker_ready.connect(_report_ready, weak=False)
     # Unlike what Celery does at SIGUSR1 it needs no turn of the interpreter, and pool children have it too.
     faulthandler.register(signal.SIGUSR2)
     ahead_s = described["conf"].get("clock_ahead_s", 0)
@@ -76,7 +76,7 @@ def _set_the_clock(ahead_s: float) -> None:
     clock.wall = lambda self: wall(self) + ahead_s
 
 
-def _say_ready(sender: Any, **_: Any) -> None:
+def _report_ready(sender: Any, **_: Any) -> None:
     # Celery says so itself, but only at INFO.
     print(READY, flush=True)
 

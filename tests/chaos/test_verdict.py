@@ -115,7 +115,7 @@ def test_a_second_run_needs_an_excuse(fault: Fault, attributable: bool) -> None:
     ("mode", "at", "undisturbed"),
     [("kill-worker", 12, 1), ("kill-worker", 20, 0), ("kill-child", 12, 0), ("kill-child", 10.2, 1)],
 )
-def test_nobody_else_has_a_message_before_the_lease_of_its_holder_ends(
+def test_no_other_worker_has_a_message_before_the_lease_of_its_holder_ends(
     mode: str, at: float, undisturbed: int
 ) -> None:
     entries = [entry("start", 10), entry("start", 25, "w2"), entry("finish", 26, "w2")]

@@ -193,7 +193,7 @@ def test_basic_get(kombu_queue: KombuQueue, other_connection: Connection) -> Non
     assert successor.drain(2) == ["a", "c"]
 
 
-def test_an_exception_in_a_callback_reaches_the_caller_and_blocks_nobody(
+def test_an_exception_in_a_callback_reaches_the_caller_and_blocks_no_message(
     kombu_queue: KombuQueue, other_connection: Connection
 ) -> None:
     kombu_queue.publish(*range(5))

@@ -15,7 +15,7 @@ from celery_dq.testing.waiting import wait_until
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import on_redis
 from tests.conformance.shop import BROKER_DB
-from tests.conformance.shutdown_probe import HEARS, SLEEPS, WAITS
+from tests.conformance.shutdown_probe import RECEIVES, SLEEPS, WAITS
 
 WAIT = 30
 
@@ -56,10 +56,10 @@ def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(celery_app: Celer
         assert worker.wait(WAIT) == 0
     # Then the running task has finished, and each of the others is in the queue again, or has finished too.
     assert running.get(timeout=WAIT) == key
-    finished = len(celery_app.witness.told(f"finished:{later}"))
+    finished = len(celery_app.witness.reports(f"finished:{later}"))
     if celery_app.broker.expected(f"a warm shutdown starts nothing ({pool})", True):
         assert finished == 0
-    assert len(celery_app.witness.told(f"started:{later}")) == finished
+    assert len(celery_app.witness.reports(f"started:{later}")) == finished
     wait_until(
         lambda: celery_app.waiting() + finished == len(waiting), WAIT, what=lambda: str(celery_app.waiting())
     )
@@ -78,10 +78,10 @@ def test_a_warm_shutdown_learns_the_last_results_and_does_not_sleep(celery_app: 
         # When one after the other ends, then the worker receives each end while the others run
         for key in keys:
             celery_app.witness.release(key)
-            celery_app.witness.wait(HEARS)
+            celery_app.witness.wait(RECEIVES)
         assert worker.wait(WAIT) == 0
     assert [result.get(timeout=WAIT) for result in results] == keys
-    assert celery_app.witness.told(SLEEPS) == []
+    assert celery_app.witness.reports(SLEEPS) == []
 
 
 # In the threads pool Celery delays all acknowledgements until the last task has ended.
@@ -111,7 +111,7 @@ def test_cold_shutdown_releases_what_runs(celery_app: CeleryApp) -> None:
     with celery_app.worker("prefork", concurrency=1) as worker:
         held(celery_app, key)
         worker.stop(signal.SIGQUIT)
-    assert celery_app.witness.told(f"finished:{key}") == []
+    assert celery_app.witness.reports(f"finished:{key}") == []
     assert celery_app.waiting() == 1
 
 
@@ -126,7 +126,7 @@ def test_soft_shutdown_waits_for_what_can_finish(celery_app: CeleryApp) -> None:
         celery_app.witness.release(quick)
         worker.wait(WAIT)
     assert finishes.get(timeout=WAIT) == quick
-    assert celery_app.witness.told(f"finished:{slow}") == []
+    assert celery_app.witness.reports(f"finished:{slow}") == []
     assert celery_app.waiting() == 1
 
 
@@ -152,7 +152,7 @@ def test_shutdown_by_remote_control(celery_app: CeleryApp) -> None:
 def test_delayed_tasks_survive_a_shutdown(celery_app: CeleryApp) -> None:
     subject = uuid4().hex
     with celery_app.worker("solo"):
-        celery_app.send("tell", subject, countdown=1)
+        celery_app.send("report", subject, countdown=1)
         # The worker fetches the delayed message, if at all, before this one.
         assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
     with celery_app.worker("solo", name="w2"):

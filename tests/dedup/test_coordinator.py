@@ -83,7 +83,7 @@ def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
     assert coordinator.renew([HeldDedupLock(KEY, "b", 0), HeldDedupLock(KEY, "c", 0)]) == [False, True]
 
 
-def test_nobody_waits_when_nobody_is_to_wait(coordinator: Coordinator) -> None:
+def test_no_call_waits_when_none_may_wait(coordinator: Coordinator) -> None:
     coordinator.enqueue(KEY, "a", waiting=0)
     assert coordinator.enqueue(KEY, "b", waiting=0)[:2] == (Verdict.DECLINE, "a")
 

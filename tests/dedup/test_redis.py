@@ -84,7 +84,7 @@ def test_nothing_is_left_when_all_die(client: Any) -> None:
     wait_until(lambda: client.keys("*lock*") == [])
 
 
-def test_the_owner_is_reported_and_nobody_else(client: Any) -> None:
+def test_the_owner_is_woken_and_no_other(client: Any) -> None:
     one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
     reported = client.pubsub(ignore_subscribe_messages=True)
     reported.subscribe(one.channel, two.channel)
@@ -95,13 +95,13 @@ def test_the_owner_is_reported_and_nobody_else(client: Any) -> None:
     one.enqueue("other", "c")
     received = []
 
-    def hear() -> bool:
+    def receive() -> bool:
         message = reported.get_message(timeout=0.05)
         if message is not None:
             received.append((message["channel"].decode(), message["data"].decode()))
         return bool(received)
 
-    wait_until(hear)
+    wait_until(receive)
     assert reported.get_message(timeout=0.05) is None
     assert received == [(two.channel, two.keys_of.dedup_lock(KEY))]
     reported.close()

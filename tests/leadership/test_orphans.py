@@ -92,7 +92,7 @@ def test_two_lost_answers_in_a_row_leave_one_candidate(hosts: str) -> None:
         ours.close()
 
 
-def test_nobody_waits_for_himself(hosts: str) -> None:
+def test_no_call_waits_for_itself(hosts: str) -> None:
     """A creation has lost its answer, and a server did not know the node at the first look."""
     session = Session(hosts, timeout_s=30)
     try:

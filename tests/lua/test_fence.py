@@ -15,7 +15,7 @@ def fence(scripts: PartitionScripts, token: int, limit: int = 1000) -> FenceRepl
     return scripts.partition.fence(token, limit=limit).run(scripts.client)
 
 
-def test_an_unfenced_queue_serves_everybody_without_a_token(scripts: PartitionScripts) -> None:
+def test_an_unfenced_queue_serves_each_consumer_without_a_token(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     assert scripts.take(1) == ["a"]
     assert not scripts.claim(1).fenced
@@ -195,7 +195,7 @@ class TestContinuation:
             scripts.push("a", due_us=scripts.now_us() + 60_000_000)
             scripts.finish(entry.tag, consumer=OLD)
 
-    def test_is_nothing_special_where_nobody_leads(self, scripts: PartitionScripts) -> None:
+    def test_is_nothing_special_without_a_leader(self, scripts: PartitionScripts) -> None:
         scripts.push("a", "b")
         tag = scripts.claim(1).entries[0].tag
         scripts.push("a")

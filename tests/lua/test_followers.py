@@ -41,7 +41,7 @@ def test_followers_of_a_run_that_is_evicted_follow_its_retry(scripts: PartitionS
     push(scripts, "retry", continues=(run.id, int(run.claim)))
     assert scripts.partition.evict("", "k").run(scripts.client) == "first"
     assert scripts.finish(run.tag) == 0
-    # What it ended with is that it is tried again: nobody waits for that.
+    # The run ended in a retry, and no call waits for that.
     (retry,) = scripts.claim(4).entries
     assert (retry.id, retry.reason) == ("retry", "")
     scripts.finish(retry.tag)
@@ -54,7 +54,7 @@ def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts
     (first,) = scripts.claim().entries
     scripts.partition.evict("", "k").run(scripts.client)
     push(scripts, "second")
-    # It lost its key and did not run: the second one covers it, and whoever waited for it.
+    # It lost its key and did not run: the second one covers it and the calls that waited for it.
     assert scripts.release(first.tag) == 0
     (second,) = scripts.claim(4).entries
     assert (second.id, second.reason) == ("second", "")
@@ -91,7 +91,7 @@ def test_who_is_replaced_does_not_follow_where_too_many_do(scripts: PartitionScr
     assert not scripts.client.hexists(scripts.keys.messages, "third")
 
 
-def test_a_replaced_one_that_nobody_awaits_takes_no_room(scripts: PartitionScripts) -> None:
+def test_a_replaced_one_that_is_not_awaited_takes_no_room(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "follower")
     assert push(scripts, "second", replace=True).replaced == "first"

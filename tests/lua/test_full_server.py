@@ -74,7 +74,7 @@ def test_a_singleton_queue_gets_a_new_leader_when_the_memory_is_full(full_server
         "0"
     ]
     second.resign(clean=True)
-    # Nobody has led before.
+    # No worker has led before.
     newcomer = RedisElection(full_server, PartitionKeys("online", "other"), "third", 30)
     assert newcomer.become_candidate()
     assert newcomer.accept(0, 0.0).token == 1

@@ -55,7 +55,7 @@ def test_throttled_tenant_reports_when(scripts: PartitionScripts) -> None:
     wait_until(lambda: scripts.take(5) == ["a0001"], 30)
 
 
-def test_throttled_tenant_delays_nobody(scripts: PartitionScripts) -> None:
+def test_throttled_tenant_delays_no_other(scripts: PartitionScripts) -> None:
     scripts.set_quota("a", 0.001)
     fill(scripts, "a", 5)
     fill(scripts, "b", 5)

@@ -287,7 +287,7 @@ class TestReaping:
 
 
 class TestComingBack:
-    """Who finds his own lease all but over takes nobody for dead: perhaps the server was away."""
+    """A consumer whose own lease is nearly over reaps no other one: perhaps the server was away."""
 
     @pytest.fixture
     def tags(self, scripts: PartitionScripts) -> dict[str, DeliveryTag]:
@@ -308,7 +308,7 @@ class TestComingBack:
         assert [scripts.reap("c1"), scripts.reap("c1"), scripts.reap("c2")] == [0, 0, 0]
         assert [scripts.finish(tags[each], consumer=each) for each in tags] == [0, 0]
 
-    def test_takes_what_nobody_came_back_for_when_a_lease_has_passed(
+    def test_takes_abandoned_messages_when_a_lease_has_passed(
         self, scripts: PartitionScripts, tags: dict[str, DeliveryTag]
     ) -> None:
         heartbeat = scripts.partition.heartbeat("c1", lease_ms=LEASE_MS)

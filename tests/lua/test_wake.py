@@ -1,4 +1,4 @@
-"""There is a token when something may be served, or when nobody keeps the next appointment."""
+"""There is a wake-up when a message may be served, or when no consumer keeps the next look."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_a_claim_leaves_wakes_the_next(scripts: PartitionScripts) -> None:
     ("quota", "place"),
     [({"rate": 0.001}, "throttled"), ({"concurrency": 1}, "at_concurrency"), ({"paused": True}, "paused")],
 )
-def test_push_to_a_tenant_that_may_not_be_served_wakes_nobody(
+def test_push_to_a_tenant_that_may_not_be_served_wakes_no_consumer(
     scripts: PartitionScripts, quota: dict[str, float], place: str
 ) -> None:
     scripts.set_quota("t", **quota)
@@ -61,7 +61,7 @@ def test_claim_that_found_nothing_keeps_the_next_look(scripts: PartitionScripts)
     assert scripts.claim(5).next_look_s == pytest.approx(30, abs=5)
 
 
-def test_later_next_look_wakes_nobody_an_earlier_one_does(scripts: PartitionScripts) -> None:
+def test_later_next_look_wakes_no_consumer_an_earlier_one_does(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     delay(scripts, "b", 50)
@@ -141,7 +141,7 @@ def test_a_handover_takes_no_next_look_from_others(scripts: PartitionScripts, wh
 
 
 def test_an_next_look_in_the_past_counts_for_nothing(scripts: PartitionScripts) -> None:
-    """Its owner lives, and is full or has forgotten it; somebody else was served meanwhile."""
+    """The owner of the next look lives, but is full or has forgotten it; another consumer was served."""
     delay(scripts, "a", 0.1)
     delay(scripts, "b", 30)
     scripts.claim(5, "c1")
@@ -163,7 +163,7 @@ def test_a_heartbeat_replaces_an_next_look_in_the_past(scripts: PartitionScripts
     assert scripts.token()
 
 
-def test_heartbeat_finds_what_nobody_was_woken_for(scripts: PartitionScripts) -> None:
+def test_heartbeat_finds_messages_without_a_wakeup(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     scripts.client.zadd(scripts.keys.delayed, {"a": 5})

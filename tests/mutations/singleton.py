@@ -105,7 +105,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/consuming/singleton_delivery.py",
         "own.out_of_order = held.will_return or own.out_of_order",
         "own.out_of_order = held.will_return",
-        (TESTS + "test_lanes.py", "-k", "behind_it_is_over"),
+        (TESTS + "test_singleton_delivery.py", "-k", "behind_it_is_over"),
     ),
     Mutation(
         "singleton",
@@ -113,6 +113,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/consuming/singleton_delivery.py",
         "own.permit is None or own.discards_claims:",
         "own.permit is None:",
-        (TESTS + "test_lanes.py", "-k", "before_a_message_came_back"),
+        (TESTS + "test_singleton_delivery.py", "-k", "before_a_message_came_back"),
     ),
 )

@@ -200,7 +200,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eta",
         "no answer to a nudge is read before a task that blocks the loop",
         "transport/redis/consuming/fetcher.py",
-        "if self.pipeline.nudges():",
+        "if self.pipeline.hands_over_wakeup():",
         "if waited:",
         (
             "tests/broker/test_appointments.py",

@@ -253,7 +253,7 @@ def test_waiting_is_short_for_a_caller_while_the_broker_is_down(harness: Produce
     put(producer, *range(1, 1000))
     # A bound against a hang, not a measurement; the benchmarks measure.
     assert time.monotonic() - started < 5
-    wait_until(lambda: producer.snapshot().last_error == "told to be down", 30)
+    wait_until(lambda: producer.snapshot().last_error == "set to be down", 30)
 
 
 @pytest.mark.parametrize("memory", [True, False])

@@ -101,14 +101,14 @@ def busy(admin: Any) -> Iterator[None]:
         thread = threading.Thread(target=run)
         thread.start()
 
-        def says_busy() -> bool:
+        def answers_busy() -> bool:
             try:
                 admin.ping()
             except redis.ResponseError:
                 return True
             return False
 
-        wait_until(says_busy, 20)
+        wait_until(answers_busy, 20)
         try:
             yield
         finally:

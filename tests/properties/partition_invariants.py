@@ -78,7 +78,7 @@ class WatchedPartition(RuleBasedStateMachine):
         assert self.scripts.state("v") == pytest.approx(self.model.v)
 
     @invariant()
-    def somebody_will_wake(self) -> None:
+    def some_consumer_will_wake(self) -> None:
         assert self.client.llen(self.scripts.keys.wake) <= 1
         if self.token_taken or self.scripts.token():
             return

@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running is None and self.waiting and self.heir is None)
     @rule()
-    def retry_of_what_was_given_back(self) -> None:
+    def retry_of_a_released_run(self) -> None:
         mine = self._new()
         assert self.machine.enqueue(mine, continues=(self.waiting[0], 0)).verdict is Verdict.ACCEPT
         self.waiting[0] = mine
@@ -121,7 +121,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running is not None)
     @rule()
-    def give_back(self) -> None:
+    def release(self) -> None:
         assert self.running is not None
         assert self.machine.release(*self.running[:2])
         self.stale.append(self.running[:2])

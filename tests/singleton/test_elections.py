@@ -75,7 +75,7 @@ def test_who_stands_by_has_nothing_to_hand_over(redis_posting: PostingWorkers) -
         wait_until(lambda: redis_posting.leader() != leader, 20)
 
 
-def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
+def test_rabbitmq_keeps_its_own_argument_without_an_election(
     open_posting: Callable[..., PostingWorkers], rabbitmq_server: RabbitMQServer
 ) -> None:
     name = f"one-{uuid.uuid4().hex[:8]}"
@@ -96,7 +96,7 @@ def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
         channel.queue_delete(name)
 
 
-def test_nobody_to_hold_elections_is_an_error_that_reports_for_what() -> None:
+def test_a_missing_election_server_is_an_error_that_names_the_queues() -> None:
     with pytest.raises(ConfigurationError, match=r"'ledger' .* dq_election to zookeeper://"):
         Elections(resolve({}), "w1", None, "the queue 'ledger'")
 

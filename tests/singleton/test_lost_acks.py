@@ -175,22 +175,24 @@ def test_what_the_heartbeat_is_reporting_is_not_reported_yet(
             ledger.finish(tag)
             proxy.black_hole.set()
             far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
-            tell = threading.Thread(target=_tell, args=(process.heartbeat, process.heartbeat.queue(key), far))
-            tell.start()
+            sending = threading.Thread(
+                target=_send_pending_acks, args=(process.heartbeat, process.heartbeat.queue(key), far)
+            )
+            sending.start()
             wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)
             with suppress(TimeoutError):
                 while True:
                     connection.drain_events(timeout=0.5)
             assert [message.payload for message in got] == [0]
             proxy.cut_all()
-            tell.join(DEADLINE_S)
+            sending.join(DEADLINE_S)
             while len(got) < 2:
                 connection.drain_events(timeout=DEADLINE_S)
             assert not ledger.pending_acks(key)
             got[1].ack()
 
 
-def _tell(heartbeat: Any, queue: Any, client: Any) -> None:
+def _send_pending_acks(heartbeat: Any, queue: Any, client: Any) -> None:
     with suppress(redis.RedisError):
         heartbeat.send_pending_acks(queue, client)
 

@@ -23,7 +23,7 @@ OTHER = "errands"
 
 @pytest.fixture
 def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A bank with Celery's own Redis transport; another database of the same server holds the election."""
+    """A posting app on Celery's Redis transport; another database of the same server holds the election."""
     prefix = f"t{uuid.uuid4().hex[:8]}"
     return open_posting(broker="stock", election=redis_server.url(0), dq_key_prefix=prefix)
 
@@ -32,7 +32,7 @@ def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
 def stock(
     request: pytest.FixtureRequest, open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
 ) -> PostingWorkers:
-    """A bank with one of Celery's own brokers; only the one on Redis also has dedup locks."""
+    """A posting app with one of Celery's own brokers; only the one on Redis also has dedup locks."""
     if request.param == "redis":
         plain: PostingWorkers = request.getfixturevalue("plain")
         return plain

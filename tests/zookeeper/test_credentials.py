@@ -123,7 +123,7 @@ def test_tls_checks_the_host_name(tls_server: ZooKeeperServer, tls: dict[str, An
     assert works(Session(named, timeout_s=15, tls={**tls, "check_hostname": False}))
 
 
-def test_tls_trusts_nobody_unasked(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+def test_tls_trusts_no_server_by_default(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
     refused("is not valid .self-signed", tls_server.tls_hosts, tls={**tls, "ca": None})
 
 

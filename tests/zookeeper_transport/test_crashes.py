@@ -191,36 +191,36 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
     producer = Producer(channel)
     Queue("q")(channel).declare()
     seen: set[int] = set()
-    crew: list[tuple[Any, Any]] = []
+    consumers: list[tuple[Any, Any]] = []
     published = 0
 
     def hire() -> None:
-        hears, tells = context.Pipe(duplex=False)
-        process = context.Process(target=consume_forever, args=(url, tells), daemon=True)
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=consume_forever, args=(url, writer), daemon=True)
         process.start()
-        tells.close()
-        crew.append((process, hears))
+        writer.close()
+        consumers.append((process, reader))
 
-    def heard() -> int:
+    def receive_all() -> int:
         """Return how many messages were reported."""
-        for _, hears in crew:
+        for _, reader in consumers:
             try:
-                while hears.poll():
-                    seen.add(hears.recv())
+                while reader.poll():
+                    seen.add(reader.recv())
             except (EOFError, OSError):
                 continue
         return len(seen)
 
     def wait_for(goal: int, deadline: float) -> None:
-        wait_until(lambda: heard() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
+        wait_until(lambda: receive_all() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
 
     def kill(position: int) -> None:
-        process, hears = crew[position]
+        process, reader = consumers[position]
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        heard()
-        hears.close()
-        del crew[position]
+        receive_all()
+        reader.close()
+        del consumers[position]
 
     try:
         for _ in range(2):
@@ -233,13 +233,13 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
             # Some messages later, a consumer is killed while it handles a message.
             goal = min(len(seen) + rng.randrange(5, 25), published)
             wait_for(goal, 60)
-            kill(rng.randrange(len(crew)))
+            kill(rng.randrange(len(consumers)))
             hire()
         wait_for(amount, 60)
         nodes = NODES.queue("q")
         wait_until(lambda: not looker.open().get_children(nodes.ready), 60)
     finally:
-        while crew:
+        while consumers:
             kill(0)
     assert seen == set(range(amount))
     wait_until(lambda: not looker.open().get_children(nodes.locks), 60)

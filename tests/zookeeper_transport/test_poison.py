@@ -187,13 +187,13 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     task_id = app.send_task("poison", ("x",), queue="q").id
     letters = app.dq.dead_letters["q"]
 
-    def bury() -> None:
+    def dead_letter() -> None:
         kill(connect, 1)
         with app.connection_for_read() as connection:
             assert KombuQueue(connection, "q").bound.get() is None
         wait_until(lambda: len(letters) == 1)
 
-    bury()
+    dead_letter()
     with pytest.raises(InvalidMessage, match="only args, kwargs, priority"):
         letters.edit(task_id, tenant="t")
     assert letters.edit("unknown", args=()) is None
@@ -202,7 +202,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     assert room.received[0].payload[0] == ["other"]
     assert stored(room)[0].properties["priority"] == 7
     room.connection.close()
-    bury()
+    dead_letter()
 
     def run(*words: str) -> str:
         context = CLIContext(app=app, no_color=True, workdir=None)

@@ -28,7 +28,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "nobody is promoted",
+        "no call is promoted",
         "transport/redis/lua/include/dedup.lua",
         "c.head, c.follow.head, c.tail, c.follow.tail = c.tail, c.follow.tail, nil, false",
         "c.head = nil",
@@ -147,7 +147,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "followers are not told",
+        "followers get no result",
         "transport/redis/lua/include/dedup.lua",
         "if over and followed then settle_followers(id) end",
         "",
