@@ -84,7 +84,7 @@ def _consume(
         done = [(entry.claim, entry.id) for entry in claimed.entries]
         found = [read_held(entry)[1] for entry in held.values()]
         if len(found) != len(done) or not all(_us(before) <= at_us <= _us(after) for at_us, _ in found):
-            raise RuntimeError(f"the claim says {found}, the server that it was from {before} to {after}")
+            raise RuntimeError(f"the claim reports {found}, the server that it was from {before} to {after}")
         moments += found
         if not found:
             delay = PATIENCE if claimed.next_look_s is None else claimed.next_look_s

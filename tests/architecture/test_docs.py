@@ -1,4 +1,4 @@
-"""The documentation is true: what it shows runs, and what there is, it names."""
+"""The documentation is true: its programs run, and it names all public parts."""
 
 from __future__ import annotations
 
@@ -287,6 +287,6 @@ def assert_prints(command: str, expected: list[str], folder: Path, environment: 
         found[:] = printed_lines()
         return len(found) == len(patterns) and all(map(re.fullmatch, patterns, found))
 
-    # What explains is asked again: between two tokens of a rate it may be the tenant's turn.
+    # `explain` is asked again: at its next allowed time, it may be the tenant's turn.
     again = 40.0 if " explain " in command else 0.0
     wait_until(matches, again, what=lambda: f"{command} printed {found}, not {wanted}")

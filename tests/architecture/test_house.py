@@ -54,7 +54,7 @@ def every_error(base: type[DQError] = DQError) -> Iterator[type[DQError]]:
 
 
 def fresh_python(program: str) -> str:
-    """What `program` prints in a process that has imported nothing yet."""
+    """Return the output of `program` in a process that has imported nothing yet."""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
@@ -173,7 +173,7 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 
 def test_only_what_the_installation_brings_is_imported() -> None:
-    # Celery with what it cannot do without; the extras; what one report says that it wants; and pytest, which
+    # Celery with its requirements; the extras; the requirements of one report; and pytest, which
     # imports its fixtures itself.
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),

@@ -47,9 +47,9 @@ def test_every_reference_is_to_a_name_that_exists() -> None:
 
 
 def test_a_reference_to_a_name_that_is_gone_is_seen() -> None:
-    text = "See :meth:`Keeper.ring`, :class:`celery_dq.wiring.Wires` and :func:`setup`."
+    text = "See :meth:`Heartbeat.absent`, :class:`celery_dq.wiring.Wires` and :func:`setup`."
     assert unknown_references({"celery_dq/wiring.py": f'"""{text}"""\n\ndef setup(): ...\n'}) == [
-        "celery_dq/wiring.py: :meth:`Keeper.ring`",
+        "celery_dq/wiring.py: :meth:`Heartbeat.absent`",
         "celery_dq/wiring.py: :class:`celery_dq.wiring.Wires`",
     ]
 

@@ -17,7 +17,7 @@ from tests.broker.worker_app import WorkerApp
     ("pool", "soft_s"),
     [("solo", 0.0), ("solo", 0.3), ("gevent", 0.0), ("eventlet", 0.0), ("prefork", 0.0)],
 )
-def test_what_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, soft_s: float) -> None:
+def test_a_task_that_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, soft_s: float) -> None:
     worker_app.conf["worker_soft_shutdown_timeout"] = soft_s
     worker_app.conf["dq_max_deliveries"] = 1  # the cancelled task has killed no worker
     with worker_app.worker(pool, 2) as worker:

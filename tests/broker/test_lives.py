@@ -232,7 +232,7 @@ def test_cancel_waiting_delayed_and_running(worker_app: WorkerApp) -> None:
     assert worker_app.witness.reports("ran") == ["fine"]
 
 
-def test_a_worker_leaves_to_others_what_does_not_fit_its_slots(worker_app: WorkerApp) -> None:
+def test_a_worker_leaves_messages_beyond_its_slots_to_others(worker_app: WorkerApp) -> None:
     for key in "abcdef":
         worker_app.send("hold", key)
     with worker_app.worker("threads", 2):

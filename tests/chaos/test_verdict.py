@@ -40,7 +40,7 @@ def test_a_message_that_ran_once_is_fine() -> None:
     assert (verdict.finished, verdict.duplicated) == (1, 0)
 
 
-def test_what_never_finished_is_lost_or_stuck() -> None:
+def test_an_unfinished_message_is_lost_or_stuck() -> None:
     verdict = judge(published(3), [entry("start", 1, number=1)], [], {"m2"})
     assert (verdict.lost, verdict.stuck) == (["m0", "m1"], ["m2"])
 
@@ -74,7 +74,7 @@ def test_a_failover_may_lose_what_only_the_master_had_confirmed(
     assert ("lost with a master: 1" in verdict.report()) is excused
 
 
-def test_what_the_new_master_still_has_is_stuck() -> None:
+def test_a_message_on_the_new_master_is_stuck() -> None:
     gone = published()
     gone.confirmed_at["m0"] = 10.0
     assert judge(gone, [], [Fault("failover", "", 0, 10, 11)], {"m0"}).stuck == ["m0"]

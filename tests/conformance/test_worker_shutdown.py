@@ -35,7 +35,7 @@ def held(celery_app: CeleryApp, *keys: str, task: str = "hold_late") -> list[Any
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork", "gevent"])
-def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(celery_app: CeleryApp, pool: str) -> None:
+def test_warm_shutdown_finishes_running_tasks_and_releases_the_rest(celery_app: CeleryApp, pool: str) -> None:
     key, later = uuid4().hex, uuid4().hex
     # Given a worker of one slot that runs one task and may have fetched more
     with celery_app.worker(pool, concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
@@ -87,7 +87,7 @@ def test_a_warm_shutdown_learns_the_last_results_and_does_not_sleep(celery_app: 
 # In the threads pool Celery delays all acknowledgements until the last task has ended.
 @pytest.mark.parametrize("broker", ["dq"], indirect=True)
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
-def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
+def test_a_task_that_ends_during_a_warm_shutdown_is_acked_while_others_run(
     celery_app: CeleryApp, redis_server: RedisServer, task: str
 ) -> None:
     quick, slow = uuid4().hex, uuid4().hex
@@ -106,7 +106,7 @@ def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
     assert [result.get(timeout=WAIT) for result in results] == [quick, slow]
 
 
-def test_cold_shutdown_releases_what_runs(celery_app: CeleryApp) -> None:
+def test_cold_shutdown_releases_running_tasks(celery_app: CeleryApp) -> None:
     key = uuid4().hex
     with celery_app.worker("prefork", concurrency=1) as worker:
         held(celery_app, key)
@@ -115,7 +115,7 @@ def test_cold_shutdown_releases_what_runs(celery_app: CeleryApp) -> None:
     assert celery_app.waiting() == 1
 
 
-def test_soft_shutdown_waits_for_what_can_finish(celery_app: CeleryApp) -> None:
+def test_soft_shutdown_waits_for_tasks_that_can_finish(celery_app: CeleryApp) -> None:
     quick, slow = uuid4().hex, uuid4().hex
     conf = {"worker_soft_shutdown_timeout": 3.0}
     with celery_app.worker("prefork", concurrency=2, conf=conf) as worker:
@@ -130,7 +130,7 @@ def test_soft_shutdown_waits_for_what_can_finish(celery_app: CeleryApp) -> None:
     assert celery_app.waiting() == 1
 
 
-def test_the_next_worker_runs_what_was_released(celery_app: CeleryApp) -> None:
+def test_the_next_worker_runs_released_messages(celery_app: CeleryApp) -> None:
     key = uuid4().hex
     with celery_app.worker("prefork", concurrency=1) as worker:
         (result,) = held(celery_app, key)
@@ -160,7 +160,7 @@ def test_delayed_tasks_survive_a_shutdown(celery_app: CeleryApp) -> None:
 
 
 @on_redis
-def test_disable_prefetch_fetches_only_what_runs(celery_app: CeleryApp) -> None:
+def test_disable_prefetch_fetches_only_running_tasks(celery_app: CeleryApp) -> None:
     keys = [uuid4().hex for _ in range(2)]
     conf = {"worker_prefetch_multiplier": 10, "worker_disable_prefetch": True}
     with celery_app.worker("prefork", concurrency=2, conf=conf):

@@ -213,7 +213,7 @@ class _Court:
         if evicted and facts.last.get(event.key, 0) > made:
             # A worker claimed the covering call and died without a report. The waiting call covers it after
             # the eviction.
-            self.verdict.counts["covered anew"] += 1
+            self.verdict.counts["covered again"] += 1
             return
         self.verdict.wrong.append(
             f"{event.call}, made at {made}, is covered by {covering}, which began {began or 'never'}"

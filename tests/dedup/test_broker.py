@@ -190,7 +190,7 @@ class TestVerdicts:
             shop.open(1)
             running(shop, 1)
 
-    def test_repetition_of_what_waits(self, shop: Shop) -> None:
+    def test_repetition_of_a_waiting_call(self, shop: Shop) -> None:
         note = shop.task("note")
         for value in (1, 1, 2, 3, 1, {"b": 1, "a": 2}, {"a": 2, "b": 1}):
             note.delay(value)
@@ -364,7 +364,7 @@ class TestEnds:
             shop.open(1, 2)
             assert tail.get(timeout=40)[1] == 2
 
-    def test_what_is_blocked_is_explained(self, shop: Shop) -> None:
+    def test_a_blocked_call_is_explained(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         with shop.working():
             first = refresh.delay(1, version=1)

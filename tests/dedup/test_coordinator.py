@@ -59,7 +59,7 @@ def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
     assert coordinator.start(KEY, "u/1")
 
 
-def test_a_redelivery_of_what_waits_takes_its_place(coordinator: Coordinator) -> None:
+def test_a_redelivery_of_a_waiting_call_takes_its_place(coordinator: Coordinator) -> None:
     head = coordinator.enqueue(KEY, "t/1", task="t")
     coordinator.enqueue(KEY, "u/1", task="u")
     # Its first worker may be dead. A declined delivery would then never run.

@@ -127,7 +127,7 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
         assert shop.ran() == [1, 3]
 
 
-def test_who_follows_one_that_is_replaced_gets_the_result_of_the_later_one(
+def test_a_follower_of_a_replaced_call_gets_the_result_of_the_later_one(
     shop: Shop, verdicts: list[Verdict]
 ) -> None:
     refresh = shop.task("refresh")
@@ -371,7 +371,7 @@ def test_a_broker_without_a_place_for_claims_is_an_error() -> None:
         DedupLocksStep(consumer)
 
 
-def test_who_loses_only_its_place_while_the_one_before_it_runs_waits_again(
+def test_a_call_that_loses_its_place_behind_a_run_waits_again(
     shop: Shop, redis_url: str, verdicts: list[Verdict]
 ) -> None:
     refresh = shop.task("refresh")

@@ -159,7 +159,7 @@ def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
 
 
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
-def test_what_a_killed_worker_had_waiting_comes_back(company: Company) -> None:
+def test_a_waiting_call_of_a_killed_worker_comes_back(company: Company) -> None:
     dedup_workers = company.dedup_workers
     _, second, tail = company.two_at_work("early")
     third = company.worker().wait_ready()
@@ -175,7 +175,7 @@ def test_what_a_killed_worker_had_waiting_comes_back(company: Company) -> None:
 
 @pytest.mark.parametrize("company", ["amqp", "dq-zookeeper"], indirect=True)
 @pytest.mark.parametrize("task", ["early", "late"])
-def test_what_a_killed_worker_had_declined_is_declined_again(company: Company, task: str) -> None:
+def test_a_declined_call_of_a_killed_worker_is_declined_again(company: Company, task: str) -> None:
     dedup_workers = company.dedup_workers
     dedup_workers.conf["broker_transport_options"] = {"session_timeout": 4} if company.by_zookeeper else {}
     first = company.worker().wait_ready()
@@ -197,7 +197,7 @@ def test_what_a_killed_worker_had_declined_is_declined_again(company: Company, t
     wait_until(lambda: company.client.keys("*declined:*") == [], 40)
 
 
-def test_what_is_waiting_survives_a_lost_connection(
+def test_a_waiting_call_survives_a_lost_connection(
     company: Company, redis_url: str, request: pytest.FixtureRequest
 ) -> None:
     dedup_workers = company.dedup_workers

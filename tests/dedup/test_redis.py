@@ -61,7 +61,7 @@ def test_renewing_keeps_a_short_lease(client: Any) -> None:
     assert heartbeat.finish(KEY, "a", token)
 
 
-def test_a_lease_outlives_the_shorter_one_of_who_waits(client: Any) -> None:
+def test_a_lease_outlives_the_shorter_one_of_a_waiting_call(client: Any) -> None:
     long, short = redis_coordinator(client, "w1"), redis_coordinator(client, "w2", lease=0.05)
     token = long.enqueue(KEY, "a").token
     assert short.enqueue(KEY, "b").verdict is Verdict.BLOCK
@@ -130,7 +130,7 @@ def test_every_script_has_a_contract() -> None:
 
 
 @pytest.mark.parametrize("how", ["finish", "evict", "free", "withdraw", "replace"])
-def test_who_follows_is_reported_when_it_is_over(client: Any, how: str) -> None:
+def test_a_follower_is_reported_when_it_is_over(client: Any, how: str) -> None:
     one, two, three = (redis_coordinator(client, f"w{number}") for number in (1, 2, 3))
     token = one.enqueue("q|k", "t/1", task="t", timeout=2.5 if how == "evict" else None).token
     covering = HeldDedupLock("q|k", "t/1", token)

@@ -182,7 +182,7 @@ def test_a_task_is_moved_with_its_eta_tenant_and_priority(shop: Any) -> None:
     assert (found.queue, found.state, found.tenant, found.priority) == ("other", "delayed", "vip", 7)
 
 
-def test_what_a_worker_has_is_not_moved(shop: Any) -> None:
+def test_a_message_of_a_worker_is_not_moved(shop: Any) -> None:
     (task_id,) = send(shop, "a")
     claim(shop)
     assert shop.dq.queues["push"].move("other", task_id=task_id) == 0

@@ -86,7 +86,7 @@ class TestTerm:
         assert term.phase is Phase.OVER
         assert term.reason == "spread"
 
-    def test_what_was_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
+    def test_a_message_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
         clock = ManualClock()
         term = a_term(clock)
         assert (term.is_trusted, term.is_running) == (True, False)

@@ -106,7 +106,7 @@ class TestElection:
         wait_until(second.become_candidate)
         assert second.accept(0, 0.0) == (token + 1, False, 0)
 
-    def test_who_was_replaced_cannot_renew(self, elections: ElectionHarness) -> None:
+    def test_a_replaced_leader_cannot_renew(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=False)
@@ -116,7 +116,7 @@ class TestElection:
         assert second.leader() is not None
         second.renew()
 
-    def test_who_was_replaced_resigns_without_harm(self, elections: ElectionHarness) -> None:
+    def test_a_replaced_leader_resigns_without_harm(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=True)

@@ -51,7 +51,7 @@ def test_a_graceful_hand_over_takes_less_than_half_a_second(careers: RecordedCar
     assert careers.lines[-1][0] - handed_over < 0.5
 
 
-def test_what_runs_is_finished_before_the_successor_begins(careers: RecordedCareers) -> None:
+def test_a_running_message_is_finished_before_the_successor_begins(careers: RecordedCareers) -> None:
     ann, first = careers.hire("ann", SHORT_S)
     careers.when("ann inaugurates")
     careers.hire("bob")
@@ -72,7 +72,7 @@ def test_what_runs_is_finished_before_the_successor_begins(careers: RecordedCare
     ]
 
 
-def test_who_is_cut_off_falls_before_the_successor_begins(careers: RecordedCareers) -> None:
+def test_a_leader_that_is_cut_off_falls_before_the_successor_begins(careers: RecordedCareers) -> None:
     fallen: list[tuple[float, Term]] = []
     ann, first = careers.hire("ann", SHORT_S, on_fall=lambda term: fallen.append((time.monotonic(), term)))
     careers.when("ann inaugurates")
@@ -143,7 +143,7 @@ class SlowSource:
 
 
 @pytest.mark.parametrize("how", ["resign", "close"])
-def test_what_was_taken_before_the_end_is_executed(how: str, careers: RecordedCareers) -> None:
+def test_a_message_taken_before_the_end_is_executed(how: str, careers: RecordedCareers) -> None:
     source = SlowSource()
     _, runner = careers.hire("ann", source=source)
     assert source.asked.wait(30)
@@ -165,7 +165,7 @@ def test_what_was_taken_before_the_end_is_executed(how: str, careers: RecordedCa
 
 @pytest.mark.logged_error("ValueError: cannot be executed")
 @pytest.mark.parametrize("how", ["returns", "fails", "is missing"])
-def test_what_execute_fails_at_is_released(
+def test_a_message_that_fails_in_execute_is_released(
     how: str, careers: RecordedCareers, caplog: pytest.LogCaptureFixture
 ) -> None:
     returned: list[str] = []
@@ -196,7 +196,7 @@ def test_what_execute_fails_at_is_released(
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_what_was_taken_before_the_fall_is_released(
+def test_a_message_taken_before_the_fall_is_released(
     returns: bool, careers: RecordedCareers, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, returned = SlowSource(), list[str]()

@@ -102,7 +102,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
 
 
 @pytest.mark.logged_error("The callback that stops the work in the term")
-def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer) -> None:
+def test_a_task_that_calls_exit_when_the_term_falls_leaves_a_candidate(own_redis: RedisServer) -> None:
     """sys.exit() ends only its thread; without a handler, the candidate would stay in the line."""
 
     class Leaving(Hands):

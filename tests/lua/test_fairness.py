@@ -95,7 +95,7 @@ def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(scripts: P
         scripts.push(f"m{i:03d}", tenant=f"t{i:03d}")
     assert len(scripts.take(60)) == 60
     assert not scripts.client.exists(scripts.keys.finish_tags)
-    # Who was served comes behind those who were not.
+    # A served tenant comes behind the unserved ones.
     scripts.push("again", tenant="t000")
     assert drain(scripts, 7)[-1] == "again"
 

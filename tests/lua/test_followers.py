@@ -1,4 +1,4 @@
-"""Who follows a call gets the end of one that ran; and only who keeps others waiting is evicted."""
+"""A follower gets the end of a call that ran, and only a call with others behind it is evicted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_followers_of_a_run_that_is_evicted_follow_its_retry(scripts: PartitionS
     assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:retry")]
 
 
-def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts) -> None:
+def test_followers_of_a_call_without_a_run_follow_the_running_one(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     push(scripts, "follower", follow=True, awaited=True)
     (first,) = scripts.claim().entries
@@ -62,7 +62,7 @@ def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts
     assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:second")]
 
 
-def test_all_who_follow_are_moved_however_many_there_are(scripts: PartitionScripts) -> None:
+def test_all_followers_are_moved_however_many_there_are(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "early")
     (first,) = scripts.claim().entries
@@ -80,7 +80,7 @@ def test_all_who_follow_are_moved_however_many_there_are(scripts: PartitionScrip
     assert not scripts.client.exists(scripts.keys.following)
 
 
-def test_who_is_replaced_does_not_follow_where_too_many_do(scripts: PartitionScripts) -> None:
+def test_a_replaced_call_does_not_follow_where_too_many_do(scripts: PartitionScripts) -> None:
     push(scripts, "first", awaited=True)
     crowd(scripts, "follower", MOST - 1)
     assert push(scripts, "second", replace=True, awaited=True).replaced == "first"
@@ -98,7 +98,7 @@ def test_a_replaced_one_that_is_not_awaited_takes_no_room(scripts: PartitionScri
     assert scripts.client.llen(scripts.keys.followers("second")) == MOST
 
 
-def test_who_follows_a_run_and_its_retry_is_counted_together(scripts: PartitionScripts) -> None:
+def test_the_followers_of_a_run_and_its_retry_are_counted_together(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "early", MOST - 1)
     (run,) = scripts.claim().entries
@@ -168,7 +168,7 @@ def test_the_eviction_of_a_head_is_armed_again_when_it_is_claimed_again(
     assert not scripts.client.exists(scripts.keys.evictions)
 
 
-def test_who_was_declined_stays_so_when_its_push_is_repeated(scripts: PartitionScripts) -> None:
+def test_a_declined_call_stays_declined_when_its_push_is_repeated(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     for expected in ("declined", "seen"):
         again = OutgoingRecord(1, "second", make_keyed_record("", "k", "", 0))
@@ -179,7 +179,7 @@ def test_who_was_declined_stays_so_when_its_push_is_repeated(scripts: PartitionS
     assert scripts.take() == []
 
 
-def test_the_latest_takes_the_place_of_who_waits_behind_one_that_came_back(scripts: PartitionScripts) -> None:
+def test_the_latest_replaces_the_waiting_call_behind_a_returned_one(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     (first,) = scripts.claim().entries
     assert push(scripts, "second").status == "blocked"

@@ -248,16 +248,16 @@ class TestQuotaChange:
         assert bring_settings(scripts, new, "w2") == "older"
         assert bring_settings(scripts, None, "operator", force=True) == "set"
         assert bring_settings(scripts, old, "w1") == "older"
-        # What was replaced long ago is a change like any other.
+        # A quota that was replaced long ago counts as a change.
         scripts.client.zadd(scripts.keys.config_before, {new: 1})
         assert bring_settings(scripts, new, "w4") == "set"
 
-    def test_what_was_replaced_is_not_remembered_for_ever(self, scripts: PartitionScripts) -> None:
+    def test_a_replaced_quota_is_not_remembered_for_ever(self, scripts: PartitionScripts) -> None:
         for weight in (2, 3):
             bring_settings(scripts, make_quota(weight=weight), "w1")
         assert 0 < scripts.client.pttl(scripts.keys.config_before) <= 60_000
 
-    def test_weight_acts_on_what_waits(self, scripts: PartitionScripts) -> None:
+    def test_weight_acts_on_waiting_messages(self, scripts: PartitionScripts) -> None:
         fill(scripts, "a", 20)
         fill(scripts, "b", 20)
         scripts.take(4)

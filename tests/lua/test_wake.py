@@ -26,7 +26,7 @@ def test_token_goes_with_the_last_message(scripts: PartitionScripts) -> None:
     assert not scripts.token()
 
 
-def test_what_a_claim_leaves_wakes_the_next(scripts: PartitionScripts) -> None:
+def test_the_messages_that_a_claim_leaves_wake_the_next(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     assert scripts.take_token()
     scripts.claim(1)
@@ -72,7 +72,7 @@ def test_later_next_look_wakes_no_consumer_an_earlier_one_does(scripts: Partitio
     assert scripts.claim(5, "c1").next_look_s is None
 
 
-def test_who_gets_work_passes_the_next_look_on(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_gets_work_passes_the_next_look_on(scripts: PartitionScripts) -> None:
     delay(scripts, "later", 30)
     scripts.claim(5)
     scripts.push("a")
@@ -102,14 +102,14 @@ def test_next_look_of_a_lost_consumer_is_taken_over(scripts: PartitionScripts) -
     assert scripts.claim(5, "c2").next_look_s is not None
 
 
-def test_next_look_of_one_who_resigns_is_taken_over(scripts: PartitionScripts) -> None:
+def test_next_look_of_a_consumer_that_resigns_is_taken_over(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     scripts.partition.resign("c1").run(scripts.client)
     assert scripts.take_token()
 
 
-def test_who_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 0.1)
     delay(scripts, "b", 30)
     assert scripts.claim(5, "c1").next_look_s is not None
@@ -122,7 +122,7 @@ def test_who_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -
     assert not scripts.token()
 
 
-def test_who_hands_over_before_its_time_hands_the_next_look_on(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_hands_over_before_its_time_hands_the_next_look_on(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5, "c1")
     assert scripts.partition.hand_over_wakeup("c1").run(scripts.client) is False

@@ -1,4 +1,4 @@
-"""Led queues: terms, the guard, hand-overs, and what a leader runs on brokers without leaders."""
+"""Singleton queues: terms, the guard, hand-overs, and leaders on brokers without elections."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "                self._release(queue)\n"
         ),
         "            queue.held.append(message)\n",
-        (TESTS + "test_terms.py", "-k", "sends_when_the_term"),
+        (TESTS + "test_terms.py", "-k", "sent_after_the_end"),
     ),
     Mutation(
         "singleton",

@@ -230,7 +230,7 @@ def test_an_idle_producer_is_woken_by_a_message(
     wait_until(lambda: arrived(harness) == [0, 1], 30)
 
 
-def test_closing_leaves_to_the_next_process_what_is_on_disk(harness: ProducerHarness) -> None:
+def test_closing_leaves_the_messages_on_disk_to_the_next_process(harness: ProducerHarness) -> None:
     producer = harness.producer()
     harness.shelf.down = True
     put(producer, *range(10))
@@ -274,7 +274,7 @@ def test_a_put_that_meets_a_close_is_not_lost(harness: ProducerHarness, memory: 
     assert arrived(harness) == [0, 1]
 
 
-def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(harness: ProducerHarness) -> None:
+def test_a_call_that_waits_for_room_at_the_close_gets_it_in_the_next_buffer(harness: ProducerHarness) -> None:
     producer = harness.producer(memory=True, limits=Limits(max_messages=1))
     harness.shelf.down = True
     put(producer, 0)

@@ -86,7 +86,7 @@ def put_unsynced(box: Any, number: int, size: int = LARGE) -> None:
     assert box.put("a", b"%d" % number, b"%d " % number + b"x" * size)
 
 
-def test_what_could_not_be_synced_is_written_anew(
+def test_an_unsynced_segment_is_written_again(
     harness: ProducerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = harness.producer(sync_every=1)
@@ -123,7 +123,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     assert arrived(harness) == [0, 1]
 
 
-def test_what_was_written_anew_in_part_does_not_stay(harness: ProducerHarness) -> None:
+def test_a_segment_that_was_rewritten_in_part_does_not_stay(harness: ProducerHarness) -> None:
     producer = harness.producer(sync_every=1)
     harness.shelf.down = True
     put(producer, *range(4), size=150_000)
@@ -230,7 +230,7 @@ def test_a_sealed_file_of_which_nothing_is_in_memory_is_read_and_written_anew(
     deliver(harness, producer, [0, 1, 2, 3])
 
 
-def test_what_cannot_be_read_back_is_reported(harness: ProducerHarness) -> None:
+def test_a_segment_that_cannot_be_read_back_is_reported(harness: ProducerHarness) -> None:
     _, box, segment = begin_stored(harness)
     put_unsynced(box, 2)
     break_syncs(segment)

@@ -66,7 +66,7 @@ def test_the_message_is_celerys(
     assert len(quick) == 2
 
 
-def test_what_is_not_plain_goes_celerys_way(app: Any, quick: list[Any]) -> None:
+def test_a_call_that_is_not_plain_goes_celerys_way(app: Any, quick: list[Any]) -> None:
     task, plain = app.tasks["declining"], app.tasks["plain"]
     task.delay(0), task.delay(1)
     assert len(quick) == 1

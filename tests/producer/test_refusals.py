@@ -183,7 +183,7 @@ def test_every_way_of_a_call_raises_kombus_error_with_a_remedy(app: Any, admin: 
         call()
 
 
-def test_what_is_buffered_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
+def test_a_buffered_message_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
     app.tasks["plain"].delay(1)
     for begin, remedy in TROUBLES.values():
         with begin(admin):

@@ -1,6 +1,6 @@
-"""What a partition should do, written again in plain Python: one message at a time, no chunks, no clocks.
+"""The expected behaviour of a partition in plain Python: one message at a time, no chunks, no clocks.
 
-Rates are so slow that no token comes back during a test; what a tenant has taken is a count.
+Rates are so slow that no token comes back during a test; the messages that a tenant has taken are a count.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class Model:
                 self.wait(message)
                 if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
                     charges[message.tenant] = charges.get(message.tenant, 0.0) + charge
-        # What comes back was among the first, whatever has come meanwhile.
+        # A returned message was among the first ones, whatever was pushed since.
         first = self.first_discard(math.inf)
         for message in again:
             message.score = min(message.score, first)

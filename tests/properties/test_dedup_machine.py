@@ -1,4 +1,4 @@
-"""The dedup machine against a list of what happened."""
+"""The dedup machine against a list of events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Histories(RuleBasedStateMachine):
                 self.waiting[0] = call
                 self.heir = None if self.heir == first else self.heir
             elif replace and last != self.heir:
-                # What runs last has the latest arguments.
+                # The last run has the latest arguments.
                 assert (decision.verdict, decision.replaced) == (Verdict.BLOCK, last)
                 self.waiting[-1] = call
             elif replace and waiting:

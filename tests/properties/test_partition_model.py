@@ -189,7 +189,7 @@ class PartitionMachine(WatchedPartition):
         self.token_taken = False
 
     def remembers(self, consumer: str, appointment_s: float | None) -> None:
-        """The consumer sets its timer to what a claim says, or has none."""
+        """The consumer sets its timer from the reply of a claim, or has none."""
         self.keeping.discard(consumer)
         if appointment_s is not None:
             self.keeping.add(consumer)

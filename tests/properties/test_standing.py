@@ -142,7 +142,7 @@ class StandingMachine(RuleBasedStateMachine):
         more: list[tuple[str, str, str, dict[str, bool]]],
         dies: bool,
     ) -> None:
-        """A consumer takes what there is, further calls come, some of its tasks start, and it is gone."""
+        """A consumer takes all messages, further calls come, some tasks start, and the consumer dies."""
         self.claim_all(consumer, True)
         if more:
             self.push(more)
@@ -251,7 +251,7 @@ def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def test_who_has_something_waiting_is_in_line(client: Any) -> None:
+def test_a_tenant_with_waiting_messages_is_in_line(client: Any) -> None:
     machine = type("Machine", (StandingMachine,), {"client": client})
     run_state_machine_as_test(
         machine,

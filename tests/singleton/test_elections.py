@@ -46,7 +46,7 @@ def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
     assert {entry.token for entry in posting.book.entries()} == {1}
 
 
-def test_who_stands_by_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
+def test_a_standby_worker_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
     with (
         redis_posting.worker("threads", 1),
         redis_posting.worker("threads", 1),

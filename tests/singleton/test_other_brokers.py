@@ -95,7 +95,7 @@ def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: PostingWorkers) -
     assert hasty.book.refused() == []
 
 
-def test_who_is_reported_to_consume_no_more_hands_over(plain: PostingWorkers) -> None:
+def test_a_worker_that_stops_to_consume_hands_over(plain: PostingWorkers) -> None:
     with plain.worker(), plain.worker():
         leader = plain.leader(2)
         plain.post(range(3))

@@ -118,7 +118,7 @@ def test_a_worker_that_was_cut_off_in_an_older_term_is_not_cut_off_at_once_in_a_
     assert sequencer.is_cut_off(QUEUE, 2)
 
 
-def test_what_a_broker_sends_when_the_term_has_ended_meanwhile_goes_back(
+def test_a_message_sent_after_the_end_of_the_term_is_released(
     sequencer: SingletonSequencer, redis_url: str
 ) -> None:
     queue, consumer = sequencer._queues[QUEUE], sequencer._consumer

@@ -66,7 +66,7 @@ def test_what_belongs_to_a_process_is_not_inherited_by_its_child() -> None:
     assert in_child(lambda: [context.process, context.capacity]) == "[None, None]"
     assert context.process == "mine"
     assert context.in_process(list) == "mine"  # type: ignore[comparison-overlap]  # the present state stays
-    assert in_child(lambda: context.in_process(lambda: "made anew")) == "made anew"
+    assert in_child(lambda: context.in_process(lambda: "made again")) == "made again"
 
 
 def test_context_travel_with_transport_options() -> None:

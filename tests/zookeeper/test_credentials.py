@@ -94,7 +94,7 @@ def test_sasl(sasl_server: ZooKeeperServer) -> None:
     refused("serves no client without any: check sasl", f"{hosts}/shop", auth=[("digest", "shop:secret")])
 
 
-def test_a_password_that_was_changed_is_reported_to_the_next_one_who_asks(
+def test_a_changed_password_is_reported_to_the_next_caller(
     sasl_server: ZooKeeperServer,
 ) -> None:
     session = Session(sasl_server.hosts, timeout_s=15, sasl=LOGIN)

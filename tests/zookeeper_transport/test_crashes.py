@@ -31,7 +31,7 @@ from tests.zookeeper_transport.kinds import transport_of
 NODES = BrokerNodes("online")
 
 
-def test_an_idle_consumer_gets_what_an_expired_session_held(connect: Callable[..., Connection]) -> None:
+def test_an_idle_consumer_gets_the_items_of_an_expired_session(connect: Callable[..., Connection]) -> None:
     # Given a consumer that holds two messages, and another consumer that waits
     holding = KombuQueue(connect(), "q")
     holding.publish("first", "second")
@@ -84,7 +84,7 @@ def test_a_connection_whose_session_expired_while_nothing_was_consumed_is_used_a
         answers.join()
 
 
-def test_a_connection_that_broke_keeps_what_it_holds(connect: Callable[..., Connection]) -> None:
+def test_a_connection_that_broke_keeps_its_items(connect: Callable[..., Connection]) -> None:
     room, other = KombuQueue(connect(), "q"), KombuQueue(connect(), "q")
     room.publish(*range(4))
     room.consume(prefetch_count=2)

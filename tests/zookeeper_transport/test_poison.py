@@ -67,7 +67,7 @@ def kill(connect: Connect, times: int) -> None:
         lose(room)
 
 
-def test_crashes_are_counted_and_what_is_released_is_not(connect: Connect) -> None:
+def test_crashes_are_counted_and_releases_are_not(connect: Connect) -> None:
     KombuQueue(connect(), "q").publish("poison")
     room = taken(connect)
     (message,) = stored(room)
@@ -85,7 +85,7 @@ def test_crashes_are_counted_and_what_is_released_is_not(connect: Connect) -> No
     assert message.deliveries == message.delivery_info["deliveries"] == message.headers["dq_deliveries"] == 1
 
 
-def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
+def test_messages_in_an_inbox_are_released_uncounted(connect: Connect) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("first", "second")
     room.consume()

@@ -116,7 +116,9 @@ def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection]
     wait_until(lambda: looker.open().get_children(NODES.bindings("all")) == [])
 
 
-def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connection], looker: Session) -> None:
+def test_leftovers_of_a_crashed_process_are_removed(
+    connect: Callable[..., Connection], looker: Session
+) -> None:
     connection = connect()
     KombuQueue(connection, Queue("kept", auto_delete=True))
     looker.open().ensure_path(f"{NODES.transients}/left")
@@ -130,7 +132,7 @@ def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connectio
     assert looker.open().get_children(NODES.transients) == ["kept"]
 
 
-def test_broadcasts_to_one_who_does_not_listen_are_bounded(
+def test_broadcasts_to_a_silent_consumer_are_bounded(
     connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "TRANSIENT_CAP", 3)

@@ -70,14 +70,14 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "whoever ends promotes",
+        "any end promotes",
         "transport/redis/lua/include/dedup.lua",
         "    if place == 'head' then\n      if over",
         "    if c then\n      if over",
     ),
     Mutation(
         "broker",
-        "a claimant is not forgotten",
+        "a member is not forgotten",
         "transport/redis/lua/include/dedup.lua",
         "if scope then call('HDEL', P .. 'dedup_members', id) end",
         "",
@@ -281,7 +281,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "who ends alone stays a claimant",
+        "a call that ends alone stays a member",
         "transport/redis/lua/include/dedup_fast_path.lua",
         "write('HDEL', P .. 'dedup_members', members)",
         "",
