@@ -17,6 +17,7 @@ import pytest
 import celery_dq
 from celery_dq.errors import DQError
 from celery_dq.options.sections import SETTINGS
+from tests.architecture.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_dq"
@@ -97,7 +98,7 @@ def test_every_file_fits_a_head() -> None:
 def test_a_module_obeys_the_rules(path: Path) -> None:
     text = path.read_text()
     assert path.stem not in {"utils", "common", "helpers"}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -141,7 +142,7 @@ def cycles_in(imports: dict[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_itself_through_others() -> None:
     paths = {module_name(path): path for path in MODULES}
-    imports = {name: imports_of(ast.parse(path.read_text()), paths) - {name} for name, path in paths.items()}
+    imports = {name: imports_of(parse(path.read_text()), paths) - {name} for name, path in paths.items()}
     assert cycles_in(imports) == []
     # The check sees one, at any distance.
     store = "celery_dq.transport.redis.store.record"
@@ -182,7 +183,7 @@ def test_only_what_the_installation_brings_is_imported() -> None:
     strange = {
         (str(path.relative_to(PACKAGE)), name)
         for path in MODULES
-        for name in imported_at_run_time(ast.parse(path.read_text()))
+        for name in imported_at_run_time(parse(path.read_text()))
         if name not in known
     }
     assert strange == set()

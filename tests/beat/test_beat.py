@@ -129,7 +129,7 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     assert ticks(app) == sent
 
 
-def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_an_election_that_counts_again_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
     """A new or wiped election begins with token 1, and the store knows a higher token."""
     beats.append(ElectedScheduler(app))
     before = beats[0].elector.term

@@ -380,7 +380,7 @@ class TestEnds:
             shop.open(1, 2)
             assert follower.get(timeout=40) == [1, 2]
 
-    def test_a_message_that_moves_asks_anew(self, shop: Shop) -> None:
+    def test_a_message_that_moves_asks_again(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         moved = refresh.apply_async((1,), {"version": 1}, queue="other")
         refresh.delay(1, version=2)

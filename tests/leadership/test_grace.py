@@ -41,7 +41,7 @@ def receives_no_answer(runner: Runner[str]) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [is_asked_to_resign, falls, receives_no_answer])
-def test_a_grace_that_was_interrupted_begins_anew(
+def test_a_grace_that_was_interrupted_begins_again(
     interrupt: Callable[[Runner[str]], None], careers: RecordedCareers
 ) -> None:
     former = careers.elections.candidate()

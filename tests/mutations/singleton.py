@@ -21,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton/leaderships.py",
         "return max(epoch, self._highest)",
         "return epoch",
-        (TESTS + "test_elections.py::test_a_server_that_forgets_everything_hands_out_no_token_anew",),
+        (TESTS + "test_elections.py::test_a_server_that_forgets_everything_hands_out_no_token_again",),
     ),
     Mutation(
         "singleton",

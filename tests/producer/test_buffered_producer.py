@@ -131,7 +131,7 @@ def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept
     wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
-def test_a_folder_that_is_taken_away_is_made_anew(harness: ProducerHarness) -> None:
+def test_a_folder_that_is_taken_away_is_made_again(harness: ProducerHarness) -> None:
     producer = harness.producer()
     harness.shelf.down = True
     put(producer, *range(5))

@@ -20,7 +20,7 @@ from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers
 
 
-def test_a_server_that_forgets_everything_hands_out_no_token_anew(redis_posting: PostingWorkers) -> None:
+def test_a_server_that_forgets_everything_hands_out_no_token_again(redis_posting: PostingWorkers) -> None:
     with redis_posting.worker("prefork", 1) as worker:
         redis_posting.post(range(3))
         redis_posting.finished(3)
