@@ -64,7 +64,7 @@ class Broker:
             _resolve(self.setup)(app)
 
     def expected(self, subject: str, documented: T) -> T:
-        """The result to assert: what is documented, unless this broker is listed as different."""
+        """The result to assert: the documented one, unless this broker is listed as different."""
         deviation = self.deviations.get(subject)
         return documented if deviation is None else deviation.observed
 

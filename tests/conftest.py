@@ -91,7 +91,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 
 @contextmanager
 def restored_process() -> Iterator[None]:
-    """Restore what a Celery worker changes in its process, for tests that run one in this process.
+    """Restore the state that a Celery worker changes, for tests that run one in this process.
 
     A worker forbids ``result.get()`` and sets up the root logger: its level hides warnings from ``caplog``.
     A shared task is added to all later apps.

@@ -59,7 +59,7 @@ def app_from_environment(name: str) -> Celery:
     described = json.loads(os.environ[ENVIRONMENT])
     broker = BROKERS[described["broker"]] if described["broker"] else None
     worker_ready.connect(_report_ready, weak=False)
-    # Unlike what Celery does at SIGUSR1 it needs no turn of the interpreter, and pool children have it too.
+    # Unlike Celery's handler of SIGUSR1, it needs no turn of the interpreter, and pool children have it too.
     faulthandler.register(signal.SIGUSR2)
     ahead_s = described["conf"].get("clock_ahead_s", 0)
     if ahead_s:
@@ -195,7 +195,7 @@ class WorkerProcess:
             self.process.wait(deadline)
 
     def discard(self) -> None:
-        """Kill what is left of the session, and drop the log."""
+        """Kill the rest of the process group, and drop the log."""
         if self.process is not None:
             descendants = self.children() if self.alive else []
             with contextlib.suppress(ProcessLookupError):

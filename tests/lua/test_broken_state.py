@@ -1,4 +1,4 @@
-"""Lua does not roll back: what a script that broke off halfway leaves wrong is put right."""
+"""Lua does not roll back: later scripts repair the state that a broken-off script leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def held(scripts: PartitionScripts, *consumers: str) -> int:
 
 
 def break_off(scripts: PartitionScripts) -> None:
-    """A claim of ``c1`` fails when what it takes is written, and before the counters are."""
+    """Let a claim of ``c1`` fail after its messages are written, and before the counters are."""
     key = scripts.keys.limiter
     scripts.client.set(key, "a key of the wrong type")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):

@@ -121,7 +121,7 @@ def test_an_old_token_changes_nothing_while_a_fence_restores_in_chunks(
     scripts.push(*[f"m{i}" for i in range(10)])
     scripts.claim(5, "c1")
     tags = tags_of(scripts.claim(5, "c2").entries)
-    # The first chunk is all that c1 held: what c2 holds stands under its name still.
+    # The first chunk is all that c1 held: the messages of c2 still stand under its name.
     assert fence(scripts, 1, limit=5).remaining == 1
     assert scripts.client.hlen(scripts.keys.held("c2")) == 5
     if verb == "dead_letter":

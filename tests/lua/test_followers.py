@@ -69,7 +69,7 @@ def test_all_followers_are_moved_however_many_there_are(scripts: PartitionScript
     scripts.partition.evict("", "k").run(scripts.client)
     push(scripts, "second")
     crowd(scripts, "late")
-    scripts.release(first.tag)  # who waited for it waits for the second one now
+    scripts.release(first.tag)  # its followers wait for the second one now
     assert push(scripts, "third", replace=True).replaced == "second"
     assert scripts.client.llen(scripts.keys.followers("third")) == 2 * MOST
     assert not scripts.client.exists(scripts.keys.followers("second"))
@@ -162,7 +162,7 @@ def test_the_eviction_of_a_head_is_armed_again_when_it_is_claimed_again(
     armed_again = scripts.client.zscore(scripts.keys.evictions, "0:k")
     assert armed < armed_again <= claimed_us + timeout_us
     wait_until(lambda: scripts.now_us() > armed_again, 10)
-    # A claim evicts what is overdue, and the tail takes the place of the head.
+    # A claim evicts an overdue run, and the tail takes the place of the head.
     assert scripts.take(4, consumer="c3") == ["tail"]
     assert scripts.finish(again.tag, consumer="c2") == 0
     assert not scripts.client.exists(scripts.keys.evictions)

@@ -165,7 +165,7 @@ class TestQuotaChange:
         fill(scripts, "a", 10)
         assert scripts.take(10) == ["a0000"]
         scripts.set_quota("a", 100, burst=5)
-        # The new burst caps what the old rate has borrowed: at most one full burst to wait for.
+        # The new burst caps the debt of the old rate: at most one full burst to wait for.
         assert wait_until(lambda: scripts.take(10), 30)
 
     def test_the_same_once_more_gives_no_token(self, scripts: PartitionScripts) -> None:

@@ -171,7 +171,7 @@ class TestIsNotGivenBack:
 class TestOthers:
     @pytest.mark.parametrize("mode", ["unstarted", "crashed"])
     def test_get_what_is_theirs(self, scripts: PartitionScripts, mode: str) -> None:
-        """Of what is run to its end, a tenant whose messages all come back once has as much as any other."""
+        """A tenant whose messages all come back once finishes as many runs as any other."""
         fill(scripts, 30)
         scripts.push(*(f"x.{i:02d}" for i in range(30)), tenant="x")
         back = set[str]()

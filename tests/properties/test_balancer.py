@@ -1,7 +1,7 @@
 """Leaderships stop moving, for any sets of candidates.
 
 The model is a cluster of workers that stand in lines, one for each queue; the first in line leads. The
-workers ask their balancers repeatedly, and do what these answer.
+workers ask their balancers repeatedly, and follow the answers.
 """
 
 from __future__ import annotations

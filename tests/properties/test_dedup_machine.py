@@ -11,7 +11,7 @@ TIMEOUT = 10.0
 
 
 class Histories(RuleBasedStateMachine):
-    """Plays calls against one machine, and knows of each what became of it."""
+    """Makes calls on one machine, and records the fate of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Histories(RuleBasedStateMachine):
         self.running: tuple[str, int, float] | None = None
         self.heir: str | None = None
         self.stale: list[tuple[str, int]] = []
-        self.served: dict[str, str] = {}  # declined or replaced call -> who covers it
+        self.served: dict[str, str] = {}  # declined or replaced call -> the call that covers it
         self.started_after: set[str] = set()
 
     def _new(self) -> str:
@@ -71,7 +71,7 @@ class Histories(RuleBasedStateMachine):
             assert (decision.verdict, decision.covering) == (Verdict.BLOCK, self.running[0])
             self.waiting.append(call)
         if decision.verdict is Verdict.DECLINE:
-            # No lost update: who covers has not read anything yet.
+            # No lost update: the covering call has not read anything yet.
             assert decision.covering in self.waiting
         if decision.replaced is not None:
             assert decision.replaced not in self.waiting

@@ -1,8 +1,8 @@
-"""Whatever comes back, ends or is passed over: who has something waiting is in line, and all of it comes out.
+"""After any events, each tenant with waiting messages is in line, and all messages come out.
 
-The machines of the other files know what each step does. This one knows only what must hold after any step,
-so it may do everything together that they do one by one: keyed messages and plain ones of one tenant, claims
-that pass over suspects, consumers that die or resign with settled and unsettled messages in hand.
+The other models check each step on its own. This one checks only invariants, and combines all steps: keyed
+and plain messages of one tenant, claims that pass over suspects, and consumers that die or resign with
+settled and unsettled messages.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class StandingMachine(RuleBasedStateMachine):
         partition = self.scripts.partition
         (partition.pause if pauses else partition.resume)(tenant).run(self.client)
 
-    # -- what must always hold
+    # -- invariants
 
     def ids_in(self, key: str) -> list[str]:
         return [each.decode() for each in self.client.zrange(key, 0, -1)]

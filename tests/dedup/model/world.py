@@ -231,7 +231,7 @@ class World(Oracle):
         if sure:
             self.driver.forget_scripts()
 
-    # -- what must hold after every step
+    # -- invariants
 
     @invariant()
     def keys_match_the_machines(self) -> None:
