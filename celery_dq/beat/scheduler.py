@@ -11,7 +11,7 @@ is not Redis, ZooKeeper stores it.
   every beat. The broker refuses a number that it has seen. This covers a leader that died between sending a
   tick and recording it, and a leader that was stopped while sending and continues an hour later.
 * On other brokers, a tick is sent at least once, each time with the same task id.
-* A tick that was due while no beat led, or while the broker was unreachable, is sent once, as soon as
+* A tick that was due while no beat was elected, or while the broker was unreachable, is sent once, as soon as
   possible. Further missed times are skipped, as in Celery.
 
 Some wrapped schedulers store the last runs themselves, such as the one of django-celery-beat. Then the later

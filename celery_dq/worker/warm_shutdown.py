@@ -1,7 +1,7 @@
 """The beginning of a warm shutdown: the boot step that wakes a worker at once when it is to stop.
 
-What follows is in the order of Celery's blueprint: ``ready_requests`` releases requests that wait for their
-turn, ``transport/redis/consuming/channel_consumer.py`` releases messages that were claimed ahead
+The steps after it are in the order of Celery's blueprint: ``ready_requests`` releases requests that wait for
+their turn, ``transport/redis/consuming/channel_consumer.py`` releases messages that were claimed ahead
 (``release.lua``), the pool ends its tasks, whose acks ``transport/redis/in_flight/heartbeat.py`` sends, and
 gives the lease back (``resign.lua``).
 

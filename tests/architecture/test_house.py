@@ -17,6 +17,7 @@ import pytest
 import celery_dq
 from celery_dq.errors import DQError
 from celery_dq.options.sections import SETTINGS
+from tests.architecture.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_dq"
@@ -54,7 +55,7 @@ def every_error(base: type[DQError] = DQError) -> Iterator[type[DQError]]:
 
 
 def fresh_python(program: str) -> str:
-    """What `program` prints in a process that has imported nothing yet."""
+    """Return the output of `program` in a process that has imported nothing yet."""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
@@ -97,7 +98,7 @@ def test_every_file_fits_a_head() -> None:
 def test_a_module_obeys_the_rules(path: Path) -> None:
     text = path.read_text()
     assert path.stem not in {"utils", "common", "helpers"}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -141,7 +142,7 @@ def cycles_in(imports: dict[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_itself_through_others() -> None:
     paths = {module_name(path): path for path in MODULES}
-    imports = {name: imports_of(ast.parse(path.read_text()), paths) - {name} for name, path in paths.items()}
+    imports = {name: imports_of(parse(path.read_text()), paths) - {name} for name, path in paths.items()}
     assert cycles_in(imports) == []
     # The check sees one, at any distance.
     store = "celery_dq.transport.redis.store.record"
@@ -173,7 +174,7 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 
 def test_only_what_the_installation_brings_is_imported() -> None:
-    # Celery with what it cannot do without; the extras; what one report says that it wants; and pytest, which
+    # Celery with its requirements; the extras; the requirements of one report; and pytest, which
     # imports its fixtures itself.
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
@@ -182,7 +183,7 @@ def test_only_what_the_installation_brings_is_imported() -> None:
     strange = {
         (str(path.relative_to(PACKAGE)), name)
         for path in MODULES
-        for name in imported_at_run_time(ast.parse(path.read_text()))
+        for name in imported_at_run_time(parse(path.read_text()))
         if name not in known
     }
     assert strange == set()

@@ -65,7 +65,7 @@ def test_a_discard_restores_no_revocation_that_the_worker_received(worker_app: W
     app: Any = worker_app.app
     task_id = "revoked-and-cancelled"
     with worker_app.worker("threads", 1) as worker:
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         # The revocation goes to the worker only, not to the broker.
         assert app.control.revoke(task_id, destination=[worker.name], reply=True, timeout=30)
         app.dq.quotas.pause(worker_app.queue, "held")
@@ -94,5 +94,5 @@ def test_a_worker_runs_a_task_before_it_has_recorded_all_discards(worker_app: Wo
         for result in (sent[0], sent[-1]):
             wait_until(partial(is_revoked, result), 30, what=partial(str, result))
         worker_app.settled()
-    assert worker_app.witness.told("ran") == []
+    assert worker_app.witness.reports("ran") == []
     assert all(map(is_revoked, sent))

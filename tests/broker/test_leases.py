@@ -40,7 +40,7 @@ def test_a_long_task_keeps_its_message(worker_app: WorkerApp, pool: str, task: s
         with worker_app.worker("threads", 1):
             worker_app.ran(1, subject="ended")
             worker_app.settled()
-    assert worker_app.witness.told("began") == [task]
+    assert worker_app.witness.reports("began") == [task]
     assert worker_app.dead() == {}
 
 
@@ -68,7 +68,7 @@ def test_messages_of_a_killed_worker_return_in_order(worker_app: WorkerApp, pool
         # A message that was in flight at the death is a suspect and goes alone. Its neighbour may pass it.
         assert sorted(reported[:2]) == ["0", "1"]
         assert reported[2:] == ["2", "3", "4", "5", "younger"]
-        assert worker_app.witness.told("began") == ["first", "gate", "first"]
+        assert worker_app.witness.reports("began") == ["first", "gate", "first"]
         worker_app.settled()
     assert worker_app.dead() == {}
 

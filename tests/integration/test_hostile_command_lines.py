@@ -115,7 +115,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas pause push", "Missing argument"),
     ("quotas pause push acmee", "Did you mean 'acme'?"),
     ("quotas pause pusj acme", "Did you mean 'push'?"),
-    ("quotas pause push nobody", "--in-advance"),
+    ("quotas pause push absent", "--in-advance"),
     ("quotas resume push acmee", "Did you mean 'acme'?"),
     ("quotas resume push acme", "is not paused"),
     ("quotas apply pushh", "Did you mean 'push'?"),

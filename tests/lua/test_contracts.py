@@ -1,4 +1,4 @@
-"""What a script says on top of its file is what it does."""
+"""The contract at the top of a script describes its body."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
-        "closing a channel raises what a full server says",
+        "closing a channel raises the error of a full server",
         "transport/redis/channel.py",
         "except (redis.RedisError, OSError) as exc:",
         "except self.connection_errors as exc:",
@@ -337,7 +337,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
-        "a probe that fails after a hung call does not begin the pause anew",
+        "a probe that fails after a hung call does not begin the pause again",
         "producer/circuit_breaker.py",
         "(hung or self._failed >= self._failures or self._open_until is not None)",
         "(hung or self._failed >= self._failures)",

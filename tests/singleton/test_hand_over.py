@@ -16,7 +16,7 @@ def resign(posting: PostingWorkers, worker: str) -> None:
 
 
 @pytest.mark.parametrize("hired", [2, 1])
-def test_abort_kills_what_runs_and_it_runs_again(
+def test_abort_kills_the_running_message_and_it_runs_again(
     hired: int, open_posting: Callable[..., PostingWorkers]
 ) -> None:
     """The message runs again on another worker, or after a fall in the next term of a lone worker."""

@@ -33,7 +33,7 @@ def test_messages_run_one_after_the_other_with_the_token(posting: PostingWorkers
     assert {entry.token for entry in posting.book.entries()} == {1}
 
 
-def test_who_stands_by_takes_over_when_the_leader_stops(posting: PostingWorkers) -> None:
+def test_a_standby_worker_takes_over_when_the_leader_stops(posting: PostingWorkers) -> None:
     # Any other way than a hand-over to let another worker lead would take as long as a session.
     conf = {"dq_lease": 3 * SESSION_S}
     first = posting.worker(conf=conf)
@@ -246,7 +246,7 @@ def test_leadership_spreads_over_the_workers(
         shared_as(4)
 
 
-def test_who_is_reported_to_consume_no_more_hands_over_and_may_volunteer_again(
+def test_a_worker_that_stops_to_consume_hands_over_and_may_volunteer_again(
     redis_posting: PostingWorkers,
 ) -> None:
     with redis_posting.worker(), redis_posting.worker(queues=["mail"]):

@@ -40,7 +40,7 @@ def doubting(proxy: Proxy, hosts: str, connect: Connect) -> KombuQueue:
     return KombuQueue(connect(url, session_timeout=60), "q")
 
 
-def test_who_has_released_does_not_release_for_the_next(
+def test_a_client_that_has_released_does_not_release_for_the_next(
     doubting: KombuQueue, proxy: Proxy, connect: Connect, looker: Session
 ) -> None:
     doubting.publish("x")
@@ -65,7 +65,9 @@ def test_who_has_released_does_not_release_for_the_next(
     assert other.drain(2, deadline=60) == ["x", "y"]
 
 
-def test_who_did_not_get_it_does_not_unlock_it(doubting: KombuQueue, proxy: Proxy, connect: Connect) -> None:
+def test_a_client_without_the_lock_does_not_unlock_it(
+    doubting: KombuQueue, proxy: Proxy, connect: Connect
+) -> None:
     doubting.consume()
     other = KombuQueue(connect(), "q")
     # The request for the lock never arrives, and another consumer takes the item.

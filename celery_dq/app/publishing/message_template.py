@@ -34,7 +34,7 @@ from celery_dq.transport.tenant import Rule, check_tenant
 
 __all__ = ["Kind", "MessageTemplates", "MessageTemplate"]
 
-#: What calls with the same template have in common: the name of the task, and options with their values.
+#: The common part of the calls with one template: the name of the task, and options with their values.
 Kind: TypeAlias = tuple[Any, ...]
 
 #: Options by which calls are of different kinds.

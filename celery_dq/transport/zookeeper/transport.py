@@ -44,7 +44,7 @@ from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,
     address_in,
     host_list,
-    nobody_listens,
+    no_server_listens,
     session_options,
 )
 from celery_dq.transport.zookeeper.bindings import Bindings
@@ -142,7 +142,7 @@ class Transport(VirtualTransport):
             try:
                 self.session.open(min(FIRST_LOOK_S, patience_s))
             except ZooKeeperUnreachable:
-                if nobody_listens(self.session.hosts):
+                if no_server_listens(self.session.hosts):
                     raise
                 self.session.open(patience_s)
         except BaseException:

@@ -383,7 +383,7 @@ class RedisFetcher:
         for source in self._rotation:
             if waited or source.is_relied_on or source.next_look_at is not None:
                 self._hand_over_wakeup(source, now, 2 if waited else 1)
-        if self.pipeline.nudges():
+        if self.pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
             self.pipeline.read_all_answers()
 

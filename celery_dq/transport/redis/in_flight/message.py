@@ -35,7 +35,7 @@ class Message(StoredMessage):
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
         settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
-        burial: Reason with which a rejected message becomes a dead letter, or ``""``.
+        dead_letter_reason: Reason with which a rejected message becomes a dead letter, or ``""``.
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
         token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
             queues.

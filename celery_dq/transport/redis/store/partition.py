@@ -347,7 +347,7 @@ class Partition:
         return self._call("explain_tenant", (tenant,), read_pairs)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
-        """Tell where a task is: see the contract of the script for the names; empty when it is not here."""
+        """Find the state of a task, by the names in the contract of the script; empty when it is not here."""
         return self._call("locate", (task_id,), read_pairs)
 
     def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> ScriptCall[T]:
