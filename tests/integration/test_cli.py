@@ -129,6 +129,7 @@ def test_claims(run: Run, shop: Any, tmp_path: Path) -> None:
     call = shop.tasks["notify"].apply_async(("a",), dedup={"key": "{merchant}"})
     (row,) = data(run("dedup", "list", "push", "--json"))
     assert (row["tenant"], row["key"], row["head"]) == ("a", 'notify(merchant="a")', call.id)
+    assert row["age_s"] is None  # no worker has the head
     assert call.id in run("dedup", "list", "push").output
     assert data(run("dedup", "verdicts", "push", "--json")) == {"accept": 1}
     plot = tmp_path / "repetition.png"
