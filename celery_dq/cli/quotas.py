@@ -60,7 +60,9 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 @click.argument("queue")
 @click.argument("tenant", required=False)
 @click.option("--rate", help="50/s (or 50), 3000/m, 10/h, or 'unlimited'.")
-@click.option("--burst", type=float, help="Messages that an idle tenant may start at once, 1 to 1000000.")
+@click.option(
+    "--burst", type=float, help="Messages that an idle tenant may start at once, 1 to 1000000; needs a rate."
+)
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
 @command
@@ -105,9 +107,14 @@ def _number(rate: str) -> str | float:
 @click.argument("tenant", required=False)
 @command
 def quota_remove(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
-    """Remove the own quota of TENANT, or without TENANT the default that was set live."""
+    """Remove the own quota of TENANT, or without TENANT the default that was set live.
+
+    Exit status 1: there is none.
+    """
     require_queue(queue, dq.queues)
     if tenant is None:
+        if dq.quotas.origins(queue, None)[0].source != "default":
+            raise InvalidRequest(f"No default is set live in {queue!r}; in force: {dq.quotas.get(queue)}.")
         dq.quotas.remove_default(queue)
     else:
         own = dq.quotas.list(queue)

@@ -11,6 +11,7 @@ from socket import gethostname
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.errors import InvalidQuota
 from celery_dq.inspector.tenants import (
     QuotaOrigin,
     SettingsQuota,
@@ -61,13 +62,13 @@ class QuotasApi:
             The quota that is in force now.
 
         Raises:
-            InvalidQuota: A part is unknown or impossible.
+            InvalidQuota: A part is unknown or impossible, or a burst has no effect because no rate is set.
             InvalidTenant: The name cannot be a tenant's.
         """
         name = check_tenant(tenant)
         with self._broker.open(queue) as (partition, client):
             base = stored_quota(partition, client, name)
-            quota = Quota.parse(parts, base=base, where=f"quota of tenant {name!r} in {queue!r}")
+            quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
             pause = parts.get("paused")
             if pause:
                 partition.pause(name).run(client)
@@ -115,7 +116,7 @@ class QuotasApi:
         """
         with self._broker.open(queue) as opened:
             base = quota_in_force(*opened, None)
-            quota = Quota.parse(parts, base=base, where=f"default quota of {queue!r}")
+            quota = _parse(parts, base, f"default quota of {queue!r}")
             opened.partition.set_default_quota(quota.pack(), by=_author()).run(opened.client)
             place_held_back(*opened)
             return quota
@@ -160,6 +161,16 @@ class QuotasApi:
         with self._broker.open(queue) as opened:
             apply_settings(*opened, quota, f"{_author()} (celery dq quotas apply)", force=True)
             return quota_in_force(*opened, None)
+
+
+def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
+    """Return `base` with changed parts; refuse a burst that would have no effect."""
+    quota = Quota.parse(parts, base=base, where=where)
+    if quota.rate is None and parts.get("burst", 1) != 1:
+        raise InvalidQuota(
+            f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too (--rate)"
+        )
+    return quota
 
 
 def _author() -> str:
