@@ -257,5 +257,8 @@ if ENVIRONMENT in os.environ:
             witness.report("child", os.getpid())
             witness.hold("child")
 
+    #: Blocks the main thread until "main thread" is released; the other threads go on.
+    signal.signal(signal.SIGRTMIN, lambda *_: Witness(app.conf["witness_port"]).hold("main thread"))
+
     if app.conf.get("stumbles"):
         app.steps["consumer"].add(Stumble)

@@ -5,8 +5,8 @@ over Celery's Redis transport and over ``dq-redis://``, each in one process with
 passes over the first broker only is run again over both, and is printed if it differs again. The exit status
 is 1 if such a test has no known reason.
 
-The suite needs further packages: ``pip install celery[sqlalchemy,auth,yaml,msgpack] pydantic
-freezegun``, and Azure's client for one file.
+The suite needs further packages: ``pip install celery[sqlalchemy,auth,yaml,msgpack] pydantic freezegun
+pytest-celery pytest-rerunfailures pytest-subtests pytest-timeout``, and ``azure-storage-blob`` for one file.
 
 Examples::
 

@@ -90,7 +90,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.resign("c"), 2),
         (partition.fence(1), 3),
         (partition.hand_over_wakeup("c"), 1),
-        (partition.set_quota("t", None), 2),
+        (partition.set_quota("t", None), 3),
         (partition.bring_settings_quota(None, by="w", memory_ms=1), 4),
         (partition.pause("t"), 2),
         (partition.resume("t"), 2),

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psutil
@@ -162,9 +162,10 @@ def test_celery_inspect_reports_who_leads(redis_posting: PostingWorkers) -> None
         assert len(answers) == 2
         assert answers[leader]["token"] == 1
         assert answers[leader]["phase"] == "executing"
-        assert abs(answers[leader]["since"] - time.time()) < 60
+        since = datetime.fromisoformat(answers[leader]["since"])
+        assert abs(datetime.now(timezone.utc) - since) < timedelta(minutes=1)
         other = next(row for node, row in answers.items() if node != leader)
-        assert (other["leads"], other["phase"]) == (False, "standing by")
+        assert (other["leads"], other["phase"], other["since"]) == (False, "standing by", None)
 
 
 def test_other_queues_of_the_worker_are_consumed_by_all(redis_posting: PostingWorkers) -> None:

@@ -260,13 +260,13 @@ class Partition:
         """
         return self._call("hand_over_wakeup", (consumer,), read_flag)
 
-    def set_quota(self, tenant: str, packed: bytes | None) -> ScriptCall[None]:
-        """Set the quota of a tenant, or with None delete it; in force at once."""
-        return self._call("quota", (quota_field(tenant), packed or b""), read_nothing)
+    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
+        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once."""
+        return self._call("quota", (quota_field(tenant), packed or b"", by), read_nothing)
 
-    def set_default_quota(self, packed: bytes | None) -> ScriptCall[None]:
+    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
         """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog."""
-        return self._call("quota", (DEFAULT_QUOTA, packed or b""), read_nothing)
+        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by), read_nothing)
 
     def bring_settings_quota(
         self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
