@@ -31,6 +31,7 @@ PURE = (
     "keys",
     "znodes",
     "context",
+    "per_process",
     "protocols",
     "options",
     "transport.tenant",

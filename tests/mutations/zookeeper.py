@@ -60,9 +60,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "a forked child publishes under the stamps of its parent",
-        "transport/zookeeper/publisher.py",
-        "if self._pid != os.getpid():",
-        "if not self._pid:",
+        "per_process.py",
+        "        pid = os.getpid()\n",
+        "        pid = 0\n",
         (TRANSPORT + "test_doubts.py", "-k", "forked"),
     ),
     Mutation(

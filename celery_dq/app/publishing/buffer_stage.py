@@ -10,7 +10,6 @@ that option or by ``dq_buffer_in_workers``, because the task's message could be 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,8 +25,8 @@ from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.dedup.rule import Dedup
+from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
-from celery_dq.producer.sender import Sender
 
 __all__ = ["BufferChoice", "BufferStage", "LazyPoolProducer", "acquire_lazily"]
 
@@ -109,8 +108,7 @@ class BufferStage:
         self._app = app
         self._choice = BufferChoice(app)
         self._producer = BufferingProducer(self._accept)
-        self._sender: Sender | None = None
-        self._pid = 0
+        self._sender = PerProcess(lambda: dq_of(app).make_sender(app))
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
@@ -130,10 +128,8 @@ class BufferStage:
         return proceed(call)
 
     def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
-        dq = dq_of(self._app)
-        if self._sender is None or self._pid != os.getpid():
-            self._sender, self._pid = dq.make_sender(self._app), os.getpid()
-        dq.buffer.producer.put(self._sender.address(message, exchange, routing_key, declare))
+        addressed = self._sender.get().address(message, exchange, routing_key, declare)
+        dq_of(self._app).buffer.producer.put(addressed)
 
 
 def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:

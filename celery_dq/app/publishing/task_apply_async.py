@@ -7,7 +7,6 @@ call goes to Celery's method.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from celery_dq.app.publishing.message_template import MessageTemplate, MessageTe
 from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
 from celery_dq.app.publishing.results import result_of
+from celery_dq.per_process import PerProcess
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
 
@@ -26,7 +26,7 @@ __all__ = ["TaskApplyAsync", "replace_apply_async"]
 class HasTemplates(Protocol):
     """The stage with the message templates of this process."""
 
-    templates: MessageTemplates | None
+    templates: PerProcess[MessageTemplates]
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
@@ -59,7 +59,7 @@ class TaskApplyAsync:
     ) -> None:
         self._task = task
         self._stage = stage
-        self._templates = stage.templates
+        self._templates = stage.templates.peek()
         self._template = template
         self._choice = choice
         self._buffer = dq_of(task.app).buffer
@@ -107,10 +107,9 @@ class TaskApplyAsync:
         templates, choice, app = self._templates, self._choice, task.app
         if (
             templates is None
-            or templates.pid != os.getpid()
             or type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
-            or self._stage.templates is not templates
+            or self._stage.templates.peek() is not templates
             or not templates.observers.allowed
             or templates.observers.send_task_is_replaced
             or templates.observers.observed

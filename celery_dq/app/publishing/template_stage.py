@@ -17,7 +17,6 @@ policy are kombu's. Only the first attempt is made without kombu's wrapper.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,6 +39,7 @@ from celery_dq.app.publishing.results import (
 )
 from celery_dq.app.publishing.task_apply_async import replace_apply_async
 from celery_dq.app.senders import lane_of
+from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.template import EMBED
@@ -62,16 +62,13 @@ class TemplateStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._choice = BufferChoice(app)
-        #: The message templates of this process.
-        self.templates: MessageTemplates | None = None
+        self.templates = PerProcess(partial(MessageTemplates, app))
         #: Kind of call to its dedup requests, for kinds that have a dedup key.
         self._requests: dict[Kind, DedupRequests] = {}
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
-        templates = self.templates
-        if templates is None or templates.pid != os.getpid():
-            templates = self.templates = MessageTemplates(self._app)
+        templates = self.templates.get()
         kind = self._kind_of(templates, call)
         if kind is not None:
             template = templates.get(kind)
@@ -135,8 +132,7 @@ class TemplateStage:
 
     def send_from(self, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
-        templates = self.templates
-        assert templates is not None
+        templates = self.templates.get()
         if call.producer is None and not self._may_publish(kind, call):
             return None
         if templates.observers.send_task_is_replaced or templates.observers.observed:

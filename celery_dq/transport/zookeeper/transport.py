@@ -14,7 +14,6 @@ Features: direct, topic and fanout exchanges, priorities, ETA, remote control, b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.options import Options
+from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import DiscardHandler
 
 try:
@@ -104,7 +104,7 @@ class Transport(VirtualTransport):
         self.bindings = Bindings(self.session, nodes)
         self.publisher = ZooKeeperPublisher(self.session, self.clock)
         self.in_flight = ZooKeeperInFlight("", lambda: None)
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._requests: ZooKeeperRequests | None = None
         self._fetcher: ZooKeeperFetcher | None = None
         self._waker: Waker | None = None
@@ -171,14 +171,14 @@ class Transport(VirtualTransport):
         Raises:
             ZooKeeperUnreachable: This process did not open the connection.
         """
-        if self._pid != os.getpid():
+        if not self._owner.is_current:
             raise ZooKeeperUnreachable(
                 "This connection was opened before a fork: open a new one in the child process"
             )
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels, requeue their messages, and end the session."""
-        if self._pid == os.getpid():
+        if self._owner.is_current:
             super().close_connection(connection)
             fetcher, self._fetcher = self._fetcher, None
             if fetcher is not None:
