@@ -23,7 +23,7 @@ The session uses kazoo's plain client and none of its recipes. It differs from k
 * TLS checks the host name.
 * The negotiated session timeout is known.
 
-:mod:`celery_dq.zookeeper.connection` decides when the client leaves a server for another one.
+:mod:`celery_dq.compat.kazoo_connection` decides when the client leaves a server for another one.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import KazooState
 
+from celery_dq.compat.kazoo_connection import Address, new_client, session_id_of
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.per_process import PerProcess
-from celery_dq.zookeeper.connection import Address, new_client
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
+from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["Session", "SessionState"]
 
@@ -337,6 +338,7 @@ class Session:
     def _connecting(self, own: _SessionProcess) -> Any:
         client = new_client(
             self.hosts,
+            handler=bounded_handler(),
             timeout_s=self._wanted_s,
             auth=self._auth,
             sasl=self._sasl,
@@ -352,7 +354,7 @@ class Session:
 
     def _connected(self, own: _SessionProcess, client: Any, session_s: float) -> None:
         own.trouble, own.refusals = "", {}
-        own.session_id = client._session_id
+        own.session_id = session_id_of(client)
         own.negotiated_s = round(session_s, 3)
         if client.state == KazooState.CONNECTED:
             self._become(own, SessionState.CONNECTED)

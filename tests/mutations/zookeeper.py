@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "the silence of a server counts from the last look",
-        "zookeeper/connection.py",
+        "compat/kazoo_connection.py",
         "if self._silent_since is None:\n            self._silent_since = now",
         "if True:\n            self._silent_since = now",
         (BASE + "test_connection.py", "-k", "dead_server"),

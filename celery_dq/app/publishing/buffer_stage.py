@@ -17,13 +17,12 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.buffer import BufferApi
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.compat.celery_calls import in_task, registered_tasks, running_task
 from celery_dq.dedup.rule import Dedup
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
@@ -69,7 +68,7 @@ class BufferChoice:
             return bool(asked) and self._possible(options)
         task = get("task_type")
         if task is None:
-            task = self._app._tasks.get(name)
+            task = registered_tasks(self._app).get(name)
         if not self.wanted_by(task) or get("retry") is False:
             return False
         in_worker = self.in_worker() or in_task()
@@ -136,7 +135,7 @@ def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
     """Whether a call with a dedup key may be published after it has returned."""
     if rule.verdict != "later":
         return False
-    running = _task_stack.top
+    running = running_task()
     # A message that a run publishes in its own place must be in the broker before the run ends.
     return running is None or running.request.id != options.get("task_id")
 

@@ -29,7 +29,6 @@ from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests, conclude_verdict
 from celery_dq.app.publishing.message_template import Kind, MessageTemplate, MessageTemplates
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import (
     NO_SERVER_ASKED,
@@ -39,6 +38,8 @@ from celery_dq.app.publishing.results import (
 )
 from celery_dq.app.publishing.task_apply_async import replace_apply_async
 from celery_dq.app.senders import lane_of
+from celery_dq.compat.celery_calls import in_task
+from celery_dq.compat.kombu_publishing import open_default_channel, publish_prepared
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
@@ -198,7 +199,7 @@ class TemplateStage:
         pool = self._app.amqp.producer_pool
         connection = pool.connections.acquire(block=True)
         try:
-            channel = connection._default_channel if connection.connected else None
+            channel = open_default_channel(connection)
             if channel is not None and (
                 type(channel).basic_publish is not Channel.basic_publish
                 or channel.transients.exists(channel.client, queue)
@@ -224,7 +225,7 @@ class TemplateStage:
         otherwise: Callable[..., Any]
         if call.producer is not None:
             self._prepare()
-            deliver, otherwise = dq_of(self._app).buffer.producer.put, call.producer._publish
+            deliver, otherwise = dq_of(self._app).buffer.producer.put, publish_prepared(call.producer)
         else:
             policy = self._policy(options.get("retry_policy"))
             deliver = partial(self._publish_packed, template.queue, policy, None)
@@ -245,7 +246,7 @@ class TemplateStage:
         """Publish a message that differs from its template, on a producer of the pool."""
         with self._app.producer_or_acquire() as producer:
             producer.connection.transport_options.update(policy)
-            producer.connection.ensure(producer, producer._publish, **policy)(*message)
+            producer.connection.ensure(producer, publish_prepared(producer), **policy)(*message)
 
 
 class TemplateProducer(BufferingProducer):

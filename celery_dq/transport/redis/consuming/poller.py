@@ -19,6 +19,7 @@ from typing import Any
 from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.clock import Clock
+from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
@@ -236,7 +237,7 @@ class Poller:
 
     def _watch_connections(self, channel: PolledChannel) -> None:
         for kind, connection in channel.connections():
-            sock = getattr(connection, "_sock", None)
+            sock = socket_of(connection)
             fd = sock.fileno() if sock is not None else -1
             if fd < 0:
                 continue

@@ -18,6 +18,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
+from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.errors import InvalidMessage, TooFewReplicas
 from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess
@@ -363,7 +364,7 @@ class RedisPublishBatch:
         Raises:
             OperationalError: Unanswered messages stay in the batch; flushing again is safe.
         """
-        with self.channel.connection.client._reraise_as_library_errors():
+        with library_errors(self.channel.connection.client):
             while self._waiting:
                 queue, first = self._waiting[0]
                 run = 1
