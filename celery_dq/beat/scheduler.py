@@ -43,6 +43,7 @@ from celery_dq.beat.schedule_store import (
 from celery_dq.beat.tick import TickStamps, task_id_of
 from celery_dq.beat.wrapped import Due, StaleEntry, last_run, latest_run, set_last_run, wrapped_class
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.compat.beat_sync import save_schedule
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
@@ -254,7 +255,7 @@ class ElectedScheduler(Scheduler):
         self._inner.sync()
 
     def _do_sync(self) -> None:
-        self._inner._do_sync()
+        save_schedule(self._inner)
 
     def close(self) -> None:
         """Hand over and stop. Celery calls this twice after a signal."""

@@ -32,6 +32,8 @@ PURE = (
     "keys",
     "znodes",
     "context",
+    "per_process",
+    "waker",
     "protocols",
     "options",
     "transport.tenant",
@@ -105,6 +107,31 @@ def test_a_module_obeys_the_rules(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             names = [str(node.module)]
         assert "celery_dq" not in names, f"line {getattr(node, 'lineno', 0)} imports the package root"
+
+
+#: Calls that belong to one module each: state of one process, and wake-ups of an event loop.
+SHARED_PARTS = {"os.getpid() ==": "per_process", "socket.socketpair": "waker", "os.pipe": "waker"}
+
+
+def hand_made(tree: ast.Module) -> set[str]:
+    """The keys of SHARED_PARTS that a module does by itself."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and "os.getpid()" in map(
+            ast.unparse, [node.left, *node.comparators]
+        ):
+            found.add("os.getpid() ==")
+        elif isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func))
+    return found & {*SHARED_PARTS}
+
+
+def test_shared_parts_are_made_in_one_module() -> None:
+    made = {(part, path.stem) for path in MODULES for part in hand_made(ast.parse(path.read_text()))}
+    assert made <= {*SHARED_PARTS.items()}
+    assert hand_made(
+        ast.parse("if self._pid != os.getpid(): self._pair = socket.socketpair(); os.pipe()")
+    ) == {*SHARED_PARTS}
 
 
 def module_name(path: Path) -> str:

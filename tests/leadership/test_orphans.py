@@ -113,12 +113,12 @@ def test_no_call_waits_for_itself(hosts: str) -> None:
 def test_a_session_forgets_a_withdrawn_candidate(hosts: str) -> None:
     session = Session(hosts, timeout_s=30)
     try:
-        before = len(session._mine.listeners)
+        before = len(session._state.get().listeners)
         for number in range(3):
             election = ZooKeeperElection(session, LeadershipNodes("online", f"queue-{number}"), "w")
             assert election.become_candidate()
             election.resign(clean=False)
-        assert len(session._mine.listeners) == before
+        assert len(session._state.get().listeners) == before
     finally:
         session.close()
 

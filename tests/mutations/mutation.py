@@ -26,6 +26,7 @@ PROMISES = {
     "revoke": "A revoked task that has not started does not run.",
     "beat": "",
     "calls": "",
+    "shared": "",
 }
 
 

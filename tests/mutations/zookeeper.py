@@ -60,9 +60,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "a forked child publishes under the stamps of its parent",
-        "transport/zookeeper/publisher.py",
-        "if self._pid != os.getpid():",
-        "if not self._pid:",
+        "per_process.py",
+        "        pid = os.getpid()\n",
+        "        pid = 0\n",
         (TRANSPORT + "test_doubts.py", "-k", "forked"),
     ),
     Mutation(
@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "the silence of a server counts from the last look",
-        "zookeeper/connection.py",
+        "compat/kazoo_connection.py",
         "if self._silent_since is None:\n            self._silent_since = now",
         "if True:\n            self._silent_since = now",
         (BASE + "test_connection.py", "-k", "dead_server"),

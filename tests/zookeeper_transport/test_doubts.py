@@ -113,9 +113,10 @@ def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect
     session = Session(hosts, timeout_s=30)
     publisher = ZooKeeperPublisher(session, SystemClock())
     assert publisher.put([item], {}) is None
-    assert publisher._own is not None
+    stamp = publisher._state.get().stamp
+    assert stamp is not None
     # A request of the parent with this stamp never arrived.
-    stamps = {"q": publisher._own}
+    stamps = {"q": stamp}
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -11,7 +11,6 @@ others belong to one call: an option of the caller or a monitoring tool has set 
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple, TypeAlias
 
 from celery.app.amqp import task_message
@@ -112,7 +111,6 @@ class MessageTemplates:
         self._templates: dict[Kind, MessageTemplate | None] = {}
         self._rules = TenantRules(app)
         self._router = app.amqp.router
-        self.pid = os.getpid()
         #: Whether calls that are not buffered may use a template; None until a stage has asked.
         self.publishes: bool | None = None
         self.observers = Observers(app)

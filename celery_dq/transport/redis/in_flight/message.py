@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kombu import serialization
 from kombu.utils import json as kombu_json
 
+from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.stored_message import StoredMessage
@@ -105,7 +105,7 @@ class Message(StoredMessage):
         if (
             self.content_type == JSON
             and (self.accept is None or JSON in self.accept)
-            and _json_is_kombus()
+            and json_decoder_is_kombus()
             and isinstance(self.body, bytes)
         ):
             with contextlib.suppress(Exception):  # kombu has its own errors
@@ -133,9 +133,3 @@ class Message(StoredMessage):
     def finish(self) -> None:
         """Finish the message after its task, with any outcome: its concurrency slot is free. Idempotent."""
         self.channel.basic_finish(self.delivery_tag)
-
-
-def _json_is_kombus() -> bool:
-    """Return whether the decoder of JSON is still that of kombu, and JSON is not disabled."""
-    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
-    return registry._decoders.get(JSON) is kombu_json.loads and JSON not in registry._disabled_content_types
