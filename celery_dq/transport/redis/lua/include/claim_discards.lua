@@ -12,10 +12,10 @@
 --@uses delivery
 --@uses discard
 -- Delivers up to `most` discards, in their order. `write_delivered` writes them under the consumer's name before they
--- are removed from `discards`.
+-- are removed from `discards`. Returns whether there was one.
 function dq.claim_discards(most, consumer)
   local found = call('ZRANGE', P .. 'discards', 0, most - 1, 'WITHSCORES')
-  if #found == 0 then return end
+  if #found == 0 then return false end
   local ids, lost, unreadable = {}, {}, {}
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   local records = call('HMGET', P .. 'messages', unpack(ids))
@@ -40,4 +40,5 @@ function dq.claim_discards(most, consumer)
   write('HDEL', P .. 'deliveries', lost)
   write('HDEL', P .. 'messages', unreadable)
   dq.tidy_discards(128)
+  return true
 end
