@@ -167,6 +167,28 @@ def test_of_all_consumers_one_looks_at_the_end_of_a_rest(scripts: PartitionScrip
     assert scripts.claim(1, "c2", discards=3).next_look_s is not None
 
 
+def test_consumers_share_a_rest_and_take_turns(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    scripts.claim(0, "c2")
+    scripts.take_token()
+    claimed = scripts.claim(1, discards=3, discard_rest_s=REST_S, hold=True)
+    assert scripts.state("discards_at") <= scripts.now_us() + REST_S * 1e6 / 2
+    # The first consumer may be busy for as long as its own rest, so it plans no look.
+    assert claimed.next_look_s is None
+    assert scripts.take_token()
+    assert scripts.claim(1, "c2", discards=3, hold=True).next_look_s is not None
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_rest_for_longer_than_redis_works_for_them(scripts: PartitionScripts, count: int) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    began_us = scripts.now_us()
+    scripts.claim(1, discards=count, discard_rest_s=1e-6)
+    assert scripts.state("discards_at") >= began_us + 250 * (count + 1)
+
+
 def test_expired_messages_rest_with_them(scripts: PartitionScripts) -> None:
     expire(scripts, "loud", 500)
     claimed = scripts.claim(4, discards=3, discard_rest_s=REST_S, hold=True)

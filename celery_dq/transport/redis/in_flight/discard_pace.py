@@ -1,7 +1,8 @@
-"""Decides how many discards one claim takes, and how long discards then rest, so that they delay no message much.
+"""Decides how many discards one claim takes, and how long none follows, so that they delay no message much.
 
-A discard needs no pool slot, but the fetching thread records it, and delivers no message for that time. The rest
-is one of the whole queue, which the claim script keeps: Redis, too, has little to do with discards.
+A discard needs no pool slot, but the fetching thread records it, and delivers no message for that time. The
+claim script applies the rest to the whole queue, whose consumers share it. So neither Redis nor a worker is busy
+with discards all the time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from celery_dq.clock import Clock
 SLICE_S = 0.001
 #: Discards of one claim before one was measured, and the most for any claim: receiving one takes time, too.
 FIRST, MOST = 4, 8
-#: Seconds from a claim with discards to the next of the same queue, at least and at most.
+#: Seconds from one claim of discards to the next by the same consumer, at least and at most.
 MIN_REST_S, MAX_REST_S = 0.002, 1.0
-#: The rest is as many times as long as the discards of the claim take.
+#: Length of a rest, in times of the seconds that the discards of the claim take.
 REST_SHARE = 2
 
 
@@ -39,7 +40,7 @@ class DiscardPace:
         return max(1, min(int(SLICE_S / max(self._seconds, 1e-6)), MOST))
 
     def rest_s(self) -> float:
-        """Return the seconds from the next claim to one that may take discards of the same queue again."""
+        """Return how long this process takes no other discards after a claim that brought some."""
         took = 0.0 if self._seconds is None else self.room() * self._seconds
         return min(max(REST_SHARE * took, MIN_REST_S), MAX_REST_S)
 

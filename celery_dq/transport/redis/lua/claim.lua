@@ -22,7 +22,7 @@
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
 --   discards: how many discards to take besides, at most 1000; none when want is 0
---   rest_us: when this claim takes discards, or removes messages that cannot run, no claim does so for that long
+--   rest_us: how long this consumer takes no discards after it has taken some here; 0 is no rest
 --   n_settle: number of tags to settle, at most 1000
 --   (claim, id)*: the tags
 --   n_finish: number of tags to finish, at most 1000
@@ -43,8 +43,9 @@
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
---   becomes a discard and costs its tenant no turn. While discards rest, a consumer is planned to look at the end of
---   the rest, and messages are served as if there were no discards.
+--   becomes a discard and costs its tenant no turn. After a claim that took discards, or
+--   removed messages that cannot run, no claim does so for rest_us divided by the number of consumers. At the end of
+--   this rest one consumer looks. Messages are served as if there were no discards.
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
 read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
@@ -126,11 +127,11 @@ if #serving.discarded > 0 and call('EXISTS', P .. 'dedup_members') == 1 then
   for i = 1, #serving.discarded do dq.dedup().leave(serving.discarded[i].id, false) end
 end
 -- A message that may crash its worker is delivered alone.
-local message_count, has_cost = delivery.count, serving.skips > 0
+local message_count = delivery.count
 if has_rare and most_discards > 0 and not serving.has_suspect and dq.discards_rest() == 0 then
-  has_cost = dq.claim_discards(most_discards, consumer) or has_cost
+  dq.claim_discards(most_discards, consumer)
 end
-if has_cost and ARGV[9] ~= '0' then state.discards_at = now + tonumber(ARGV[9]) end
+local is_late = dq.rest_discards(tonumber(ARGV[9]), delivery.count - message_count, serving.skips)
 if delivery.count > 0 then
   state.claim = delivery.number
   state.held = state.held + delivery.count
@@ -143,7 +144,7 @@ if dq.has_limits then
   collect(P .. 'limiter', now, PROMOTE)
 end
 
-local may_keep = ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0)
+local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0))
 local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare, is_resting)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end

@@ -10,7 +10,7 @@
 --@include state
 --@uses quota
 -- A rest of discards is never longer.
-local MAX_REST_US = 1000000
+dq.MAX_REST_US = 1000000
 
 -- There is at most one wake-up, an element of `wake`. It is there when a message may be served, or when a message is
 -- due later and no living consumer is going to look then. Each script that may have made a message eligible ends with
@@ -19,7 +19,7 @@ local MAX_REST_US = 1000000
 -- Returns the µs until a claim may take discards. A clock that went back shortens a rest.
 function dq.discards_rest()
   local rest = state.discards_at - now
-  return rest > 0 and rest <= MAX_REST_US and rest or 0
+  return rest > 0 and rest <= dq.MAX_REST_US and rest or 0
 end
 
 -- Returns when the next delayed message, throttled tenant or dedup lock is due, in µs, or nil. `rest` is the µs until
