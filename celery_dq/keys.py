@@ -75,7 +75,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, accepted."""
+        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at."""
         return self.prefix + "state"
 
     @property

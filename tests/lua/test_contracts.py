@@ -81,7 +81,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
     tag = ("1", "a")
     calls: list[tuple[ScriptCall[Any], int]] = [
         (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
-        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 8 + 1 + 2 + 1 + 4),
+        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.settle("c", [tag]), 2 + 2),
         (partition.finish("c", [tag]), 2 + 2),

@@ -160,6 +160,7 @@ class Partition:
         max_deliveries: int = 5,
         suspects: bool = True,
         discards: int | None = None,
+        discard_rest_s: float = 0.0,
         settle: Sequence[tuple[str, str]] = (),
         finish: Sequence[tuple[str, str]] = (),
     ) -> ScriptCall[ClaimReply]:
@@ -175,6 +176,7 @@ class Partition:
             max_deliveries: deliveries after which a crashing message is dead; 0 is never.
             suspects: claim a message that has crashed a consumer before, alone; else pass its tenant over.
             discards: how many discards to claim besides; default: as many as ``want``.
+            discard_rest_s: when the claim takes discards, no other claim does so for that long.
             settle: tags to settle.
             finish: tags to finish.
         """
@@ -184,7 +186,8 @@ class Partition:
         keep = "-" if hold is None else int(hold)
         besides = min(want if discards is None else discards, MAX_CHUNK)
         numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects), besides)
-        tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
+        rest_us = int(discard_rest_s * 1e6)
+        tags = (rest_us, len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), read_claim_reply)
 
     def take(
@@ -305,7 +308,7 @@ class Partition:
     def cancel_tenant(
         self, tenant: str, *, reason: str = "cancelled", limit: int = MAX_CHUNK
     ) -> ScriptCall[MoveReply]:
-        """Turn the waiting messages of a tenant into discards; delayed messages stay."""
+        """Turn the next 200 waiting messages of a tenant, or fewer, into discards; delayed messages stay."""
         return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), read_move_reply)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
