@@ -395,10 +395,7 @@ class ChannelConsumer:
             self._release(message)
 
     def overdue_at(self, loop_turns: bool = True) -> float | None:
-        """Return the monotonic time at which the inbox must be released; None for never.
-
-        An event loop that turns is about to deliver the messages that may be delivered.
-        """
+        """Return the monotonic time at which the inbox must be released; None for never."""
         if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
             return None
         longest_s = self._process.lease_s / 2
