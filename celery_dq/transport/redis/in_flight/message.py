@@ -39,6 +39,7 @@ class Message(StoredMessage):
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
         token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
             queues.
+        claimed_at: Monotonic time at which the message came into the inbox.
         permit: The term with this token; None for other queues.
     """
 
@@ -70,6 +71,7 @@ class Message(StoredMessage):
         self.crashed = False
         self.dead_letter_reason = ""
         self.token = 0
+        self.claimed_at = 0.0
         self.permit: TermPermit | None = None
 
     def enter_term(self, token: int, permit: TermPermit) -> None:
