@@ -87,7 +87,8 @@ def use_broker(app: Any, broker_url: str, result_backend: str, **settings: Any) 
     changes, variables = dict(conf.changes), {name: os.environ.pop(name, None) for name in _VARIABLES}
     state = {name: instance.pop(name) for name in _STATE if name in instance}
     _reset(app, state)
-    conf.update({**_NEUTRAL, "broker_url": broker_url, "result_backend": result_backend, **settings})
+    swapped = {**_NEUTRAL, "broker_url": broker_url, "result_backend": result_backend, **settings}
+    conf.update({_qualified(name, conf.prefix): value for name, value in swapped.items()})
     setup(app)
     try:
         yield app
@@ -102,6 +103,15 @@ def use_broker(app: Any, broker_url: str, result_backend: str, **settings: Any) 
             conf.changes.clear()
             conf.changes.update(changes)
             os.environ.update({name: value for name, value in variables.items() if value is not None})
+
+
+def _qualified(name: str, namespace: str | None) -> str:
+    """Return a setting's name with the namespace of the app's configuration.
+
+    Up to Celery 5.6 a value that the project gives with the namespace precedes a change without it.
+    """
+    qualified = f"{namespace or ''}{name}"
+    return qualified.upper() if namespace and namespace.isupper() else qualified
 
 
 def _reset(app: Any, state: dict[str, Any]) -> None:

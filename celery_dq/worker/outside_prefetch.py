@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery.utils.quorum_queues import detect_quorum_queues
+
 __all__ = ["OutsidePrefetch"]
 
 #: Limit of the requests outside. Further ones count, so that a worker never fetches a whole queue into
@@ -58,9 +60,14 @@ class OutsidePrefetch:
 
     @property
     def _by_consumer(self) -> bool:
-        """Whether the broker counts unacknowledged messages by consumer."""
-        amqp = self._consumer.connection.transport.driver_type == "amqp"
-        return amqp and not getattr(self._consumer, "qos_global", True)
+        """Whether the broker counts unacknowledged messages by consumer.
+
+        Celery decides by the same function, but keeps its answer only since 5.7.
+        """
+        app, transport = self._consumer.app, self._consumer.connection.transport
+        return bool(
+            app.conf.worker_detect_quorum_queues and detect_quorum_queues(app, transport.driver_type)[0]
+        )
 
     def _update(self) -> None:
         qos = self._consumer.qos

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ from tests.conformance.celery_app import CeleryApp
 ROLE = {role.name: role for role in ROLES}
 PASSWORD = "secret"
 DB = 1
+KOMBU = tuple(int(number) for number in version("kombu").split(".")[:2])
+#: Listed commands that the installed kombu does not send, because another version does.
+OF_OTHER_VERSIONS = {"UNSUBSCRIBE"} if KOMBU >= (5, 7) else {"PUNSUBSCRIBE", "SCRIPT|LOAD"}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def only(server: RedisServer, role: Role) -> Iterator[None]:
         assert denied == set()
         seen = {name.removeprefix("cmdstat_").upper() for name in client.info("commandstats")}
         # The commands of Celery's result backend depend on the version of Celery.
-        assert role.name == "results" or set(role.sent) - seen == set()
+        assert role.name == "results" or set(role.sent) - seen == set(role.sent) & OF_OTHER_VERSIONS
 
 
 def url(server: RedisServer, user: str, scheme: str = "dq-redis") -> str:

@@ -75,7 +75,7 @@ _BROKER = ("EVAL", "EVALSHA", "INFO", "PING", "SELECT")
 _DECLARE = ("EXEC", "GET", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
 #: The above, and the expiry of a producer's key at its end.
 _PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
-#: Broadcasts to workers, and the queue for their answers.
+#: Broadcasts to workers, and the queue for their answers; kombu sends ``SCRIPT LOAD`` since 5.7.
 _ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SCRIPT|LOAD", "SET", "SREM", "TIME", "ZADD")
 _LEADING = ("BLPOP", "HGET", "HMGET", "TIME", "ZREM")
 
@@ -118,7 +118,11 @@ ROLES = (
     Role(
         "worker",
         "``celery worker``; its tasks may call others, and it may lead singleton queues without ZooKeeper",
-        (*_PUBLISH, *_ASK, *_LEADING, "HSCAN", "PUNSUBSCRIBE", "RPUSH", "SUBSCRIBE", "ZSCAN"),
+        (
+            *(*_PUBLISH, *_ASK, *_LEADING, "HSCAN", "RPUSH", "SUBSCRIBE", "ZSCAN"),
+            # The end of broadcasts in kombu since 5.7, and before.
+            *("PUNSUBSCRIBE", "UNSUBSCRIBE"),
+        ),
         (_QUEUES, _ELECTION),
         keys=_BROKER_KEYS,
         channels=(_EVICTIONS, every_evicted("online"), *_BROADCASTS, "/0.celeryev/worker.*"),
@@ -153,7 +157,8 @@ ROLES = (
             *("SISMEMBER", "SUBSCRIBE", "UNSUBSCRIBE", "ZADD", "ZCOUNT", "ZRANGE"),
         ),
         keys=("celery-task-meta-*", "celery-taskset-meta-*", "chord-unlock-*"),
-        channels=("celery-task-meta-*",),
+        # Up to Celery 5.6 the size of a chord is published, too.
+        channels=("celery-task-meta-*", "celery-taskset-meta-*"),
     ),
 )
 
