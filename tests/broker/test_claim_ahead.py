@@ -56,7 +56,7 @@ def counting_claims(worker_app: WorkerApp) -> Iterator[list[str]]:
         try:
             yield claims
         finally:
-            worker_app.witness.tell("end-of-count", 1)
+            worker_app.witness.report("end-of-count", 1)
             thread.join()
 
 
@@ -101,7 +101,7 @@ def test_messages_claimed_ahead_are_not_reserved_and_return_at_a_warm_shutdown(
         for n in range(30):
             worker_app.send("note", f"later {n}")
         wait_until(lambda: in_flight_count(worker_app) > 2 * multiplier, 30)
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         reserved = worker_app.app.control.inspect(timeout=5).reserved() or {}
         assert [len(each) for each in reserved.values()] == [multiplier]
         os.kill(worker.pid, signal.SIGTERM)
@@ -137,7 +137,7 @@ def test_nothing_is_claimed_ahead(open_app: Open, conf: dict[str, Any], quota: d
 
 
 def rate_limit(worker_app: WorkerApp) -> None:
-    worker_app.is_heard()
+    worker_app.wait_responsive()
     replies = worker_app.app.control.rate_limit("note", "1/h", reply=True, timeout=5, limit=1)
     assert replies
 

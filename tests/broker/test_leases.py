@@ -133,8 +133,8 @@ def test_a_paused_solo_worker_starts_nothing_that_waits_behind_its_task(worker_a
         finally:
             os.kill(paused.pid, signal.SIGCONT)
         # The paused worker has read all that it had.
-        worker_app.is_heard()
-    assert sorted(map(int, worker_app.witness.told("ran")[30:])) == [*range(20)]
+        worker_app.wait_responsive()
+    assert sorted(map(int, worker_app.witness.reports("ran")[30:])) == [*range(20)]
     assert worker_app.dead() == {}
 
 
@@ -171,9 +171,9 @@ def test_a_paused_solo_worker_starts_nothing_of_a_claim_that_it_had_not_read(
                         worker_app.send("note", n)
                     worker_app.ran(12)
                     worker_app.settled()
-                    worker_app.is_heard()
+                    worker_app.wait_responsive()
             finally:
                 os.kill(paused.pid, signal.SIGCONT)
-        assert sorted(map(int, worker_app.witness.told("ran")[1:])) == [*range(11)]
+        assert sorted(map(int, worker_app.witness.reports("ran")[1:])) == [*range(11)]
         assert worker_app.dead() == {}
         far.close()
