@@ -23,15 +23,18 @@ from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
 from benchmarks.instrumented import instrumented
 from benchmarks.measure import Report
+from benchmarks.peers import peers
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
 from benchmarks.readme import write_figures
 from benchmarks.script_calls import script_calls
 from benchmarks.singleton import singleton
+from benchmarks.startup import startup
 from benchmarks.storm import storm
 from benchmarks.summary import summary
 from benchmarks.tasks import tasks
+from benchmarks.trickle import trickle
 from benchmarks.zookeeper_broker import zookeeper_broker, zookeeper_broker_depth
 from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
 
@@ -40,7 +43,10 @@ OUT = Path(__file__).resolve().parent / "out"
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "claims": claims,
     "tasks": tasks,
+    "trickle": trickle,
     "latency": latency,
+    "startup": startup,
+    "peers": peers,
     "publishing": publishing,
     "commands": commands,
     "memory": memory,

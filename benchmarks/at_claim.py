@@ -49,7 +49,7 @@ def claim_for(
 
     def consume(number: int) -> list[Moment]:
         with redis.Redis(port=port, socket_timeout=None) as client:
-            return _consume(client, partition, f"claimant-{number}", want, end, stop)
+            return _consume(client, partition, f"consumer-{number}", want, end, stop)
 
     with ThreadPoolExecutor(consumers) as threads:
         return list(threads.map(consume, range(consumers)))
@@ -60,8 +60,8 @@ def keep_house(port: int, queue: str, heartbeats: int) -> None:
     partition = Partition(PartitionKeys("online", queue), load_scripts())
     with redis.Redis(port=port, socket_timeout=None) as client:
         for _ in range(heartbeats):
-            partition.heartbeat("keeper", lease_ms=1000, limit=1000).run(client)
-        partition.resign("keeper").run(client)
+            partition.heartbeat("heartbeat", lease_ms=1000, limit=1000).run(client)
+        partition.resign("heartbeat").run(client)
 
 
 def _consume(
@@ -84,7 +84,7 @@ def _consume(
         done = [(entry.claim, entry.id) for entry in claimed.entries]
         found = [read_held(entry)[1] for entry in held.values()]
         if len(found) != len(done) or not all(_us(before) <= at_us <= _us(after) for at_us, _ in found):
-            raise RuntimeError(f"the claim says {found}, the server that it was from {before} to {after}")
+            raise RuntimeError(f"the claim reports {found}, the server that it was from {before} to {after}")
         moments += found
         if not found:
             delay = PATIENCE if claimed.next_look_s is None else claimed.next_look_s

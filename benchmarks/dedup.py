@@ -55,7 +55,7 @@ def _measured(report: Report, server: RedisServer, quick: bool) -> Report:
         for name, row in life.items():
             report.row(name, row["call"], ratio(row["call"], life[f"{what}, plain"]["call"]), "-", row["cpu"])
         lives.update(life)
-    report.notes.append("calls: apply_async with no worker, a key per call unless said; vs: round by round")
+    report.notes.append("calls: apply_async with no worker, a key per call unless noted; vs: round by round")
     missing = [name for name in PEERS if not _installed(name)]
     if missing:
         report.notes.append(f"not installed: {', '.join(missing)}")

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from benchmarks.measure import Report
 from tests.brokers import ACTIVE, BROKERS
-from tests.chaos.driver import Plan, run, say_to_stderr
+from tests.chaos.driver import Plan, log_to_stderr, run
 
 #: These runs take minutes; ``make chaos`` does longer ones.
 PLAN = Plan(seed=7, messages=20_000, kills=30, workers=3, work_ms=2.0, patience=15.0)
@@ -30,7 +30,7 @@ def faults(quick: bool) -> Report:
         f"seed {plan.seed}, lease {plan.lease:g} s; python -m tests.chaos runs it at any length"
     )
     for name in ACTIVE:
-        verdict = run(BROKERS[name], plan, say_to_stderr)
+        verdict = run(BROKERS[name], plan, log_to_stderr)
         cells = (len(verdict.lost), len(verdict.stuck), verdict.duplicated, len(verdict.unattributable))
         recovery = f"{verdict.slowest_recovery:.1f}"
         report.row(name, verdict.confirmed, sum(verdict.faults.values()), *cells, recovery)

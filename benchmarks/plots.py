@@ -12,7 +12,7 @@ CURVES = {
     "cpu": "Redis CPU, µs per message",
     "memory": "bytes per waiting message",
     "idle": "bytes per idle tenant",
-    "p99": "dwell p99 at a quarter of the rate, ms",
+    "p99": "dwell p99 at the same rate, ms",
     "quota": "worst error of a rate, %",
 }
 

@@ -72,7 +72,11 @@ class Sink:
     def _on_message(self, message: Message) -> None:
         body = json.loads(message.body or b"")
         self.arrivals.append((time.monotonic(), body["tenant"], body["at"]))
+        self._watch(message)
         message.ack()
+
+    def _watch(self, message: Message) -> None:
+        """Called with each message after its arrival was noted."""
 
     def drain(self, amount: int, seconds: float) -> None:
         """Consume until `amount` messages came, or `seconds` have passed."""
@@ -98,15 +102,14 @@ class WatchingSink(Sink):
         self._client = channel.client
         super().__init__(connection, prefetch, queue)
 
-    def _on_message(self, message: Message) -> None:
-        if json.loads(message.body or b"")["tenant"] == self._tenant:
+    def _watch(self, message: Message) -> None:
+        if self.arrivals[-1][1] == self._tenant:
             arrived: Any = time.time()
             source: Any = message
             held = self._client.hget(self._keys.held(source.channel.process.consumer), source.message_id)
             if held is not None:
                 pushed_us, (claimed_us, _) = read_held(held)
                 self.waits.append(((claimed_us - pushed_us) / 1e6, arrived - claimed_us / 1e6))
-        super()._on_message(message)
 
 
 class Found(NamedTuple):

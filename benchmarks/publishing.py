@@ -10,7 +10,7 @@ import redis
 from kombu import pools
 
 from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
-from benchmarks.shop import NAME, add_tasks
+from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
 from tests.workers import WorkerProcess, make_app
@@ -65,7 +65,8 @@ def latency(quick: bool) -> Report:
 
 def _latency(pool: str, amount: int, broker: str) -> dict[str, float]:
     with RedisServer() as server, RedisServer() as clock:
-        conf: dict[str, Any] = {"broker_url": BROKERS[broker].url(server.port), "clock_port": clock.port}
+        url = BROKERS[broker].url(server.port)
+        conf: dict[str, Any] = {**DEFAULTS, "broker_url": url, "clock_port": clock.port}
         app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
         worker = WorkerProcess(
             "benchmarks.shop", broker=BROKERS[broker], conf=conf, pool=pool, concurrency=1, loglevel="WARNING"

@@ -1,8 +1,10 @@
-"""The Celery app of the worker benchmarks: a task that does nothing, and one that returns the time."""
+"""The Celery app of the worker benchmarks: a task that does nothing, and tasks that report the time."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import sys
 import time
 from typing import Any
@@ -13,12 +15,21 @@ from celery import Celery
 from tests.workers import ENVIRONMENT, app_from_environment, make_app
 
 NAME = "bench"
+#: Settings of a fresh installation. The apps of the tests have a prefetch multiplier of 1.
+DEFAULTS: dict[str, Any] = {"worker_prefetch_multiplier": 4}
+#: A report of ``trickled``: seconds from the call to the first line of the task.
+WAIT = struct.Struct("d")
 
 
 def add_tasks(app: Celery, clock_port: int) -> Celery:
     @app.task(name="noop", shared=False, ignore_result=True)
-    def noop() -> None:
+    def noop(number: int = 0) -> None:
         return None
+
+    @app.task(name="trickled", shared=False, ignore_result=True)
+    def trickled(sent: float) -> None:
+        # A datagram costs the task microseconds, and no command of any Redis.
+        REPORTS.sendto(WAIT.pack(time.monotonic() - sent), ("127.0.0.1", app.conf["report_port"]))
 
     @app.task(name="mark", shared=False, ignore_result=True)
     def mark(key: str) -> None:
@@ -41,6 +52,8 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     return app
 
 
+#: Any process of a pool may send from its copy.
+REPORTS = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 #: When the first and last marks of the floor ran; only its single process writes here.
 MARKS: list[float] = []
 
@@ -48,16 +61,16 @@ MARKS: list[float] = []
 def floor(amount: int, late: bool, pool: str) -> None:
     """Measure the floor of Celery itself: publish to ``memory://`` and run the tasks in this process."""
     conf: dict[str, Any] = {
+        **DEFAULTS,
         "broker_url": "memory://",
         "task_acks_late": late,
-        "worker_prefetch_multiplier": 16,
         "worker_redirect_stdouts": False,
     }
     app = add_tasks(make_app(NAME, None, conf), 0)
     with app.producer_pool.acquire(block=True) as producer:
         app.tasks["mark"].apply_async(("begin",), producer=producer)
-        for _ in range(amount):
-            app.tasks["noop"].apply_async(producer=producer)
+        for number in range(amount):
+            app.tasks["noop"].apply_async((number,), producer=producer)
         app.tasks["mark"].apply_async(("end",), producer=producer)
     app.Worker(
         pool=pool,

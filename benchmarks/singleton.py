@@ -18,9 +18,9 @@ POOLS = ("solo", "threads", "prefork")
 #: A singleton queue is compared with a plain queue with the same kind of acks.
 KINDS = {
     "plain": "plain",
-    "led": "plain",
+    "singleton": "plain",
     "plain, late acks": "plain, late acks",
-    "led, late acks": "plain, late acks",
+    "singleton, late acks": "plain, late acks",
 }
 
 
@@ -30,7 +30,7 @@ def singleton(quick: bool) -> Report:
     report.header = ["pool", "queue", "tasks/s", "vs plain"]
     report.notes.append("one slot; backlog published first; the election is held by the broker")
     report.notes.append(
-        "with late acks a led queue starts a message when the broker has confirmed the one before it"
+        "with late acks a singleton queue starts a message when the broker has confirmed the one before it"
     )
     amount = 1_000 if quick else 5_000
     for pool in POOLS:
@@ -49,7 +49,7 @@ def _round(pool: str, amount: int, kind: str) -> dict[str, float]:
             "worker_prefetch_multiplier": 64,
             "task_default_queue": "ledger",
             "task_acks_late": kind.endswith("late acks"),
-            "dq_singleton_queues": ["ledger"] if kind.startswith("led") else [],
+            "dq_singleton_queues": ["ledger"] if kind.startswith("singleton") else [],
         }
         app = add_tasks(make_app(NAME, DQ, conf), clock.port)
         with app.producer_pool.acquire(block=True) as producer:

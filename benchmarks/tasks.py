@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from benchmarks.measure import Report, Series, dump, interleave, ratio
-from benchmarks.shop import NAME, add_tasks
+from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
 from tests.workers import ROOT, WorkerProcess, make_app
@@ -23,7 +23,10 @@ def tasks(quick: bool) -> Report:
     """Measure no-op tasks/s from the first to the last of a backlog, by pool and kind of acks."""
     report = Report("tasks")
     report.header = ["pool", "acks", "broker", "tasks/s", "vs stock"]
-    report.notes.append("backlog published first, then the worker starts; prefetch multiplier 16, no events")
+    report.notes.append(
+        "backlog published first, then the worker starts; Celery's default prefetch multiplier (4), no events"
+    )
+    report.notes.append("each task has one argument")
     report.notes.append("memory: Celery's floor, worker and broker in one process")
     amount = 1_000 if quick else 6_000
     for pool in POOLS:
@@ -51,16 +54,16 @@ def _round(pool: str, late: bool, amount: int, broker: str) -> dict[str, float]:
         return {"rate": amount / float(done.stdout.split()[-1])}
     with RedisServer() as server, RedisServer() as clock:
         conf: dict[str, Any] = {
+            **DEFAULTS,
             "broker_url": BROKERS[broker].url(server.port),
             "clock_port": clock.port,
             "task_acks_late": late,
-            "worker_prefetch_multiplier": 16,
         }
         app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
         with app.producer_pool.acquire(block=True) as producer:
             app.tasks["mark"].apply_async(("begin",), producer=producer)
-            for _ in range(amount):
-                app.tasks["noop"].apply_async(producer=producer)
+            for number in range(amount):
+                app.tasks["noop"].apply_async((number,), producer=producer)
             app.tasks["mark"].apply_async(("end",), producer=producer)
         worker = WorkerProcess(
             "benchmarks.shop",

@@ -8,11 +8,11 @@ user has no app: the transport then makes a context of its own, with default opt
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from celery_dq.per_process import PerProcess
 from celery_dq.protocols import DiscardHandler, Leaderships, WorkerCapacity
 
 #: The key of the :class:`AppContext` object in kombu's ``transport_options``.
@@ -22,12 +22,11 @@ _T = TypeVar("_T")
 
 
 class _ProcessState:
-    """The state of one process. Its pid shows whether it was inherited by a fork."""
+    """The state of one process."""
 
-    __slots__ = ("capacity", "coordinator", "discard_handler", "leaderships", "lock", "pid", "process")
+    __slots__ = ("capacity", "coordinator", "discard_handler", "leaderships", "lock", "process")
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         # A new lock, because a thread of the parent may hold the inherited one.
         self.lock = threading.Lock()
         self.capacity: WorkerCapacity | None = None
@@ -51,14 +50,14 @@ class AppContext(str):
 
     _resolve: Callable[[], Any]
     _options: Any
-    _own: _ProcessState
+    _state: PerProcess[_ProcessState]
 
     def __new__(cls, label: str, resolve: Callable[[], Any]) -> AppContext:
         """Make the context of one owner; see the class."""
         self = super().__new__(cls, label)
         self._resolve = resolve
         self._options = None
-        self._own = _ProcessState()
+        self._state = PerProcess(_ProcessState)
         return self
 
     @property
@@ -72,60 +71,54 @@ class AppContext(str):
             self._options = self._resolve()
         return self._options
 
-    def _of_this_process(self) -> _ProcessState:
-        own = self._own
-        if own.pid != os.getpid():
-            own = self._own = _ProcessState()
-        return own
-
     @property
     def capacity(self) -> WorkerCapacity | None:
         """The capacity of the worker in this process; None in a producer and in a pool child."""
-        return self._of_this_process().capacity
+        return self._state.get().capacity
 
     @capacity.setter
     def capacity(self, capacity: WorkerCapacity | None) -> None:
-        self._of_this_process().capacity = capacity
+        self._state.get().capacity = capacity
 
     @property
     def discard_handler(self) -> DiscardHandler | None:
         """The discard handler of the worker in this process when it has no capacity object; else None."""
-        return self._of_this_process().discard_handler
+        return self._state.get().discard_handler
 
     @discard_handler.setter
     def discard_handler(self, handler: DiscardHandler | None) -> None:
-        self._of_this_process().discard_handler = handler
+        self._state.get().discard_handler = handler
 
     @property
     def leaderships(self) -> Leaderships | None:
         """The leaderships that the worker in this process is a candidate for; None without any."""
-        return self._of_this_process().leaderships
+        return self._state.get().leaderships
 
     @leaderships.setter
     def leaderships(self, leaderships: Leaderships | None) -> None:
-        self._of_this_process().leaderships = leaderships
+        self._state.get().leaderships = leaderships
 
     @property
     def coordinator(self) -> Any:
         """The dedup coordinator inside the worker of this process; None where verdicts come from outside."""
-        return self._of_this_process().coordinator
+        return self._state.get().coordinator
 
     @coordinator.setter
     def coordinator(self, coordinator: Any) -> None:
-        self._of_this_process().coordinator = coordinator
+        self._state.get().coordinator = coordinator
 
     @property
     def process(self) -> Any:
         """The state that the transport keeps for this process across reconnects; None after a fork."""
-        return self._of_this_process().process
+        return self._state.get().process
 
     @process.setter
     def process(self, state: Any) -> None:
-        self._of_this_process().process = state
+        self._state.get().process = state
 
     def in_process(self, make: Callable[[], _T]) -> _T:
         """Return :attr:`process`, after making it by `make` if there is none. Thread-safe."""
-        own = self._of_this_process()
+        own = self._state.get()
         with own.lock:
             if own.process is None:
                 own.process = make()

@@ -75,7 +75,7 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, accepted."""
+        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at."""
         return self.prefix + "state"
 
     @property
@@ -133,9 +133,9 @@ class PartitionKeys:
         return self.prefix + "quotas"
 
     @property
-    def config_info(self) -> str:
-        """HASH: by, at (µs); the worker that stored the quota of its settings, and when."""
-        return self.prefix + "config_info"
+    def quota_info(self) -> str:
+        """HASH: field of ``quotas`` -> ``<µs> <by>``, when and by which worker or user it was set."""
+        return self.prefix + "quota_info"
 
     @property
     def config_before(self) -> str:

@@ -100,10 +100,10 @@ class WorkerCapacity(DiscardHandler, Protocol):
         """Whether the worker shuts down, so that no task may start."""
 
     def free_slots(self) -> int | None:
-        """Return how many pool slots are free; None when no limit is known."""
+        """Return how many pool slots are free, below zero when more is reserved; None without a limit."""
 
     def claim_ahead(self) -> int:
-        """Return how many messages may be claimed now beyond the free slots."""
+        """Return how many messages beyond the slots, reserved ones among them, fit the claim-ahead time."""
 
     def running_tags(self) -> frozenset[str]:
         """Return the delivery tags of running tasks, whose messages survive a lost connection."""

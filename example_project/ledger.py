@@ -125,7 +125,7 @@ class Run:
         self.hire(1)
 
     def stop(self) -> None:
-        """Pause the leader for longer than its session, until another one has led for a while."""
+        """Pause the leader for longer than its session, until another one has the term for a while."""
         name = self._ledger.leader()
         posted = self._ledger.count()
         print(

@@ -71,14 +71,14 @@ def changes(amount: int, seed: int) -> list[int]:
 
 def play(skus: Sequence[int], log: Path, *, with_dedup: bool) -> dict[str, float]:
     """Replay the storm with its own worker, which writes to `log`; return the outcome."""
-    with RedisServer() as server, log.open("ab") as said:
+    with RedisServer() as server, log.open("ab") as output:
         broker, book = server.url(0, scheme="dq-redis"), server.url(1)
         environment = {**os.environ, "STORM_BROKER": broker, LEDGER: book}
         package_root = Path(celery_dq.__file__ or "").resolve().parents[1]
         environment["PYTHONPATH"] = os.pathsep.join([str(HOME), str(package_root)])
         command = [sys.executable, "-m", "celery", "-A", "storm", "worker", "-P", "threads"]
         command += ["-c", str(THREADS), "-l", "WARNING"]
-        worker = subprocess.Popen(command, cwd=HOME, env=environment, stdout=said, stderr=said)
+        worker = subprocess.Popen(command, cwd=HOME, env=environment, stdout=output, stderr=output)
         try:
             with make_app(broker) as caller, redis.Redis.from_url(book) as ledger:
                 wait_until(lambda: _ready(caller, worker), 60, what="the worker")

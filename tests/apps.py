@@ -1,4 +1,4 @@
-"""What Celery's types do not say of an app that celery-dq is set up on."""
+"""Attributes of an app with celery-dq that Celery's types do not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brokers under proof, and where each is known to differ from what kombu and Celery document.
+"""The brokers under test, and their known differences from the documentation of kombu and Celery.
 
 Conformance, chaos and the benchmarks all read this table: a broker joins them by one entry in ``BROKERS`` and
 its name in ``ACTIVE``.
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Deviation(NamedTuple):
-    """What a broker does instead of what is documented, and why that is so."""
+    """A difference of a broker from the documentation, and its reason."""
 
     observed: Any
     reason: str
@@ -44,9 +44,9 @@ class Broker:
     left_out: tuple[str, ...] = ()
     deviations: Mapping[str, Deviation] = field(default_factory=dict)
 
-    #: What kind of server it runs on: ``redis`` or ``zookeeper``.
+    #: Kind of server: ``redis`` or ``zookeeper``.
     server: str = "redis"
-    #: What it offers to Celery: kombu's ``driver_type``.
+    #: Kombu's ``driver_type``.
     driver_type: str = "redis"
 
     def url(self, port: int, db: int = 0) -> str:
@@ -64,7 +64,7 @@ class Broker:
             _resolve(self.setup)(app)
 
     def expected(self, subject: str, documented: T) -> T:
-        """The result to assert: what is documented, unless this broker is listed as different."""
+        """The result to assert: the documented one, unless this broker is listed as different."""
         deviation = self.deviations.get(subject)
         return documented if deviation is None else deviation.observed
 
@@ -157,7 +157,7 @@ ZOOKEEPER = Broker(
     left_out=("eventlet",),
     deviations={
         "a body of three megabytes": Deviation(
-            "refused", "ZooKeeper takes one megabyte: the error says so before anything is sent"
+            "refused", "ZooKeeper takes one megabyte: the error is raised before anything is sent"
         ),
         "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
         "a warm shutdown starts nothing (threads)": Deviation(
@@ -174,7 +174,7 @@ ZOOKEEPER = Broker(
 
 BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, ZOOKEEPER)}
 
-#: What all suites and benchmarks run over: the brokers on Redis.
+#: The brokers on Redis, for all suites and benchmarks.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
-#: What the conformance suite runs over.
+#: The brokers of the conformance suite.
 CONFORMING: tuple[str, ...] = (*ACTIVE, "zookeeper")

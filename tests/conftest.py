@@ -20,14 +20,14 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.log_watch import WATCH, unexpected
 
-# A machine that stands still for a moment says nothing about an example: neither that it takes too long nor
+# A pause of the machine proves nothing about an example: neither that it takes too long nor
 # that it is hard to find.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:
-    """No example has to be quick: a machine that stands still for a moment says nothing of what is tested."""
+    """Set no deadline for examples: a pause of the machine is no fault of the tested code."""
     now = settings()
     checks = (*now.suppress_health_check, HealthCheck.too_slow)
     settings.register_profile("patient", now, deadline=None, suppress_health_check=checks)
@@ -94,7 +94,7 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
 
 @contextmanager
 def restored_process() -> Iterator[None]:
-    """Restore what a Celery worker changes in its process, for tests that run one in this process.
+    """Restore the state that a Celery worker changes, for tests that run one in this process.
 
     A worker forbids ``result.get()`` and sets up the root logger: its level hides warnings from ``caplog``.
     A shared task is added to all later apps.

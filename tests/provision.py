@@ -30,7 +30,7 @@ class Server(NamedTuple):
     name: str
     find: Callable[[], str | None]
     packages: Mapping[str, tuple[str, ...]]
-    #: What to say where no package manager helps.
+    #: The advice where no package manager helps.
     otherwise: str
 
 
@@ -91,7 +91,7 @@ SERVERS = (
     Server(
         "zookeeper",
         find_zookeeper,
-        # The jars, something to run them, and what makes certificates; the package "zookeeper" would add
+        # The jars, a Java to run them, and the tool for certificates; the package "zookeeper" would add
         # scripts and a service.
         {"apt-get": ("libzookeeper-java", "libslf4j-java", "default-jre-headless", "openssl")},
         "unpack a release of https://zookeeper.apache.org and set ZOOKEEPER_HOME to its folder; "
@@ -120,7 +120,7 @@ SERVERS = (
 
 
 def privilege(manager: str) -> list[str] | None:
-    """What to put in front of `manager` so that it may install; None when it may not."""
+    """The words before `manager` that allow it to install; None when it may not."""
     if manager == "brew" or os.geteuid() == 0:
         return []
     if shutil.which("sudo") and run(["sudo", "-n", "true"]) == 0:

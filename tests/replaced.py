@@ -93,7 +93,7 @@ def _bound(owner: Any, name: str, counts: Callable[[type], bool]) -> Any:
 
 
 def replaced_in_worker(consumer: Any) -> Iterator[Replaced]:
-    """All that was replaced in a worker: what runs at the moment is looked at, too."""
+    """All replaced attributes in a worker; running functions are checked, too."""
     app, pool = consumer.app, consumer.pool
     children = getattr(pool, "_pool", None)
     for owner, label in (

@@ -27,10 +27,10 @@ from tests.log_watch import WATCH
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Where a worker process finds what app it is to build (JSON).
+#: The environment variable that describes the app of a worker process (JSON).
 ENVIRONMENT = "DQ_TEST_APP"
 
-#: What a worker of ours prints, at any log level, once it consumes.
+#: The line that a test worker prints, at any log level, once it consumes.
 READY = "<the worker consumes>"
 
 #: How the stack of a process begins that `faulthandler` writes.
@@ -38,7 +38,7 @@ TRACE = "(most recent call first)"
 
 
 def make_app(name: str, broker: Broker | None, conf: Mapping[str, Any]) -> Celery:
-    """A Celery app on `broker` (None: as `conf` says); the caller and the worker build the same one."""
+    """A Celery app on `broker` (None: the one in `conf`); the caller and the worker build the same one."""
     app = Celery(name, set_as_current=False)
     app.conf.update(
         {
@@ -58,8 +58,8 @@ def app_from_environment(name: str) -> Celery:
     """The app that `WorkerProcess` described to this process, a worker."""
     described = json.loads(os.environ[ENVIRONMENT])
     broker = BROKERS[described["broker"]] if described["broker"] else None
-    worker_ready.connect(_say_ready, weak=False)
-    # Unlike what Celery does at SIGUSR1 it needs no turn of the interpreter, and pool children have it too.
+    worker_ready.connect(_report_ready, weak=False)
+    # Unlike Celery's handler of SIGUSR1, it needs no turn of the interpreter, and pool children have it too.
     faulthandler.register(signal.SIGUSR2)
     ahead_s = described["conf"].get("clock_ahead_s", 0)
     if ahead_s:
@@ -76,7 +76,7 @@ def _set_the_clock(ahead_s: float) -> None:
     clock.wall = lambda self: wall(self) + ahead_s
 
 
-def _say_ready(sender: Any, **_: Any) -> None:
+def _report_ready(sender: Any, **_: Any) -> None:
     # Celery says so itself, but only at INFO.
     print(READY, flush=True)
 
@@ -168,7 +168,7 @@ class WorkerProcess:
         return self.wait(deadline)
 
     def wait(self, deadline: float = 25.0) -> int:
-        """Wait for the end; returns the exit code. If the worker does not end, its log tells where it is."""
+        """Wait for the end; returns the exit code. If the worker does not end, its log shows where it is."""
         assert self.process is not None
         try:
             return self.process.wait(deadline)
@@ -183,12 +183,11 @@ class WorkerProcess:
     def _stop_if_it_can(self, deadline: float = 10.0) -> None:
         """Send SIGTERM, and wait a while.
 
-        The clean-up after a test on a broker of others is not what it tests: who asks how a worker stops
-        calls `stop` or `wait`. When Celery stops, it forgets each job whose beginning its loop has not heard
-        of by then, so that it reads no more of what the child has to say. But the child waits half a minute
-        to be heard (billiard's `_ensure_messages_consumed`), and Celery for the child: one task that ended
-        just now is enough. On a broker of ours such a job is kept (celery_dq/compat/pool_flush.py), and the
-        worker has to end.
+        This is a clean-up; a test of the shutdown itself calls `stop` or `wait`. A stopping Celery
+        forgets each job whose start its loop has not read yet, and reads no more from that child. But the
+        child waits half a minute for an answer (billiard's `_ensure_messages_consumed`), and Celery for the
+        child: one task that has just ended is enough. With celery-dq such a job is kept
+        (celery_dq/compat/pool_flush.py), and the worker has to end.
         """
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
@@ -196,7 +195,7 @@ class WorkerProcess:
             self.process.wait(deadline)
 
     def discard(self) -> None:
-        """Kill what is left of the session, and drop the log."""
+        """Kill the rest of the process group, and drop the log."""
         if self.process is not None:
             descendants = self.children() if self.alive else []
             with contextlib.suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ is not Redis, ZooKeeper stores it.
   every beat. The broker refuses a number that it has seen. This covers a leader that died between sending a
   tick and recording it, and a leader that was stopped while sending and continues an hour later.
 * On other brokers, a tick is sent at least once, each time with the same task id.
-* A tick that was due while no beat led, or while the broker was unreachable, is sent once, as soon as
+* A tick that was due while no beat was elected, or while the broker was unreachable, is sent once, as soon as
   possible. Further missed times are skipped, as in Celery.
 
 Some wrapped schedulers store the last runs themselves, such as the one of django-celery-beat. Then the later
@@ -43,6 +43,7 @@ from celery_dq.beat.schedule_store import (
 from celery_dq.beat.tick import TickStamps, task_id_of
 from celery_dq.beat.wrapped import Due, StaleEntry, last_run, latest_run, set_last_run, wrapped_class
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.compat.beat_sync import save_schedule
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
@@ -254,7 +255,7 @@ class ElectedScheduler(Scheduler):
         self._inner.sync()
 
     def _do_sync(self) -> None:
-        self._inner._do_sync()
+        save_schedule(self._inner)
 
     def close(self) -> None:
         """Hand over and stop. Celery calls this twice after a signal."""

@@ -88,8 +88,11 @@ def cancel(
         raise SystemExit(1)
 
 
-#: Outcomes of a cancellation that need an explanation.
+#: The text for each outcome of a cancellation.
 _OUTCOMES = {
+    "waiting": "cancelled; it was waiting",
+    "delayed": "cancelled; it was waiting for its ETA",
+    "discarded": "cancelled or expired already",
     "claimed": "claimed: a worker has it; use 'celery control revoke'",
     "tombstone": "tombstone: it is not in the queue",
     "unknown": "unknown: it is not in the queue; --in-advance cancels it when it is published",

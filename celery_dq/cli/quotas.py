@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,7 +11,8 @@ from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
-from celery_dq.options.quota import MAX_CONCURRENCY
+from celery_dq.inspector.tenants import QuotaOrigin
+from celery_dq.options.quota import MAX_CONCURRENCY, Quota
 
 
 @click.group()
@@ -25,6 +27,8 @@ def quotas() -> None:
 def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
     """Show the quota in force for TENANT; without TENANT the default, all own quotas, and paused tenants.
 
+    Each quota is shown with the user or worker that set it, and the time.
+
     Exit status 1: TENANT has no message and no quota of its own.
     """
     require_queue(queue, dq.queues)
@@ -33,19 +37,32 @@ def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
         unknown = unknown_tenant(dq, queue, tenant)
         if unknown:
             raise InvalidRequest(f"{unknown} The default would apply to it: {quota}.")
-        show(as_json, quota, str(quota))
+        (origin,) = dq.quotas.origins(queue, tenant)
+        show(as_json, _row(quota, origin), f"{quota} ({origin})")
         return
     default, own, paused = dq.quotas.get(queue), dq.quotas.list(queue), dq.quotas.paused(queue)
-    lines = [f"(default): {default}", *(f"{name}: {quota}" for name, quota in own.items())]
+    of_default, *of_own = dq.quotas.origins(queue, None, *own)
+    lines = [f"(default): {default} ({of_default})"]
+    lines += [
+        f"{name}: {quota} ({origin})" for (name, quota), origin in zip(own.items(), of_own, strict=True)
+    ]
     lines += [f"{name}: paused since {since.isoformat(timespec='seconds')}" for name, since in paused.items()]
-    show(as_json, {"default": default, "tenants": own, "paused": paused}, "\n".join(lines))
+    rows = {name: _row(own[name], origin) for name, origin in zip(own, of_own, strict=True)}
+    found = {"default": _row(default, of_default), "tenants": rows, "paused": paused}
+    show(as_json, found, "\n".join(lines))
+
+
+def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
+    return {**asdict(quota), **asdict(origin)}
 
 
 @quotas.command("set")
 @click.argument("queue")
 @click.argument("tenant", required=False)
 @click.option("--rate", help="50/s (or 50), 3000/m, 10/h, or 'unlimited'.")
-@click.option("--burst", type=float, help="Messages that an idle tenant may start at once, 1 to 1000000.")
+@click.option(
+    "--burst", type=float, help="Messages that an idle tenant may start at once, 1 to 1000000; needs a rate."
+)
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
 @command
@@ -90,9 +107,14 @@ def _number(rate: str) -> str | float:
 @click.argument("tenant", required=False)
 @command
 def quota_remove(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
-    """Remove the own quota of TENANT, or without TENANT the default that was set live."""
+    """Remove the own quota of TENANT, or without TENANT the default that was set live.
+
+    Exit status 1: there is none.
+    """
     require_queue(queue, dq.queues)
     if tenant is None:
+        if dq.quotas.origins(queue, None)[0].source != "default":
+            raise InvalidRequest(f"No default is set live in {queue!r}; in force: {dq.quotas.get(queue)}.")
         dq.quotas.remove_default(queue)
     else:
         own = dq.quotas.list(queue)

@@ -64,3 +64,6 @@ def zookeeper(
     except ValueError as exc:  # raised by urllib or kazoo
         raise ConfigurationError(f"HOSTS {hosts!r}: {exc}; give host:2181,host:2181/chroot") from exc
     show_table(as_json, views, _COLUMNS, f"No node is in {path!r}.")
+    if not as_json:
+        for problem, remedy in {view.problem: view.remedy for view in views if view.problem}.items():
+            click.echo(f"{problem}: {remedy}")

@@ -13,6 +13,9 @@ from typing import Any
 
 from billiard.pool import RUN
 
+from celery_dq.compat.guard import check
+from celery_dq.compat.pools import asynchronous_pool
+
 #: Seconds until the second check, and the longest time between two. Each further check comes after twice
 #: the time of the one before, because a child that has closed all its files may live on for any time.
 SOON_S, LONGEST_S = 0.001, 0.1
@@ -27,12 +30,12 @@ def notice_deaths(pool: Any) -> None:
     Args:
         pool: the worker's pool, which has started; methods of its inner pool are replaced on the instance.
     """
-    children: Any = getattr(pool, "_pool", None)
-    # The methods of the class, so that a replacement on the instance is never wrapped again.
-    exited = getattr(type(children), "_event_process_exit", None)
-    track = getattr(type(children), "_track_child_process", None)
-    if exited is None or track is None:
+    children = asynchronous_pool(pool)
+    if children is None:
         return
+    check("pool_deaths")
+    # The methods of the class, so that a replacement on the instance is never wrapped again.
+    exited, track = type(children)._event_process_exit, type(children)._track_child_process
 
     def look(hub: Any, child: Any, pause_s: float) -> None:
         if is_awaited(child):

@@ -13,6 +13,8 @@ from typing import Any
 
 from billiard.pool import CLOSE
 
+from celery_dq.compat.guard import check
+from celery_dq.compat.pools import asynchronous_pool
 from celery_dq.compat.stopping import terminates
 
 
@@ -31,9 +33,10 @@ def guard_flush(pool: Any, flushed: Callable[[frozenset[int]], None]) -> None:
         flushed: called after a flush with the ``id`` of each job that is still known; the others do not run.
             Several callbacks are called in reverse order, as boot steps are stopped.
     """
-    children = getattr(pool, "_pool", None)
-    if children is None or not callable(getattr(children, "flush", None)):
+    children = asynchronous_pool(pool)
+    if children is None:
         return
+    check("pool_flush")
     guard = pool.flush
     if not isinstance(guard, _Guarded) or guard.children is not children:
         guard = pool.flush = _Guarded(children)

@@ -11,6 +11,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from celery_dq.compat.guard import check
+from celery_dq.compat.pools import asynchronous_pool
+
 #: Seconds to wait for one child's result before the next child is asked.
 TURN_S = 0.02
 
@@ -24,11 +27,13 @@ def deliver_results_promptly(pool: Any) -> None:
     Args:
         pool: the worker's pool, which has started; a method is replaced on its result handler, the instance.
     """
-    handler: Any = getattr(getattr(pool, "_pool", None), "_result_handler", None)
-    # The method of the class, so that a replacement on the instance is never wrapped again.
-    flush = getattr(type(handler), "_flush_outqueue", None)
-    if flush is None:
+    children = asynchronous_pool(pool)
+    if children is None:
         return
+    check("pool_results")
+    handler = children._result_handler
+    # The method of the class, so that a replacement on the instance is never wrapped again.
+    flush = type(handler)._flush_outqueue
 
     def flush_what_has_come(
         fd: int, remove: Callable[[int], Any], process_index: Any, on_state_change: Any

@@ -1,10 +1,17 @@
-"""Whether the worker stops, by Celery's own flags."""
+"""Whether the worker stops, by Celery's own flags.
+
+The worker's modules import this one, so the private names that they use are checked here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from celery.worker import state
+
+from celery_dq.compat.guard import check
+
+check("worker")
 
 
 def stops() -> bool:

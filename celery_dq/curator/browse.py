@@ -20,6 +20,13 @@ __all__ = ["KINDS", "NodeView", "look"]
 
 #: Problems of a node.
 DENIED, UNREADABLE = "denied by its ACL", "not in Curator's framing"
+#: What to do about each problem.
+REMEDIES = {
+    "": "",
+    DENIED: "This command has no credentials. A consumer that the ACL denies, too, passes over the node: "
+    "change the ACL, with setAcl in zkCli.sh, so that it may read the node and create and delete children.",
+    UNREADABLE: "No consumer can decode the node: check --kind and the program that wrote it, or delete it.",
+}
 KINDS = ("plain", "id", "priority", "delay", "simple")
 
 
@@ -36,6 +43,7 @@ class NodeView:
         put_at: Time of creation.
         locked: Whether a consumer has locked the node; None without a `lock_path`.
         problem: Why no consumer can take the node, as far as this client can see; "" if no reason is known.
+        remedy: What to do about the problem.
     """
 
     name: str
@@ -45,6 +53,7 @@ class NodeView:
     put_at: datetime
     locked: bool | None
     problem: str
+    remedy: str
 
 
 def look(
@@ -108,6 +117,7 @@ def look(
                 put_at=moment(stat.ctime),
                 locked=None if locked is None else name in locked,
                 problem=problem,
+                remedy=REMEDIES[problem],
             )
         )
     return views

@@ -77,7 +77,7 @@ class DistributedIdQueue(CuratorQueue):
     def remove(self, item_id: str) -> int:
         """Remove all items with this id that no consumer holds; return how many were removed."""
         id_prefix(item_id)
-        holding = self._own().ownership
+        holding = self._state.get().ownership
         return sum(holding.remove(name) for name in self._names() if id_of(name) == item_id)
 
     def ids(self) -> list[str]:

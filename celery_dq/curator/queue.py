@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -23,6 +22,7 @@ from celery_dq.curator.serializing import Serializer, serializer_of
 from celery_dq.curator.taking import ItemTaker
 from celery_dq.curator.writer import Listener, Put, Writer
 from celery_dq.errors import ConfigurationError, QueueEmpty
+from celery_dq.per_process import PerProcess
 from celery_dq.znodes import JOURNALS
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
@@ -48,7 +48,6 @@ class _ProcessQueue:
     """The state of one process: threads and sessions do not survive a fork."""
 
     def __init__(self, queue: CuratorQueue) -> None:
-        self.pid = os.getpid()
         self.wake_event = threading.Event()
         #: Held by the thread that takes nodes; only one thread at a time may use the listing.
         self.turn = threading.Lock()
@@ -173,14 +172,14 @@ class CuratorQueue:
         self._executor = executor
         self._prefetch = prefetch
         self._final_flush_s = final_flush_s
-        self._mine: _ProcessQueue | None = None
+        self._state = PerProcess(self._new_state)
         self._listeners: list[Listener] = []
 
     # -- start and close
 
     def start(self) -> Self:
         """Start to consume, if the queue has a consumer. After a fork, the child must call this again."""
-        own = self._own()
+        own = self._state.get()
         if self._consume is not None and own.consumer is None:
             own.consumer = Consumer(
                 own.item_taker,
@@ -207,7 +206,7 @@ class CuratorQueue:
             ZooKeeperUnreachable: Some items put in the background could not be sent; :meth:`unsent` returns
                 them.
         """
-        own = self._own()
+        own = self._state.get()
         consumer, own.consumer = own.consumer, None
         if consumer is not None and not consumer.stop(timeout_s):
             logger.warning(
@@ -245,17 +244,17 @@ class CuratorQueue:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all items put in the background are in ZooKeeper; False if `timeout_s` has passed."""
-        return self._own().writer.flush(timeout_s)
+        return self._state.get().writer.flush(timeout_s)
 
     def unsent(self) -> list[Any]:
         """Return the items put in the background that are not confirmed by ZooKeeper."""
-        return self._own().writer.unsent()
+        return self._state.get().writer.unsent()
 
     def _put(self, prefix: str, nodes: Sequence[Sequence[Any]], timeout_s: float | None) -> None:
         """Create a node for each list of items."""
         serialize = self.serializer.serialize
         puts = [Put(prefix, frame([serialize(item) for item in items]), list(items)) for items in nodes]
-        self._own().writer.put(puts, self.timeout_s if timeout_s is None else timeout_s)
+        self._state.get().writer.put(puts, self.timeout_s if timeout_s is None else timeout_s)
 
     # -- take
 
@@ -286,7 +285,7 @@ class CuratorQueue:
 
     def peek(self) -> list[Any] | None:
         """Return the items of the next available node without taking it; None if no node is available."""
-        with self._own().turn:
+        with self._state.get().turn:
             node = self._item_taker().peek()
         return None if node is None else self.decoder.items(node.data)
 
@@ -297,11 +296,9 @@ class CuratorQueue:
 
     # -- inside
 
-    def _own(self) -> _ProcessQueue:
-        own = self._mine
-        if own is None or own.pid != os.getpid():
-            own = self._mine = _ProcessQueue(self)
-            own.writer.add_listener(self._notify_put)
+    def _new_state(self) -> _ProcessQueue:
+        own = _ProcessQueue(self)
+        own.writer.add_listener(self._notify_put)
         return own
 
     def _notify_put(self, items: Sequence[Any]) -> None:
@@ -309,7 +306,7 @@ class CuratorQueue:
             listener(items)
 
     def _item_taker(self) -> ItemTaker:
-        own = self._own()
+        own = self._state.get()
         if self._consume is not None:
             raise ConfigurationError(
                 f"the queue at {self.path} has a consumer: take nodes by hand from a queue object without one"
@@ -320,7 +317,7 @@ class CuratorQueue:
         return own.item_taker
 
     def _next(self, timeout_s: float | None) -> LeasedItem | None:
-        own = self._own()
+        own = self._state.get()
         deadline = math.inf if timeout_s is None else self.clock.monotonic() + timeout_s
         if not own.turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return None

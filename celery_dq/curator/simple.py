@@ -108,4 +108,4 @@ class _Elements(CuratorQueue):
     def offer_each(self, elements: list[Any]) -> None:
         serialize = self.serializer.serialize
         puts = [Put("qn-", serialize(each), [each]) for each in elements]
-        self._own().writer.put(puts, self.timeout_s)
+        self._state.get().writer.put(puts, self.timeout_s)

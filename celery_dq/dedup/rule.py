@@ -119,12 +119,9 @@ def rule_of(task: Any) -> Dedup | None:
     """Return the rule of a task: its option, else its function's decorator; None when it has neither."""
     option = getattr(task, "dedup", None)
     if option is None or inspect.isroutine(option):
-        for function in (getattr(task, "_orig_run", None), task.run):
-            found = getattr(function, _ATTRIBUTE, None)
-            if found is not None:
-                rule: Dedup = found
-                return rule
-        return None
+        # With ``autoretry_for``, the wrapper that Celery makes has the attributes of the function.
+        rule: Dedup | None = getattr(task.run, _ATTRIBUTE, None)
+        return rule
     return override(None, option, where=f"task {task.name}")
 
 

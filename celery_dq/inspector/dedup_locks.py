@@ -28,7 +28,7 @@ class DedupLockSnapshot:
         tail: The call that waits for the end of the head.
         running: Whether a worker has the head.
         token: Fencing token of the run; 0 when the head does not run.
-        age_s: Seconds since a worker got the head; 0 when no worker has it.
+        age_s: Seconds since a worker got the head; None when no worker has it.
         timeout_s: Seconds after which the run may be evicted; None for never.
         followers: Number of calls that wait for the result of the head.
         worker: Worker that renews the lock, on another broker; ``""`` on a broker of celery-dq.
@@ -41,7 +41,7 @@ class DedupLockSnapshot:
     tail: str
     running: bool
     token: int
-    age_s: float
+    age_s: float | None
     timeout_s: float | None
     followers: int
     worker: str = ""
@@ -142,7 +142,7 @@ def _snapshot(
         tail=task_id_of(tail),
         running=number > 0,
         token=int(number),
-        age_s=max(now - since / 1e6, 0.0) if since else 0.0,
+        age_s=max(now - since / 1e6, 0.0) if since else None,
         timeout_s=timeout / 1e6 or None,
         followers=int(client.llen(partition.keys.followers(head))),
     )

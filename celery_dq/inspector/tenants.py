@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal, TypeAlias
@@ -118,9 +119,61 @@ def settings_quota(partition: Partition, client: Client) -> SettingsQuota | None
     keys = partition.keys
     pipeline = client.pipeline(transaction=True)
     pipeline.hget(keys.quotas, CONFIG_QUOTA)
-    pipeline.hmget(keys.config_info, "by", "at")
-    packed, (by, at_us) = pipeline.execute()
-    return SettingsQuota(Quota.unpack(packed), text(by or ""), moment(float(at_us or 0))) if packed else None
+    pipeline.hget(keys.quota_info, CONFIG_QUOTA)
+    packed, info = pipeline.execute()
+    return SettingsQuota(Quota.unpack(packed), *_author_and_time(info)) if packed else None
+
+
+@dataclass(frozen=True)
+class QuotaOrigin:
+    """Where a quota in force comes from.
+
+    Attributes:
+        source: ``tenant`` (set live for the tenant), ``default`` (set live for all tenants), ``settings``
+            (stored by a worker), or ``none`` (there is no quota).
+        by: User or worker that set it; "" when that is not known.
+        at: When it was set.
+    """
+
+    source: Literal["tenant", "default", "settings", "none"]
+    by: str = ""
+    at: datetime | None = None
+
+    def __str__(self) -> str:
+        """Return a phrase that explains a quota."""
+        if self.source == "none":
+            return "no quota is set"
+        what = "from the settings, stored" if self.source == "settings" else "set live"
+        by = f" by {self.by}" if self.by else ""
+        return what + by + (f" at {self.at.isoformat(timespec='seconds')}" if self.at else "")
+
+
+def quota_origins(partition: Partition, client: Client, tenants: Iterable[str | None]) -> list[QuotaOrigin]:
+    """Return the origin of the quota of each tenant; None is a tenant without its own quota."""
+    found = []
+    for chunk in chunks(list(tenants)):
+        fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
+        fields += [DEFAULT_QUOTA if tenant is None else quota_field(tenant) for tenant in chunk]
+        pipeline = client.pipeline(transaction=True)
+        pipeline.hmget(partition.keys.quotas, fields)
+        pipeline.hmget(partition.keys.quota_info, fields)
+        (default, config, *own), (default_info, config_info, *own_info) = pipeline.execute()
+        for tenant, packed, info in zip(chunk, own, own_info, strict=True):
+            if packed and tenant is not None:
+                found.append(QuotaOrigin("tenant", *_author_and_time(info)))
+            elif default:
+                found.append(QuotaOrigin("default", *_author_and_time(default_info)))
+            elif config:
+                found.append(QuotaOrigin("settings", *_author_and_time(config_info)))
+            else:
+                found.append(QuotaOrigin("none"))
+    return found
+
+
+def _author_and_time(info: bytes | None) -> tuple[str, datetime | None]:
+    """Return the parts of an entry of the hash ``quota_info``."""
+    at_us, _, by = text(info or "").partition(" ")
+    return by, moment(float(at_us or 0))
 
 
 def paused_tenants(partition: Partition, client: Client) -> dict[str, datetime]:

@@ -107,6 +107,12 @@ def read_singletons(table: Any) -> Iterable[SingletonOptions]:
     """
     if isinstance(table, (list, tuple, set, frozenset)):
         table = {name: {} for name in table}
+    elif not isinstance(table, Mapping):
+        example = f": write [{table!r}]" if isinstance(table, str) and table else ""
+        raise ConfigurationError(
+            f"dq_singleton_queues = {table!r} is neither a list of the names of queues nor a dict of their "
+            f"options{example}"
+        )
     table = ELECTION_SETTINGS[0].check(table)
     for name in sorted(table, key=str):
         where = f"dq_singleton_queues[{name!r}]"

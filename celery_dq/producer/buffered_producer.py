@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import errno
 import logging
-import os
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError, QueueClosed, SpillFailed
+from celery_dq.per_process import OwnerProcess, PerProcess
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
@@ -93,7 +93,7 @@ class _ProducerProcess:
         if kept.folder is not None:
             syncs = bool(kept.sync_every or kept.sync_interval_s)
             index = SegmentIndex(SpillLog(kept.folder), kept.max_bytes, sync_on_seal=syncs)
-        self.pid = os.getpid()
+        self.owner = OwnerProcess()
         self.outbox = MessageStore(limits, index, clock)
         self.flusher = Flusher(self.outbox, sender, hooks)
         self.interval_s = kept.sync_interval_s
@@ -182,8 +182,7 @@ class BufferedProducer:
         self._close_timeout_s = close_timeout_s
         self._clock: Clock = clock or SystemClock()
         self._own: _ProducerProcess | None = None
-        self._starting = threading.RLock()
-        self._pid = os.getpid()
+        self._starting = PerProcess(threading.RLock)
 
     # -- putting
 
@@ -196,7 +195,7 @@ class BufferedProducer:
             NotOnDisk: With ``sync_every=1``, the message could not be written to disk.
         """
         own = self._own
-        if own is None or own.pid != os.getpid():
+        if own is None or not own.owner.is_current:
             own = self._begin()
         while not own.outbox.put(*message) and not self._wait_for_room(own.outbox, message):
             # The store was closed meanwhile.
@@ -240,21 +239,18 @@ class BufferedProducer:
             raise NotOnDisk(f"the message is buffered and may be sent, but not on disk: {error}") from error
 
     def _begin(self) -> _ProducerProcess:
-        if self._pid != os.getpid():
-            # The lock may be held by a thread that does not exist here.
-            self._starting = threading.RLock()
-            self._pid = os.getpid()
-        with self._starting:
+        with self._starting.get():
             old = self._own
             if old is not None:
-                if old.pid == os.getpid():
+                if old.owner.is_current:
                     return old
                 old.outbox.abandon()
             if self.persistence.folder is not None:
                 _refuse_unusable(self.persistence.folder)
             own = _ProducerProcess(self.limits, self.persistence, self._sender(), self.hooks, self._clock)
-            if self._own is not None and self._own.pid == own.pid:
-                return self._own  # a destructor that ran meanwhile has put a message, and made it
+            made = self._mine()
+            if made is not None:
+                return made  # a destructor that ran meanwhile has put a message, and made it
             self._own = own
             try:
                 own.flusher.start()
@@ -275,16 +271,14 @@ class BufferedProducer:
         Raises:
             ConfigurationError: The folder cannot be used.
         """
-        own = self._own
-        if own is None or own.pid != os.getpid():
-            own = self._begin()
+        own = self._mine() or self._begin()
         own.replays = own.outbox.segment_index is not None
 
     # -- waiting
 
     def _mine(self) -> _ProducerProcess | None:
         own = self._own
-        return own if own is not None and own.pid == os.getpid() else None
+        return own if own is not None and own.owner.is_current else None
 
     def flush_soon(self) -> None:
         """Send all messages in the buffer without linger. Does not wait."""
@@ -401,11 +395,11 @@ def in_event_loop() -> bool:
 
 
 def _call_at_exit(producer: BufferedProducer) -> None:
-    reference, pid = weakref.ref(producer), os.getpid()
+    reference, owner = weakref.ref(producer), OwnerProcess()
 
     def close() -> None:
         found = reference()
-        if found is not None and pid == os.getpid():
+        if found is not None and owner.is_current:
             found.close()
 
     atexit.register(close)

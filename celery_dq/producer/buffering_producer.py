@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from kombu import Producer
 
+from celery_dq.compat.kombu_publishing import publish_prepared, publishing_by
+
 __all__ = ["BufferingProducer", "Published", "RecordingProducer"]
 
 #: Takes a message, its exchange, its routing key, and the entities to declare.
@@ -113,17 +115,14 @@ class RecordingProducer:
         if published is None:
             return producer.publish(body, **options)
         self._published = None
-        publish_prepared = producer._publish
+        publish = publish_prepared(producer)
 
         def publish_and_report(*prepared: Any) -> Any:
             message = _message_of(*prepared)
-            done = publish_prepared(*prepared)
+            done = publish(*prepared)
             published(*message)
             return done
 
         # Not by a second call of `publish`, which a monitoring tool may observe.
-        producer._publish = publish_and_report
-        try:
+        with publishing_by(producer, publish_and_report):
             return producer.publish(body, **options)
-        finally:
-            del producer._publish

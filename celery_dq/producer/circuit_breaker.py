@@ -7,11 +7,11 @@ success closes the breaker, its failure starts another pause.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Literal, TypeAlias
 
 from celery_dq.clock import Clock
+from celery_dq.per_process import OwnerProcess
 
 __all__ = ["CircuitBreaker", "CircuitState"]
 
@@ -34,7 +34,7 @@ class CircuitBreaker:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         # Re-entrant, because a destructor that runs under the lock may publish too.
         self._lock = threading.RLock()
         self._failed = 0
@@ -58,7 +58,7 @@ class CircuitBreaker:
         Returns:
             0 when the call is admitted; else the seconds until the next probe.
         """
-        if self._pid != os.getpid():
+        if not self._owner.is_current:
             self._begin()
         if self._open_until is None:
             return 0.0

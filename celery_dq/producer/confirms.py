@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from celery_dq.compat.kombu_publishing import publish_without_waiting
 from celery_dq.errors import DQError
 
 __all__ = ["Confirms", "Nacked"]
@@ -27,7 +28,7 @@ class Confirms:
 
     def __init__(self, channel: Any) -> None:
         channel.confirm_select()
-        channel.basic_publish = channel._basic_publish
+        publish_without_waiting(channel)
         channel.events["basic_ack"].add(self._acked)
         channel.events["basic_nack"].add(self._nacked)
         #: The broker numbers the messages of a channel from 1 on.
@@ -35,11 +36,6 @@ class Confirms:
         self._first = 1
         self._outstanding: set[int] = set()
         self._refused: set[int] = set()
-
-    @staticmethod
-    def possible(channel: Any) -> bool:
-        """Return whether the channel is one of py-amqp."""
-        return hasattr(channel, "confirm_select") and hasattr(channel, "_basic_publish")
 
     def begin(self) -> None:
         """Start a batch."""

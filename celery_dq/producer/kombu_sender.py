@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.compat.kombu_publishing import is_py_amqp, publish_prepared
 from celery_dq.errors import InvalidMessage
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.confirms import Confirms, Nacked
@@ -132,7 +133,7 @@ class KombuSender:
             self._connection = self._connect()
             self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
             producer = self._make_producer(self._connection)
-            if Confirms.possible(producer.channel):
+            if is_py_amqp(producer.channel):
                 self._confirms = Confirms(producer.channel)
             self._producer = producer
         return self._producer
@@ -150,7 +151,7 @@ class KombuSender:
             # The expiration counts from the call, but AMQP counts from the publication.
             waited_ms = max(self._wall() - meta["at"], 0) * 1000
             properties["expiration"] = str(int(max(float(expiration) - waited_ms, 0)))
-        publisher._publish(
+        publish_prepared(publisher)(
             body,
             properties.pop("priority", 0),
             *meta["type"],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -72,7 +71,6 @@ class MessageStore:
     """
 
     def __init__(self, limits: Limits, index: SegmentIndex | None, clock: Clock) -> None:
-        self.pid = os.getpid()
         self.buffer = MessageBuffer(limits)
         self.segment_index = index
         self.clock = clock

@@ -55,24 +55,24 @@ class _Files:
             last = max(last, end)
         return last
 
-    def put_in_place(self, poisoned: Segment, anew: Segment) -> None:
+    def put_in_place(self, poisoned: Segment, rewritten: Segment) -> None:
         """Replace a file that could not be synced by its rewritten copy.
 
         Raises:
             SpillFailed: The file is being read.
         """
         if self.open is poisoned:
-            self.open = anew
+            self.open = rewritten
             return
-        anew.seal()
+        rewritten.seal()
         for place, (each, last) in enumerate(list(self.loaded)):
             if each is poisoned:
-                self.loaded[place] = (anew, last)
+                self.loaded[place] = (rewritten, last)
                 break
         else:
             if poisoned not in self.stored:
                 raise SpillFailed("it is being read")
-            self.stored[self.stored.index(poisoned)] = anew
+            self.stored[self.stored.index(poisoned)] = rewritten
         self.doubtful.remove(poisoned)
 
 

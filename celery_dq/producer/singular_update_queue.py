@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
@@ -36,6 +35,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from celery_dq.errors import QueueClosed, QueueFull
+from celery_dq.per_process import OwnerProcess, PerProcess
 
 __all__ = ["SingularUpdateQueue"]
 
@@ -60,7 +60,6 @@ class _QueueProcess(Generic[Request, Result]):
     """The thread and the requests of one process. A forked child inherits neither."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         # Re-entrant, because a destructor that runs during submit() may submit too.
         self.changed = threading.Condition(threading.RLock())
         self.waiting: deque[_QueuedRequest[Request, Result]] = deque()
@@ -105,7 +104,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
         self._block = block
         self._then = then
         self.name = name
-        self._own: _QueueProcess[Request, Result] = _QueueProcess()
+        self._state: PerProcess[_QueueProcess[Request, Result]] = PerProcess(_QueueProcess)
 
     @classmethod
     def grouped(
@@ -152,7 +151,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
             QueueFull: There is no room, or was none in time.
             QueueClosed: :meth:`close` was called.
         """
-        own = self._of_this_process()
+        own = self._state.get()
         entry: _QueuedRequest[Request, Result] = _QueuedRequest(request)
         with own.changed:
             if own.thread is not threading.current_thread():
@@ -167,7 +166,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
 
     def __len__(self) -> int:
         """Return how many requests wait, without those that the handler is applying."""
-        return len(self._of_this_process().waiting)
+        return len(self._state.get().waiting)
 
     def close(self, timeout: float | None = None) -> bool:
         """Accept no more requests, handle the waiting ones, and end the thread. Idempotent.
@@ -178,7 +177,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
         Returns:
             Whether all requests were handled. If not, the thread continues with them.
         """
-        own = self._of_this_process()
+        own = self._state.get()
         with own.changed:
             own.closed = True
             thread = own.thread
@@ -197,16 +196,10 @@ class SingularUpdateQueue(Generic[Request, Result]):
         self.close()
 
     def __repr__(self) -> str:
-        own = self._own
+        own = self._state.get()
         return f"<{type(self).__name__} {self.name}: {len(own.waiting)} of {self._capacity} waiting>"
 
     # -- inside
-
-    def _of_this_process(self) -> _QueueProcess[Request, Result]:
-        own = self._own
-        if own.pid != os.getpid():
-            own = self._own = _QueueProcess()
-        return own
 
     def _wait_for_room(self, own: _QueueProcess[Request, Result], block: bool, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -220,7 +213,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
         # A daemon, because an interpreter joins other threads before it runs atexit handlers.
         own.thread = threading.Thread(target=self._run, args=(own,), name=self.name, daemon=True)
         own.thread.start()
-        atexit.register(_close_at_exit, weakref.ref(self), own.pid)
+        atexit.register(_close_at_exit, weakref.ref(self), OwnerProcess())
 
     def _run(self, own: _QueueProcess[Request, Result]) -> None:
         while True:
@@ -286,7 +279,7 @@ def _copy(done: Future[Any], to: Future[Any]) -> None:
         to.set_result(done.result())
 
 
-def _close_at_exit(queue: weakref.ref[SingularUpdateQueue[Any, Any]], pid: int) -> None:
+def _close_at_exit(queue: weakref.ref[SingularUpdateQueue[Any, Any]], owner: OwnerProcess) -> None:
     found = queue()
-    if found is not None and pid == os.getpid():
+    if found is not None and owner.is_current:
         found.close()

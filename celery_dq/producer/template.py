@@ -15,7 +15,6 @@ from json.encoder import (  # type: ignore[attr-defined]  # the first is not in 
 )
 from typing import Any
 
-from kombu import serialization
 from kombu.utils import json as kombu_json
 
 __all__ = ["EMBED", "BodyWriter", "Ids", "plain_args", "plain_kwargs", "quoted"]
@@ -128,12 +127,3 @@ class BodyWriter:
         both = [args or (), kwargs or {}]
         text = _encode(both) if self._write is None else "".join(self._write(both, 0))
         return text[:-1] + _EMBED_END
-
-
-def json_is_kombus() -> bool:
-    """Return whether the serializer ``json`` is still the one that kombu registers."""
-    try:
-        encoders: Any = serialization.registry._encoders  # type: ignore[attr-defined]  # not in its stubs
-        return encoders["json"].encoder is kombu_json.dumps
-    except (KeyError, AttributeError):
-        return False

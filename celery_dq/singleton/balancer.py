@@ -73,7 +73,7 @@ class Balancer:
         A worker that has let the others lead, and is first in line again, takes the queue, because no other
         candidate did.
         """
-        own_queues = self._led_queues()
+        own_queues = self._own_queues()
         now = self._clock.monotonic()
         if own_queues and now - self._declined_at.pop(queue, float("-inf")) > LOOK_S:
             lines = self._lines()
@@ -102,12 +102,12 @@ class Balancer:
         finally:
             self._lock.release()
 
-    def _led_queues(self) -> set[str]:
+    def _own_queues(self) -> set[str]:
         return {name for name, elector in list(self._electors.items()) if elector.term is not None}
 
     def _find_surplus(self) -> str:
-        """Return a led queue for which a candidate leads two queues fewer; "" if there is none."""
-        own_queues = self._led_queues()
+        """Return an own queue for which a candidate leads two queues fewer; "" if there is none."""
+        own_queues = self._own_queues()
         if len(own_queues) < 2:
             return ""
         lines = self._lines()

@@ -15,6 +15,7 @@ from typing import Any
 from kombu import pools
 
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
+from celery_dq.compat.celery_calls import open_parts
 from celery_dq.wiring import setup
 
 __all__ = ["use_broker"]
@@ -124,8 +125,8 @@ def _reset(app: Any, state: dict[str, Any]) -> None:
 def _close(app: Any) -> None:
     """Send buffered messages, and close the connections to broker and backend."""
     app.dq.buffer.close(CLOSE_S)
-    connections = [app._pool] if app._pool is not None else []
-    producers = app.amqp._producer_pool
+    pool, producers, backend = open_parts(app)
+    connections = [] if pool is None else [pool]
     if producers is not None:
         producers.force_close_all()
         connections.append(producers.connections)
@@ -133,7 +134,6 @@ def _close(app: Any) -> None:
         pool.force_close_all()
         pools.producers.pop(pool.connection, None)
         pools.connections.pop(pool.connection, None)
-    backend = app._backend
     if backend is not None:
         consumer, client = getattr(backend, "result_consumer", None), vars(backend).get("client")
         if consumer is not None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import shutil
 import signal
 import tempfile
@@ -30,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
+from celery_dq.per_process import OwnerProcess
 from celery_dq.testing.processes import ChildProcess, free_port
 from celery_dq.testing.waiting import wait_until
 
@@ -100,7 +100,7 @@ class LocalServer(Startable):
         self._ports = () if isinstance(ports, int) else tuple(ports)
         self._child: ChildProcess | None = None
         self._folder: Path | None = None
-        self._owner = os.getpid()
+        self._owner = OwnerProcess()
 
     # -- for subclasses
 
@@ -198,7 +198,7 @@ class LocalServer(Startable):
 
     def stop(self) -> None:
         """End the server by SIGTERM and remove its data. Idempotent."""
-        if os.getpid() != self._owner:
+        if not self._owner.is_current:
             # A fork inherits the atexit call, but does not own the server.
             return
         self._end(signal.SIGTERM)

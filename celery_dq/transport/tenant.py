@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from celery_dq.errors import ConfigurationError, InvalidPriority, InvalidTenant
 
 #: The tenant of a message without a named tenant.
-NOBODY = ""
+NO_TENANT = ""
 
 #: Longest tenant name, in bytes of UTF-8.
 MAX_TENANT_BYTES = 255
@@ -43,7 +43,7 @@ def check_tenant(value: Any, *, where: str = "tenant") -> str:
             text that UTF-8 cannot hold.
     """
     if value is None:
-        return NOBODY
+        return NO_TENANT
     if isinstance(value, int) and not isinstance(value, bool):
         return str(int(value))  # an IntEnum's own str() is its name on some Pythons
     if not isinstance(value, str):

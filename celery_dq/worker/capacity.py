@@ -67,21 +67,20 @@ class PoolCapacity:
         return stops()
 
     def free_slots(self) -> int | None:
-        """Return how many pool slots are free."""
+        """Return how many pool slots are free; below zero when more requests are reserved than fit."""
         if self.closing:
             return 0
         slots = self._slots()
         return None if slots is None else slots - len(state.reserved_requests)
 
     def claim_ahead(self) -> int:
-        """Return how many more messages fit into the claim-ahead time at the measured service time."""
+        """Return how many messages beyond the slots fit the claim-ahead time at the measured service time."""
         service_s = self._lifecycle.service_s
         slots = self._slots()
         if service_s is None or not slots or self.closing or self._consumer.pool.is_green:
             # A full green pool blocks the loop, which passes the tasks to it.
             return 0
-        waiting = max(len(state.reserved_requests) - slots, 0)
-        return max(int(slots * self._claim_ahead_s / max(service_s, 1e-6)) - waiting, 0)
+        return int(slots * self._claim_ahead_s / max(service_s, 1e-6))
 
     def _slots(self) -> int | None:
         """Return how many tasks the pool may run at a time; None when the pool has no such number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.worker.control import control_command, inspect_command
@@ -11,9 +12,10 @@ from celery_dq.context import APP_CONTEXT, AppContext
 
 @inspect_command()
 def leaders(state: Any) -> list[dict[str, Any]]:
-    """The queues that this worker leads, with the start of the term and the fencing token."""
+    """The queues that this worker leads, with the start of the term (UTC) and the fencing token."""
     leaderships = _terms(state)
-    return [] if leaderships is None else [row._asdict() for row in leaderships.report()]
+    rows = [] if leaderships is None else leaderships.report()
+    return [{**row._asdict(), "since": _moment(row.since)} for row in rows]
 
 
 @control_command(args=[("queue", str)], signature="<queue>")
@@ -27,6 +29,11 @@ def resign(state: Any, queue: str) -> Any:
         return {"ok": f"this worker does not lead {queue!r}, and has nothing to hand over"}
     leaderships.resign(queue, "asked to")
     return {"ok": f"this worker hands over {queue!r}"}
+
+
+def _moment(since: float) -> str | None:
+    """Return a wall time in the form of ISO 8601; None for 0."""
+    return datetime.fromtimestamp(since, timezone.utc).isoformat(timespec="seconds") if since else None
 
 
 def _terms(state: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import uuid
 from typing import Any
 
@@ -20,6 +18,7 @@ from celery_dq.dedup.other_brokers.server import OwnRedis, redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.waker import Waker
 from celery_dq.worker.dedup_locks import WorkerDedupLocks
 from celery_dq.worker.dedup_requests import WorkerDedupRequests
 
@@ -42,8 +41,9 @@ class DedupLocksStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._locks: WorkerDedupLocks | None = None
-        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._waker = Waker(self._look)
         self._wake_pending = False
+        self._consumer: Any = None
         app = consumer.app
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
         if not isinstance(context, AppContext) or consumer.conninfo.transport_cls in TENANT_SCHEMES:
@@ -74,12 +74,8 @@ class DedupLocksStep(bootsteps.StartStopStep):
         """Guard the flush of the running pool, and register with the event loop, which may be a new one."""
         if self._locks is not None:
             guard_flush(consumer.pool, self._locks.on_flushed)
-        if self._locks is not None and consumer.hub is not None:
-            if self._waker is None:
-                self._waker = socket.socketpair()
-                for end in self._waker:
-                    end.setblocking(False)
-            consumer.hub.add_reader(self._waker[0], self._on_wake)
+            if consumer.hub is not None:
+                self._waker.attach(consumer.hub)
         self._consumer = consumer
 
     def stop(self, consumer: Any) -> None:
@@ -91,33 +87,24 @@ class DedupLocksStep(bootsteps.StartStopStep):
         """Stop the heartbeat. Leases expire, and the broker requeues waiting messages with the connection."""
         if self._locks is not None and self._locks.heartbeat is not None:
             self._locks.heartbeat.stop()
-        if self._waker is not None:
-            if consumer.hub is not None:
-                consumer.hub.remove_reader(self._waker[0])
-            for end in self._waker:
-                end.close()
+        self._waker.close()
 
     def _wake(self) -> None:
         """Schedule a check of the waiting calls in the consumer's thread. May be called from any thread."""
-        if self._waker is not None:
-            with contextlib.suppress(OSError):
-                self._waker[1].send(b"1")
-        elif hasattr(self, "_consumer") and not self._wake_pending:
+        if self._consumer is not None and self._consumer.hub is not None:
+            self._waker.wake()
+        elif self._consumer is not None and not self._wake_pending:
             # Without an event loop (green pools) the consumer may block in a read for seconds. The timer,
             # which starts tasks with an ETA, does not block.
             self._wake_pending = True
             self._consumer.timer.call_after(0, self._timed)
 
     def _timed(self) -> None:
-        assert self._locks is not None
         self._wake_pending = False
-        self._locks.look()
+        self._look()
 
-    def _on_wake(self) -> None:
-        assert self._waker is not None
+    def _look(self) -> None:
         assert self._locks is not None
-        with contextlib.suppress(BlockingIOError):
-            self._waker[0].recv(4096)
         self._locks.look()
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,14 +32,13 @@ from celery_dq.clock import Clock
 from celery_dq.compat.stopping import stops
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
+from celery_dq.waker import Waker
 from celery_dq.worker.singleton_message import SingletonMessage
 
 logger = logging.getLogger(__name__)
 
 #: Seconds until a term in doubt, or an empty queue, is checked again.
 LOOK_AGAIN_S = 0.1
-#: The two kinds of wake-ups: check the queues, or only show that the loop runs.
-LOOK, PING = b"1", b"?"
 #: Seconds until a request is repeated that the broker has answered with an error.
 LOOK_AFTER_ERROR_S = 1.0
 
@@ -101,7 +99,9 @@ class SingletonSequencer:
         self._lost_at: float | None = None
         self._woken_at: float | None = None
         self._queues = {name: SequencedQueue(name) for name in names}
-        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._waker = Waker(self._on_wake)
+        #: Whether a wake-up asks for :meth:`look`, and not only for a sign that the loop runs.
+        self._must_look = False
         self._run: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self.take
         for name in self._queues:
@@ -131,13 +131,13 @@ class SingletonSequencer:
             queue.judged, queue.judged_at = token, now
         if self._woken_at is None and self._may_wake():
             self._woken_at = now
-            self._wake(PING)
+            self._waker.wake()
         silent = [since for since in (self._lost_at, self._woken_at, queue.asked_at) if since is not None]
         return bool(silent) and now - max(min(silent), queue.judged_at) >= self._lease_s
 
     def _may_wake(self) -> bool:
         # A solo pool runs its tasks in the loop.
-        return self._waker is not None and not isinstance(self._consumer.pool, SoloPool)
+        return self._waker.is_attached and not isinstance(self._consumer.pool, SoloPool)
 
     # -- with the connection
 
@@ -145,11 +145,7 @@ class SingletonSequencer:
         """Begin to consume: there is a connection."""
         self._lost_at = self._woken_at = None
         if self._consumer.hub is not None:
-            if self._waker is None:
-                self._waker = socket.socketpair()
-                for end in self._waker:
-                    end.setblocking(False)
-            self._consumer.hub.add_reader(self._waker[0], self._on_wake)
+            self._waker.attach(self._consumer.hub)
         self._look_soon()
 
     def stop(self) -> None:
@@ -179,32 +175,21 @@ class SingletonSequencer:
     def close(self) -> None:
         """Stop listening, and close the sockets: the worker ends."""
         self._leaderships.remove_listener(self._look_soon)
-        if self._waker is not None:
-            if self._consumer.hub is not None:
-                self._consumer.hub.remove_reader(self._waker[0])
-            for end in self._waker:
-                end.close()
-            self._waker = None
+        self._waker.close()
 
     def _look_soon(self) -> None:
         """Schedule a check in the consumer's thread. May be called from any thread."""
-        if self._waker is not None:
-            self._wake(LOOK)
+        if self._waker.is_attached:
+            self._must_look = True
+            self._waker.wake()
         else:
             self._consumer.call_soon(self.look)
 
-    def _wake(self, what: bytes) -> None:
-        if self._waker is not None:
-            with contextlib.suppress(OSError):
-                self._waker[1].send(what)
-
     def _on_wake(self) -> None:
-        woken = b""
-        if self._waker is not None:
-            with contextlib.suppress(BlockingIOError):
-                woken = self._waker[0].recv(4096)
         self._woken_at = None
-        if LOOK in woken:
+        if self._must_look:
+            # Reset first: another thread may ask again during the look.
+            self._must_look = False
             self.look()
 
     def look(self) -> None:

@@ -1,7 +1,7 @@
 """The beginning of a warm shutdown: the boot step that wakes a worker at once when it is to stop.
 
-What follows is in the order of Celery's blueprint: ``ready_requests`` releases requests that wait for their
-turn, ``transport/redis/consuming/channel_consumer.py`` releases messages that were claimed ahead
+The steps after it are in the order of Celery's blueprint: ``ready_requests`` releases requests that wait for
+their turn, ``transport/redis/consuming/channel_consumer.py`` releases messages that were claimed ahead
 (``release.lua``), the pool ends its tasks, whose acks ``transport/redis/in_flight/heartbeat.py`` sends, and
 gives the lease back (``resign.lua``).
 
@@ -16,13 +16,12 @@ more after it has read the flag. The wait on a tenant broker can be interrupted,
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 from celery import bootsteps, signals
 
 from celery_dq.transport.redis.consuming.poller import Poller
+from celery_dq.waker import Waker
 
 
 class PromptStopStep(bootsteps.StartStopStep):
@@ -32,7 +31,8 @@ class PromptStopStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._pipe: tuple[int, int] | None = None
+        # Waking the loop is enough: the loop reads the flag.
+        self._waker = Waker(lambda: None)
         self._poller: Poller | None = None
 
     def start(self, consumer: Any) -> None:
@@ -43,35 +43,18 @@ class PromptStopStep(bootsteps.StartStopStep):
             cycle = getattr(consumer.connection.transport, "cycle", None)
             self._poller = cycle if isinstance(cycle, Poller) else None
             return
-        if self._pipe is None:
-            self._pipe = os.pipe()
-            for end in self._pipe:
-                os.set_blocking(end, False)
-            signals.worker_shutting_down.connect(self._wake)
-        consumer.hub.add_reader(self._pipe[0], self._on_wake)
+        signals.worker_shutting_down.connect(self._wake)
+        self._waker.attach(consumer.hub)
 
     def shutdown(self, consumer: Any) -> None:
-        """Disconnect the signals and close the pipe: the worker ends."""
+        """Disconnect the signals and close the sockets: the worker ends."""
         signals.worker_shutting_down.disconnect(self._wake)
         signals.worker_shutting_down.disconnect(self._interrupt)
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None:
-            consumer.hub.remove_reader(pipe[0])
-            for end in pipe:
-                os.close(end)
+        self._waker.close()
 
     def _interrupt(self, **_: Any) -> None:
         if self._poller is not None:
             self._poller.interrupt()
 
     def _wake(self, **_: Any) -> None:
-        # A signal handler may have interrupted the holder of any lock, so it must take none.
-        if self._pipe is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._pipe[1], b"!")
-
-    def _on_wake(self) -> None:
-        # Waking the loop is enough: the loop reads the flag.
-        if self._pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._pipe[0], 4096)
+        self._waker.wake()

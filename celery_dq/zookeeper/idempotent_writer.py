@@ -16,7 +16,6 @@ Other writers delete the node of a crashed writer a day later.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from collections import deque
@@ -27,6 +26,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import DQError, ZooKeeperUnreachable
+from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
@@ -71,7 +71,6 @@ class _WriterState:
     """The state of one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.waiting: deque[_PendingSteps] = deque()
         self.path: str | None = None
@@ -104,7 +103,7 @@ class IdempotentWriter:
         self._abandoned_s = abandoned_s
         self._folder = folder
         self._clock = clock or SystemClock()
-        self._mine = _WriterState()
+        self._state = PerProcess(_WriterState)
 
     def commit(self, steps: Sequence[Step], timeout_s: float) -> list[Any] | None:
         """Do all `steps` in one transaction, once, despite lost answers, reconnects and expired sessions.
@@ -156,11 +155,11 @@ class IdempotentWriter:
 
     def give_up(self) -> None:
         """Make every commit of this process raise ZooKeeperUnreachable soon; used before :meth:`close`."""
-        self._own().given_up = True
+        self._state.get().given_up = True
 
     def close(self, timeout_s: float = CLEANUP_S) -> None:
         """Delete the node of this writer; a later commit creates a new one."""
-        own = self._own()
+        own = self._state.get()
         with own.lock:
             path, own.path = own.path, None
             if path is not None:
@@ -174,7 +173,7 @@ class IdempotentWriter:
     # -- inside
 
     def _commit(self, transactions: Sequence[Sequence[Step]], timeout_s: float) -> list[_PendingSteps]:
-        own = self._own()
+        own = self._state.get()
         entries = []
         for steps in transactions:
             # Each transaction must fit into a request together with the write of this writer's node.
@@ -187,12 +186,6 @@ class IdempotentWriter:
             while not all(entry.done for entry in entries):
                 self._send(own, self._batch(own), deadline)
         return entries
-
-    def _own(self) -> _WriterState:
-        own = self._mine
-        if own.pid != os.getpid():
-            own = self._mine = _WriterState()
-        return own
 
     def _chroot(self) -> str:
         slash, chroot = self._session.hosts.partition("/")[1:]
@@ -351,7 +344,7 @@ class IdempotentWriter:
 
     def _left(self, deadline: float) -> float:
         left = deadline - self._clock.monotonic()
-        if left <= 0 or self._own().given_up:
+        if left <= 0 or self._state.get().given_up:
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
                 "have been carried out"

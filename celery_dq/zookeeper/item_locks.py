@@ -11,7 +11,6 @@ checks it: as long as the presence exists, the session lives, and so do its lock
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
+from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
 from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
@@ -85,11 +85,10 @@ class FinishOutcome(Enum):
     LOST = "lost"
 
 
-class _OwnPresence:
+class _Presence:
     """The state of one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         #: The session of the presence; None if there is no presence.
         self.session_id: int | None = None
@@ -112,7 +111,7 @@ class ItemLocks:
         self._session = session
         self._presences = presences
         self._timeout_s = timeout_s
-        self._mine = _OwnPresence()
+        self._state = PerProcess(_Presence)
 
     def take(self, wanted: Sequence[WantedItem]) -> TakeResult:
         """Lock and read those of `wanted` that are free, in one round trip if all are.
@@ -194,7 +193,7 @@ class ItemLocks:
 
     def holds(self, held: LockedItem) -> bool:
         """Whether this session still holds the item, as far as it knows; sends no request."""
-        own = self._own()
+        own = self._state.get()
         return own.session_id == self._session.id and held.presence == own.presence
 
     def release(self, held: Sequence[LockedItem]) -> None:
@@ -218,7 +217,7 @@ class ItemLocks:
 
     def close(self) -> None:
         """Delete the presence, so that this session can finish nothing more; a later call makes a new one."""
-        own = self._own()
+        own = self._state.get()
         with own.lock:
             session_id, own.session_id = own.session_id, None
             # Without a connection, the presence ends with its session; to wait for a connection is no faster.
@@ -230,15 +229,9 @@ class ItemLocks:
 
     # -- inside
 
-    def _own(self) -> _OwnPresence:
-        own = self._mine
-        if own.pid != os.getpid():
-            own = self._mine = _OwnPresence()
-        return own
-
     def _presence(self) -> str:
         """The path of this consumer's presence in the current session; created if it is missing."""
-        own = self._own()
+        own = self._state.get()
         with own.lock:
             if own.session_id is None or own.session_id != self._session.id:
                 own.session_id = None
@@ -259,7 +252,7 @@ class ItemLocks:
 
     def _disappear(self, presence: str) -> None:
         """Forget a presence that is gone with its session, or with the whole chroot."""
-        own = self._own()
+        own = self._state.get()
         with own.lock:
             if own.presence == presence:
                 own.session_id = None

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kazoo.client import _prefix_root
 from kazoo.exceptions import EXCEPTIONS, KazooException, UnimplementedError
 from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, multiheader_struct
 
+from celery_dq.compat.kazoo_connection import path_of, send_request
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import ask_all
 
@@ -65,9 +65,7 @@ def begin_reading(client: Any, paths: Sequence[str]) -> list[Any]:
     results = []
     for at in range(0, len(paths), TOGETHER):
         result = client.handler.async_result()
-        client._call(
-            MultiRead([_prefix_root(client.chroot, path) for path in paths[at : at + TOGETHER]]), result
-        )
+        send_request(client, MultiRead([path_of(client, path) for path in paths[at : at + TOGETHER]]), result)
         results.append(result)
     return results
 

@@ -23,13 +23,12 @@ The session uses kazoo's plain client and none of its recipes. It differs from k
 * TLS checks the host name.
 * The negotiated session timeout is known.
 
-:mod:`celery_dq.zookeeper.connection` decides when the client leaves a server for another one.
+:mod:`celery_dq.compat.kazoo_connection` decides when the client leaves a server for another one.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +48,11 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import KazooState
 
+from celery_dq.compat.kazoo_connection import Address, new_client, session_id_of
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
-from celery_dq.zookeeper.connection import Address, new_client
+from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
+from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["Session", "SessionState"]
 
@@ -84,7 +85,6 @@ class _SessionProcess:
     """The state of one process: a forked child inherits the object, but neither threads nor the session."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.client: Any = None
         self.state = SessionState.CLOSED
@@ -156,33 +156,34 @@ class Session:
         self._sasl = dict(sasl) if sasl else None
         self._tls = dict(tls) if tls is not None else None
         self._acl = list(acl) if acl else None
-        self._mine = _SessionProcess()
+        # A forked child shares the socket with its parent, so it must not stop the parent's client.
+        self._state = PerProcess(_SessionProcess)
 
     # -- states
 
     @property
     def state(self) -> SessionState:
         """The current state of the session as far as the client knows."""
-        return self._own().state
+        return self._state.get().state
 
     @property
     def id(self) -> int | None:
         """The id of the current or last session; None before the first session."""
         # kazoo forgets it while the connection is broken, although the session lives on.
-        return self._own().session_id
+        return self._state.get().session_id
 
     @property
     def timeout_s(self) -> float:
         """The negotiated session timeout in seconds; the requested one before the first connection."""
-        return self._own().negotiated_s or self._wanted_s
+        return self._state.get().negotiated_s or self._wanted_s
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` with every new state, in the connection's thread; it must not block."""
-        self._own().listeners.append(listener)
+        self._state.get().listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Do not call `listener` any more."""
-        listeners = self._own().listeners
+        listeners = self._state.get().listeners
         if listener in listeners:
             listeners.remove(listener)
 
@@ -199,7 +200,7 @@ class Session:
             ConfigurationError: All servers refused the credentials, or their certificates are not valid.
             AccessDenied: An ACL denies access to the chroot.
         """
-        own = self._own()
+        own = self._state.get()
         client = own.client
         if own.state is SessionState.CONNECTED and own.has_chroot and client is not None:
             return client
@@ -267,7 +268,7 @@ class Session:
 
     def close(self) -> None:
         """End the session and its ephemeral nodes; a later request opens a new one."""
-        own = self._own()
+        own = self._state.get()
         with own.lock:
             client, own.client = own.client, None
         if client is not None:
@@ -277,13 +278,6 @@ class Session:
         self._become(own, SessionState.CLOSED)
 
     # -- inside
-
-    def _own(self) -> _SessionProcess:
-        own = self._mine
-        if own.pid != os.getpid():
-            # A forked child shares the socket with its parent, so it must not stop the parent's client.
-            own = self._mine = _SessionProcess()
-        return own
 
     def _make_chroot(self, own: _SessionProcess, client: Any) -> None:
         """Create the chroot if it is missing, and check the access to it.
@@ -344,6 +338,7 @@ class Session:
     def _connecting(self, own: _SessionProcess) -> Any:
         client = new_client(
             self.hosts,
+            handler=bounded_handler(),
             timeout_s=self._wanted_s,
             auth=self._auth,
             sasl=self._sasl,
@@ -359,7 +354,7 @@ class Session:
 
     def _connected(self, own: _SessionProcess, client: Any, session_s: float) -> None:
         own.trouble, own.refusals = "", {}
-        own.session_id = client._session_id
+        own.session_id = session_id_of(client)
         own.negotiated_s = round(session_s, 3)
         if client.state == KazooState.CONNECTED:
             self._become(own, SessionState.CONNECTED)

@@ -17,6 +17,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from celery_dq.compat.table import READ_VERSIONS, TABLE
 from celery_dq.duration import format_duration
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.log_events import EVENTS
@@ -121,6 +122,30 @@ def log_events() -> str:
     return _table(("event", "meaning"), rows, "30 70")
 
 
+def private_names() -> str:
+    """The private names of other libraries, with their purpose, by module of ``celery_dq.compat``."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for each in TABLE:
+        user = f"``compat/{each.user}.py``" if each.user != "worker" else "``worker/``"
+        found.setdefault((user, each.library, each.module, each.why, each.seam), []).append(each.name)
+    rows = [
+        (user, f"{library}, ``{module}``: {', '.join(f'``{name}``' for name in names)}", why, seam)
+        for (user, library, module, why, seam), names in found.items()
+    ]
+    return _table(
+        ("file", "private names", "purpose", "public interface that is missing"), rows, "16 36 24 24"
+    )
+
+
+def read_versions() -> str:
+    """The releases of other libraries whose private names were read."""
+    rows = [
+        (library, f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}")
+        for library, (oldest, newest) in READ_VERSIONS.items()
+    ]
+    return _table(("library", "releases"), rows, "50 50")
+
+
 def scripts() -> str:
     """The contract of every Lua script, with the keys of its includes."""
     blocks = []
@@ -154,7 +179,17 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], widths: str) ->
     return "\n".join(lines) + "\n"
 
 
-PAGES: tuple[Callable[[], str], ...] = (settings, queue_settings, keys, cli, rights, log_events, scripts)
+PAGES: tuple[Callable[[], str], ...] = (
+    settings,
+    queue_settings,
+    keys,
+    cli,
+    rights,
+    log_events,
+    private_names,
+    read_versions,
+    scripts,
+)
 
 
 class Generated(SphinxDirective):

@@ -114,7 +114,7 @@ class Show:
 
     def open(self) -> None:
         """Start all processes and the replay."""
-        self._progress.say(f"starting {WORKERS} workers, the endpoints and the shop")
+        self._progress.print_line(f"starting {WORKERS} workers, the endpoints and the shop")
         self._workers = [self._stage.worker(f"worker{number}") for number in range(1, WORKERS + 1)]
         self._stage.migrate()
         ports = self._stage.endpoints()

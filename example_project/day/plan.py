@@ -97,7 +97,7 @@ def seconds(hour: float, minutes: float) -> float:
 
 
 def clock(at: float, minutes: float) -> str:
-    """Return what the shop's clock shows ``at`` seconds into the replay, for example ``"13:30"``."""
+    """Return the time on the shop's clock ``at`` seconds into the replay, for example ``"13:30"``."""
     hour = min(CLOSES, OPENS + at / (minutes * 60) * (CLOSES - OPENS))
     whole, minute = divmod(round(hour * 60), 60)
     return f"{whole:02d}:{minute:02d}"

@@ -37,7 +37,7 @@ class Progress:
             f"  open {published - settled:>5,}  {remark}"
         )
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Write a permanent line."""
         self.close()
         self._stream.write(f"{self._title:<22} {text}\n")

@@ -67,24 +67,24 @@ def verdict(of_day: Verdict) -> str:
         f"after the last attempt, {of_day.retries:,} retries; lost {of_day.lost:,}, "
         f"duplicates {of_day.duplicates:,}"
     )
-    said = [counts]
+    sentences = [counts]
     if of_day.duplicates:
         reasons = [
             (of_day.duplicates_by_kill, "in the killed worker's hands"),
             (of_day.duplicates_by_timeout, "answered too late"),
             (of_day.duplicates_unexplained, "without a reason"),
         ]
-        said.append(f" ({', '.join(f'{count} {why}' for count, why in reasons if count)})")
-    said.append(".")
+        sentences.append(f" ({', '.join(f'{count} {why}' for count, why in reasons if count)})")
+    sentences.append(".")
     if of_day.held_in_all:
         again = of_day.held_in_all - of_day.held
-        said.append(
+        sentences.append(
             f" In the dead worker's name the broker keeps {of_day.held_in_all:,} until visibility_timeout "
             f"(1 h): {of_day.held:,} not delivered within the run, {again:,} that will be delivered again."
         )
     if of_day.queued:
-        said.append(f" {of_day.queued:,} still in the queue when the run ended.")
-    return "".join(said)
+        sentences.append(f" {of_day.queued:,} still in the queue when the run ended.")
+    return "".join(sentences)
 
 
 def lateness(day: Day) -> str:

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Merchant(models.Model):
-    """A seller on the platform, who receives notices by HTTP about events in the shop."""
+    """A seller on the platform, which receives notices by HTTP about events in the shop."""
 
     name = models.CharField(max_length=80)
     endpoint = models.URLField()

@@ -1,4 +1,4 @@
-"""The documentation is true: what it shows runs, and what there is, it names."""
+"""The documentation is true: its programs run, and it names all public parts."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_tutorial_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
                         if command.startswith("celery -A shop worker"):
                             worker = start(command, tmp_path, bin_path)
                             continue
-                        assert_says(command, expected, tmp_path, bin_path)
+                        assert_prints(command, expected, tmp_path, bin_path)
         finally:
             if worker is not None:
                 os.killpg(worker.pid, signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
     printed = next(text for language, _, text in found if language == "text")
     with RedisServer() as server:
         (tmp_path / "letters.py").write_text(program.replace("localhost:6379", f"127.0.0.1:{server.port}"))
-        assert_says("python letters.py", printed.splitlines(), tmp_path, bin_path)
+        assert_prints("python letters.py", printed.splitlines(), tmp_path, bin_path)
 
 
 def test_the_careers_outside_of_celery_run(
@@ -201,7 +201,7 @@ def test_the_careers_outside_of_celery_run(
             )
             assert here != text
             (tmp_path / "election.py").write_text(here)
-            assert_says("python ledger.py", printed.splitlines(), tmp_path, bin_path)
+            assert_prints("python ledger.py", printed.splitlines(), tmp_path, bin_path)
 
 
 def test_the_test_that_users_are_shown_passes(bin_path: dict[str, str], tmp_path: Path) -> None:
@@ -269,10 +269,10 @@ def start(command: str, folder: Path, environment: dict[str, str]) -> subprocess
     return worker
 
 
-def assert_says(command: str, expected: list[str], folder: Path, environment: dict[str, str]) -> None:
+def assert_prints(command: str, expected: list[str], folder: Path, environment: dict[str, str]) -> None:
     """Run a command; blanks count as one, and … stands for anything."""
 
-    def said() -> list[str]:
+    def printed_lines() -> list[str]:
         done = subprocess.run(
             command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
         )
@@ -284,9 +284,9 @@ def assert_says(command: str, expected: list[str], folder: Path, environment: di
     found: list[str] = []
 
     def matches() -> bool:
-        found[:] = said()
+        found[:] = printed_lines()
         return len(found) == len(patterns) and all(map(re.fullmatch, patterns, found))
 
-    # What explains is asked again: between two tokens of a rate it may be the tenant's turn.
+    # `explain` is asked again: at its next allowed time, it may be the tenant's turn.
     again = 40.0 if " explain " in command else 0.0
-    wait_until(matches, again, what=lambda: f"{command} said {found}, not {wanted}")
+    wait_until(matches, again, what=lambda: f"{command} printed {found}, not {wanted}")

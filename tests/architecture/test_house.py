@@ -17,6 +17,7 @@ import pytest
 import celery_dq
 from celery_dq.errors import DQError
 from celery_dq.options.sections import SETTINGS
+from tests.architecture.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_dq"
@@ -31,6 +32,8 @@ PURE = (
     "keys",
     "znodes",
     "context",
+    "per_process",
+    "waker",
     "protocols",
     "options",
     "transport.tenant",
@@ -54,7 +57,7 @@ def every_error(base: type[DQError] = DQError) -> Iterator[type[DQError]]:
 
 
 def fresh_python(program: str) -> str:
-    """What `program` prints in a process that has imported nothing yet."""
+    """Return the output of `program` in a process that has imported nothing yet."""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
@@ -97,13 +100,38 @@ def test_every_file_fits_a_head() -> None:
 def test_a_module_obeys_the_rules(path: Path) -> None:
     text = path.read_text()
     assert path.stem not in {"utils", "common", "helpers"}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [str(node.module)]
         assert "celery_dq" not in names, f"line {getattr(node, 'lineno', 0)} imports the package root"
+
+
+#: Calls that belong to one module each: state of one process, and wake-ups of an event loop.
+SHARED_PARTS = {"os.getpid() ==": "per_process", "socket.socketpair": "waker", "os.pipe": "waker"}
+
+
+def hand_made(tree: ast.Module) -> set[str]:
+    """The keys of SHARED_PARTS that a module does by itself."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and "os.getpid()" in map(
+            ast.unparse, [node.left, *node.comparators]
+        ):
+            found.add("os.getpid() ==")
+        elif isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func))
+    return found & {*SHARED_PARTS}
+
+
+def test_shared_parts_are_made_in_one_module() -> None:
+    made = {(part, path.stem) for path in MODULES for part in hand_made(ast.parse(path.read_text()))}
+    assert made <= {*SHARED_PARTS.items()}
+    assert hand_made(
+        ast.parse("if self._pid != os.getpid(): self._pair = socket.socketpair(); os.pipe()")
+    ) == {*SHARED_PARTS}
 
 
 def module_name(path: Path) -> str:
@@ -141,7 +169,7 @@ def cycles_in(imports: dict[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_itself_through_others() -> None:
     paths = {module_name(path): path for path in MODULES}
-    imports = {name: imports_of(ast.parse(path.read_text()), paths) - {name} for name, path in paths.items()}
+    imports = {name: imports_of(parse(path.read_text()), paths) - {name} for name, path in paths.items()}
     assert cycles_in(imports) == []
     # The check sees one, at any distance.
     store = "celery_dq.transport.redis.store.record"
@@ -173,7 +201,7 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 
 def test_only_what_the_installation_brings_is_imported() -> None:
-    # Celery with what it cannot do without; the extras; what one report says that it wants; and pytest, which
+    # Celery with its requirements; the extras; the requirements of one report; and pytest, which
     # imports its fixtures itself.
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
@@ -182,7 +210,7 @@ def test_only_what_the_installation_brings_is_imported() -> None:
     strange = {
         (str(path.relative_to(PACKAGE)), name)
         for path in MODULES
-        for name in imported_at_run_time(ast.parse(path.read_text()))
+        for name in imported_at_run_time(parse(path.read_text()))
         if name not in known
     }
     assert strange == set()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from celery_dq.log_events import EVENTS
+from tests.architecture.parsing import parse
 
 PACKAGE = Path(__file__).parents[2] / "celery_dq"
 
@@ -38,7 +39,7 @@ class LogCall(NamedTuple):
 
 def log_calls(source: str) -> Iterator[LogCall]:
     """Find the log calls at INFO or above in the text of a module."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, ast.Call):
             continue
         if _is_log_call(node.func):

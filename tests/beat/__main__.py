@@ -76,9 +76,9 @@ class Beats:
             self.alive[number].send_signal(signal.SIGSTOP)
             self.stopped[number] = time.monotonic() + seconds
 
-    def let_go(self, everybody: bool = False) -> None:
+    def let_go(self, every: bool = False) -> None:
         for number, until in list(self.stopped.items()):
-            if everybody or time.monotonic() > until:
+            if every or time.monotonic() > until:
                 self.alive[number].send_signal(signal.SIGCONT)
                 del self.stopped[number]
 
@@ -88,7 +88,7 @@ class Beats:
                 raise SystemExit(f"a beat ended with {beat.returncode}: {self._folder}/beats.log")
 
     def close(self) -> None:
-        self.let_go(everybody=True)
+        self.let_go(every=True)
         for beat in self.alive:
             beat.terminate()
         for beat in self.alive:
@@ -133,7 +133,7 @@ def main() -> int:
             time.sleep(chance.uniform(0, 2 * SESSION_S))  # duration of the fault
             beats.let_go()
             beats.check()
-        beats.let_go(everybody=True)
+        beats.let_go(every=True)
         before = [len(ids) for ids in sent()]
         wait_until(lambda: all(len(ids) > was for ids, was in zip(sent(), before, strict=True)), 60)
         queues = sent()

@@ -129,7 +129,7 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     assert ticks(app) == sent
 
 
-def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_an_election_that_counts_again_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
     """A new or wiped election begins with token 1, and the store knows a higher token."""
     beats.append(ElectedScheduler(app))
     before = beats[0].elector.term
@@ -140,9 +140,7 @@ def test_an_election_that_counts_anew_leads_on(app: Any, beats: list[ElectedSche
     tick_until(beats[0], app, 1)
 
 
-def test_what_cannot_be_written_down_is_written_down_before_the_next_tick(
-    app: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_an_unrecorded_run_is_recorded_before_the_next_tick(app: Any, beats: list[ElectedScheduler]) -> None:
     beats.append(ElectedScheduler(app))
     lead(beats[0])
     beats[0].tick()

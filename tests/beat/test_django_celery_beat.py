@@ -125,7 +125,7 @@ def test_an_overdue_entry_is_sent_once_after_a_take_over(
 
 @pytest.mark.parametrize("end", [close, die])
 @pytest.mark.parametrize("edited", [False, True])
-def test_the_next_leader_sends_only_what_is_due(
+def test_the_next_leader_sends_only_due_entries(
     edited: bool,
     end: Callable[[ElectedScheduler], None],
     app: Any,

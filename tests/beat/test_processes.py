@@ -153,7 +153,7 @@ def leading_pid(app: Any) -> int:
     """Return the process id of the leading beat; 0 if there is none."""
     client = redis.Redis.from_url(app.conf.broker_url.removeprefix("dq-"))
     try:
-        leader = RedisElection(client, PartitionKeys("online", leadership("beating")), "nobody").leader()
+        leader = RedisElection(client, PartitionKeys("online", leadership("beating")), "observer").leader()
         return int(leader.who.split(":")[-2]) if leader is not None else 0
     finally:
         client.close()

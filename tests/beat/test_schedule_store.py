@@ -72,7 +72,7 @@ def test_a_tick_has_one_number_until_it_was_sent(book: ScheduleStore) -> None:
     assert following > number
 
 
-def test_who_does_not_know_that_it_has_run_is_reported(book: ScheduleStore) -> None:
+def test_a_run_that_could_not_be_recorded_is_reported(book: ScheduleStore) -> None:
     number = book.begin(1, NAME, START)
     assert isinstance(number, int)
     book.done(1, NAME, number, LastRun(minutes(1), 7))
@@ -80,7 +80,7 @@ def test_who_does_not_know_that_it_has_run_is_reported(book: ScheduleStore) -> N
     assert book.adopt(1, known(**{NAME: START})) == {NAME: LastRun(minutes(1), 7)}
 
 
-def test_what_was_reported_once_is_not_unsaid(book: ScheduleStore) -> None:
+def test_a_change_that_was_reported_once_is_not_withdrawn(book: ScheduleStore) -> None:
     number = book.begin(1, NAME, START)
     assert isinstance(number, int)
     book.done(1, NAME, number, LastRun(minutes(1), 1))

@@ -123,7 +123,7 @@ class KombuClient:
         """Expire all leases and reap them as another consumer; return the number of reaped messages."""
         for consumer in self.client.zrange(self.keys.leases, 0, -1):
             self.client.zadd(self.keys.leases, {consumer: 1})
-        return self.partition.heartbeat("thief", lease_ms=60_000).run(self.client).reaped
+        return self.partition.heartbeat("other", lease_ms=60_000).run(self.client).reaped
 
 
 def bodies(messages: list[Any]) -> list[Any]:

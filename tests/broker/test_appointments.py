@@ -12,23 +12,23 @@ from tests.broker.fetcher_harness import FetcherHarness, turn_for, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
-Crew = Callable[..., FetcherHarness]
+MakeFetcher = Callable[..., FetcherHarness]
 
 #: Queues of these tests only, because heartbeat threads of earlier tests may still run.
 QUEUE, OTHER = "bay", "mail"
 
 
 @pytest.fixture
-def desk(kombu_client: KombuClient) -> PartitionScripts:
-    desk = PartitionScripts(kombu_client.client, QUEUE)
-    desk.partition.hand_over_wakeup().run(
-        desk.client
+def scripts(kombu_client: KombuClient) -> PartitionScripts:
+    scripts = PartitionScripts(kombu_client.client, QUEUE)
+    scripts.partition.hand_over_wakeup().run(
+        scripts.client
     )  # loads the script, so that later calls are one command
-    return desk
+    return scripts
 
 
 @pytest.fixture
-def crew(kombu_client: KombuClient) -> Iterator[Crew]:
+def make_fetcher(kombu_client: KombuClient) -> Iterator[MakeFetcher]:
     hired: list[FetcherHarness] = []
 
     def hire(
@@ -42,24 +42,26 @@ def crew(kombu_client: KombuClient) -> Iterator[Crew]:
         each.close()
 
 
-def delay(desk: PartitionScripts, **seconds: float) -> None:
-    now = desk.now_us()
+def delay(scripts: PartitionScripts, **seconds: float) -> None:
+    now = scripts.now_us()
     for task_id, after in seconds.items():
-        desk.push(task_id, due_us=now + int(after * 1e6))
+        scripts.push(task_id, due_us=now + int(after * 1e6))
 
 
-def owner(desk: PartitionScripts) -> Any:
-    return (desk.client.hget(desk.keys.state, "next_look_owner") or b"").decode()
+def owner(scripts: PartitionScripts) -> Any:
+    return (scripts.client.hget(scripts.keys.state, "next_look_owner") or b"").decode()
 
 
-def keeps(desk: PartitionScripts, harness: FetcherHarness) -> Callable[[], bool]:
-    return lambda: owner(desk) == harness.process.consumer and harness.is_quiet
+def keeps(scripts: PartitionScripts, harness: FetcherHarness) -> Callable[[], bool]:
+    return lambda: owner(scripts) == harness.process.consumer and harness.is_quiet
 
 
-def test_a_full_consumer_hands_each_next_look_on(desk: PartitionScripts, crew: Crew) -> None:
-    full, idle = crew(1), crew(3)
-    delay(desk, a=0.3, b=0.5, c=0.7)
-    turn_until(keeps(desk, full), full)
+def test_a_full_consumer_hands_each_next_look_on(
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
+) -> None:
+    full, idle = make_fetcher(1), make_fetcher(3)
+    delay(scripts, a=0.3, b=0.5, c=0.7)
+    turn_until(keeps(scripts, full), full)
     turn_until(lambda: idle.is_quiet, idle)
     full.room = 0
     before = full.scripts.sent, idle.scripts.sent
@@ -72,14 +74,14 @@ def test_a_full_consumer_hands_each_next_look_on(desk: PartitionScripts, crew: C
 
 
 def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
-    desk: PartitionScripts, crew: Crew
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
-    alone = crew(1)
-    delay(desk, a=0.1)
-    turn_until(keeps(desk, alone), alone)
+    alone = make_fetcher(1)
+    delay(scripts, a=0.1)
+    turn_until(keeps(scripts, alone), alone)
     alone.room = 0
     before = alone.scripts.sent
-    turn_until(desk.token, alone)
+    turn_until(scripts.token, alone)
     turn_for(0.2, alone)
     # Its own earlier BLPOP may take the wake-up once.
     assert alone.scripts.sent - before <= 2
@@ -87,36 +89,40 @@ def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
     turn_until(lambda: alone.got == ["a"], alone)
 
 
-def test_full_consumers_hand_a_wakeup_over_once_each(desk: PartitionScripts, crew: Crew) -> None:
-    full = [crew(1) for _ in range(3)]
+def test_full_consumers_hand_a_wakeup_over_once_each(
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
+) -> None:
+    full = [make_fetcher(1) for _ in range(3)]
     turn_until(lambda: all(each.is_quiet for each in full), *full)
     for each in full:
         each.room = 0
     once_more = [each.scripts.sent + 1 for each in full]
-    desk.push("a")
-    turn_until(lambda: [each.scripts.sent for each in full] == once_more and desk.token(), *full)
+    scripts.push("a")
+    turn_until(lambda: [each.scripts.sent for each in full] == once_more and scripts.token(), *full)
     turn_for(0.1, *full)
     assert [each.scripts.sent for each in full] == once_more
     full[1].room = 1
     turn_until(lambda: full[1].got == ["a"], *full)
 
 
-def test_a_cancelled_consumer_hands_its_next_look_over(desk: PartitionScripts, crew: Crew) -> None:
-    leaver, idle = crew(1), crew(1)
-    delay(desk, a=0.3)
-    turn_until(keeps(desk, leaver), leaver)
+def test_a_cancelled_consumer_hands_its_next_look_over(
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
+) -> None:
+    leaver, idle = make_fetcher(1), make_fetcher(1)
+    delay(scripts, a=0.3)
+    turn_until(keeps(scripts, leaver), leaver)
     turn_until(lambda: idle.is_quiet, idle)
     leaver.fetcher.unsubscribe(QUEUE)
-    turn_until(keeps(desk, idle), leaver, idle)
+    turn_until(keeps(scripts, idle), leaver, idle)
     turn_until(lambda: idle.got == ["a"], idle)
 
 
 def test_a_next_look_assigned_to_a_cancelled_consumer_is_handed_over(
-    desk: PartitionScripts, crew: Crew
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
-    leaver, idle = crew(1), crew(1)
+    leaver, idle = make_fetcher(1), make_fetcher(1)
     turn_until(lambda: idle.is_quiet, idle)
-    delay(desk, a=0.3)
+    delay(scripts, a=0.3)
     leaver.fetcher.tick()
     # The broker assigns it the next look, and the answer arrives after the cancel.
     leaver.fetcher.unsubscribe(QUEUE)
@@ -124,22 +130,22 @@ def test_a_next_look_assigned_to_a_cancelled_consumer_is_handed_over(
 
 
 def test_a_new_connection_without_a_free_slot_hands_over_the_next_look_of_the_lost_one(
-    desk: PartitionScripts, crew: Crew
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
-    first, idle = crew(1), crew(1)
-    delay(desk, a=0.3)
-    turn_until(keeps(desk, first), first)
+    first, idle = make_fetcher(1), make_fetcher(1)
+    delay(scripts, a=0.3)
+    turn_until(keeps(scripts, first), first)
     turn_until(lambda: idle.is_quiet, idle)
     first.close()
-    second = crew(0, process=first.process)
+    second = make_fetcher(0, process=first.process)
     turn_until(lambda: idle.got == ["a"], second, idle)
 
 
 def test_a_wakeup_is_handed_over_when_another_queue_takes_the_last_slot(
-    kombu_client: KombuClient, crew: Crew
+    kombu_client: KombuClient, make_fetcher: MakeFetcher
 ) -> None:
     mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    both, idle = crew(1, OTHER, QUEUE), crew(1)
+    both, idle = make_fetcher(1, OTHER, QUEUE), make_fetcher(1)
     turn_until(lambda: both.is_quiet, both)
     turn_until(lambda: idle.is_quiet, idle)
     pushes.push("a")  # its wake-up goes to the consumer that has waited longer
@@ -149,9 +155,11 @@ def test_a_wakeup_is_handed_over_when_another_queue_takes_the_last_slot(
     turn_until(lambda: idle.got == ["a"], both, idle)
 
 
-def test_a_consumer_that_is_about_to_block_takes_no_wakeup(kombu_client: KombuClient, crew: Crew) -> None:
+def test_a_consumer_that_is_about_to_block_takes_no_wakeup(
+    kombu_client: KombuClient, make_fetcher: MakeFetcher
+) -> None:
     mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    solo, idle = crew(1, OTHER, QUEUE, holds=False), crew(1)
+    solo, idle = make_fetcher(1, OTHER, QUEUE, holds=False), make_fetcher(1)
     delay(mails, m=0.2)
     delay(pushes, a=0.6)
     turn_until(lambda: keeps(mails, solo)() and keeps(pushes, solo)(), solo)
@@ -163,11 +171,11 @@ def test_a_consumer_that_is_about_to_block_takes_no_wakeup(kombu_client: KombuCl
 
 
 def test_an_next_look_is_handed_on_before_the_task_of_another_queue(
-    kombu_client: KombuClient, crew: Crew
+    kombu_client: KombuClient, make_fetcher: MakeFetcher
 ) -> None:
     """No answer is read during the task, not even the one that the script is not known to Redis."""
     mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    solo, idle = crew(1, OTHER, QUEUE, holds=False), crew(1)
+    solo, idle = make_fetcher(1, OTHER, QUEUE, holds=False), make_fetcher(1)
     delay(pushes, a=0.5)
     turn_until(keeps(pushes, solo), solo)
     turn_until(lambda: idle.is_quiet, idle)
@@ -179,27 +187,27 @@ def test_an_next_look_is_handed_on_before_the_task_of_another_queue(
 
 
 def test_a_wake_up_that_was_passed_on_before_a_task_arrives_during_it(
-    desk: PartitionScripts, crew: Crew
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
-    desk.push("a")
-    solo = crew(0, holds=False)
-    assert desk.client.lpop(desk.keys.wake)  # as if its lost connection had taken the wake-up
-    desk.client.script_flush()
+    scripts.push("a")
+    solo = make_fetcher(0, holds=False)
+    assert scripts.client.lpop(scripts.keys.wake)  # as if its lost connection had taken the wake-up
+    scripts.client.script_flush()
     solo.fetcher.tick()  # without room, it passes the wake-up on
     solo.fetcher.hand_over_before_blocking()
-    assert desk.token()
+    assert scripts.token()
 
 
 def test_a_consumer_that_runs_a_suspect_backs_off_from_other_suspects(
-    desk: PartitionScripts, crew: Crew
+    scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
-    desk.push("a", tenant="t")
-    desk.push("b", tenant="u")
-    assert desk.take(2, "dead") == ["a", "b"]
-    desk.lose("dead")
-    assert desk.reap() == 2
-    desk.client.zrem(desk.keys.leases, "reaper")
-    worker = crew(4)
+    scripts.push("a", tenant="t")
+    scripts.push("b", tenant="u")
+    assert scripts.take(2, "dead") == ["a", "b"]
+    scripts.lose("dead")
+    assert scripts.reap() == 2
+    scripts.client.zrem(scripts.keys.leases, "reaper")
+    worker = make_fetcher(4)
     turn_until(lambda: worker.got == ["a"], worker)
     before = worker.scripts.sent
     turn_for(1.0, worker)

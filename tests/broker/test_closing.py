@@ -46,7 +46,7 @@ def test_a_message_written_in_part_to_a_child_is_completed_in_a_warm_shutdown(wo
         result = worker_app.send("note", "x" * 300_000)
         worker.wait_for_log(result.id)
         # After its answer, the worker has turned its loop and filled the pipe.
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         # When the worker is stopped
         assert worker.process is not None
         worker.process.send_signal(signal.SIGTERM)
@@ -70,6 +70,6 @@ def test_a_task_may_wait_on_its_own_connection_while_its_worker_stops(
         wait_until(lambda: "Warm shutdown" in worker.log, 30)
         worker_app.witness.release("a")
         worker.wait(30)
-    (listened,) = worker_app.witness.told("listened")
+    (listened,) = worker_app.witness.reports("listened")
     # A shorter wait would lose answers, for example those of remote control.
     assert float(listened) > 0.9

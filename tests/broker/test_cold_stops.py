@@ -18,7 +18,7 @@ from tests.broker.worker_app import WorkerApp
     ("pool", "soft_s"),
     [("solo", 0.0), ("solo", 0.3), ("gevent", 0.0), ("eventlet", 0.0), ("prefork", 0.0)],
 )
-def test_what_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, soft_s: float) -> None:
+def test_a_task_that_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, soft_s: float) -> None:
     worker_app.conf["worker_soft_shutdown_timeout"] = soft_s
     worker_app.conf["dq_max_deliveries"] = 1  # the cancelled task has killed no worker
     with worker_app.worker(pool, 2) as worker:
@@ -29,7 +29,7 @@ def test_what_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, s
         worker.process.send_signal(signal.SIGQUIT)
         worker.wait(30)
     # Then the task has neither ended nor failed, and the next worker runs it again.
-    assert worker_app.witness.told("ended") == []
+    assert worker_app.witness.reports("ended") == []
     assert not result.ready()
     with worker_app.worker("threads", 1):
         worker_app.ran(2, 30, "began")
@@ -44,11 +44,11 @@ def test_a_terminated_task_of_a_green_pool_does_not_come_back(worker_app: Worker
     with worker_app.worker(pool, 2):
         result = worker_app.send("hold_late", "a")
         worker_app.ran(1, 30, "began")
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         worker_app.app.control.terminate(result.id)
         wait_until(result.ready, 30)
         worker_app.settled()
         worker_app.send("note", "next")
         worker_app.ran(1, 30)
-    assert worker_app.witness.told("began") == ["a"]
+    assert worker_app.witness.reports("began") == ["a"]
     assert result.state == "REVOKED"

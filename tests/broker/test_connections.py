@@ -57,8 +57,8 @@ def test_running_tasks_survive_a_lost_connection(worker_app: WorkerApp, pool: st
         worker_app.witness.release("late")
         worker_app.ran(2, subject="ended")
         worker_app.settled()
-        assert sorted(worker_app.witness.told("began")) == ["early", "late"]
-        assert worker_app.witness.told("ran") == ["between", "after"]
+        assert sorted(worker_app.witness.reports("began")) == ["early", "late"]
+        assert worker_app.witness.reports("ran") == ["between", "after"]
     wait_until(lambda: not worker_app.client.exists(worker_app.keys.leases), 30)
     assert worker_app.dead() == {}
 
@@ -97,7 +97,7 @@ def test_a_restart_of_the_broker(worker_app: WorkerApp, server: RedisServer) -> 
         assert sorted(worker_app.ran(2)) == ["after", "delayed"]
         worker_app.ran(1, subject="ended")
         worker_app.settled()
-        assert worker_app.witness.told("began") == ["over the restart"]
+        assert worker_app.witness.reports("began") == ["over the restart"]
         assert worker.alive
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.in_flight import discard_pace
 from tests.broker.kombu_client import KombuClient, bodies
 from tests.broker.worker_app import WorkerApp
 
-LOUD = 300
+LOUD = 200
 
 
 def test_a_message_goes_before_the_discards_of_another_tenant(kombu_client: KombuClient) -> None:
@@ -26,6 +28,29 @@ def test_a_message_goes_before_the_discards_of_another_tenant(kombu_client: Komb
             assert kombu_client.client.zcard(kombu_client.keys.discards) > LOUD // 2
             got[0].ack()
             kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "expired"])
+def test_discards_rest_between_claims(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(discard_pace, "MIN_REST_S", 0.2)
+    options: dict[str, Any] = {"expiration": 0.001} if why == "expired" else {}
+    count = 4 * discard_pace.MOST
+    with kombu_client.connect(watchdog=0) as connection:
+        kombu_client.publish(*range(count), connection=connection, tenant="loud", **options)
+        if why == "cancelled":
+            kombu_client.partition.cancel_tenant("loud").run(kombu_client.client)
+        kombu_client.client.config_resetstat()
+        began = time.monotonic()
+        with kombu_client.consuming(connection) as got:
+            kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+            rests = 1 + (time.monotonic() - began) / discard_pace.MIN_REST_S
+            calls = kombu_client.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert got == []
+    assert count <= discard_pace.MOST * rests
+    # A claim, an ack and a look for each, and no loop of claims in between.
+    assert calls <= 4 * rests
 
 
 def is_revoked(result: Any) -> bool:
@@ -65,7 +90,7 @@ def test_a_discard_restores_no_revocation_that_the_worker_received(worker_app: W
     app: Any = worker_app.app
     task_id = "revoked-and-cancelled"
     with worker_app.worker("threads", 1) as worker:
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         # The revocation goes to the worker only, not to the broker.
         assert app.control.revoke(task_id, destination=[worker.name], reply=True, timeout=30)
         app.dq.quotas.pause(worker_app.queue, "held")
@@ -94,5 +119,5 @@ def test_a_worker_runs_a_task_before_it_has_recorded_all_discards(worker_app: Wo
         for result in (sent[0], sent[-1]):
             wait_until(partial(is_revoked, result), 30, what=partial(str, result))
         worker_app.settled()
-    assert worker_app.witness.told("ran") == []
+    assert worker_app.witness.reports("ran") == []
     assert all(map(is_revoked, sent))

@@ -37,7 +37,7 @@ def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(kombu_client
             me = consumer_of(connection)
             wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
             kombu_client.client.delete(sick.leases)
-            kombu_client.client.set(sick.leases, "somebody else's")
+            kombu_client.client.set(sick.leases, "of another type")
 
             def renewed_since(deadline: float) -> bool:
                 return bool(kombu_client.client.zscore(kombu_client.keys.leases, me) > deadline)

@@ -134,7 +134,7 @@ class TestForeignBytes:
         assert drained(kombu_client, 2) == ["a", "b"]
 
     def test_a_tenant_in_turn_without_messages(self, kombu_client: KombuClient) -> None:
-        kombu_client.client.zadd(kombu_client.keys.turn, {f"nobody-{n}": 0 for n in range(100)})
+        kombu_client.client.zadd(kombu_client.keys.turn, {f"absent-{n}": 0 for n in range(100)})
         kombu_client.publish("a")
         assert drained(kombu_client, 1) == ["a"]
 

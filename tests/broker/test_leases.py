@@ -10,6 +10,8 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.partition import load_scripts
+from tests.broker.proxy import Proxy
 from tests.broker.worker_app import WorkerApp
 
 #: Longer than the usual pauses of a busy machine, so that a slow worker is not taken for dead.
@@ -40,7 +42,7 @@ def test_a_long_task_keeps_its_message(worker_app: WorkerApp, pool: str, task: s
         with worker_app.worker("threads", 1):
             worker_app.ran(1, subject="ended")
             worker_app.settled()
-    assert worker_app.witness.told("began") == [task]
+    assert worker_app.witness.reports("began") == [task]
     assert worker_app.dead() == {}
 
 
@@ -68,7 +70,7 @@ def test_messages_of_a_killed_worker_return_in_order(worker_app: WorkerApp, pool
         # A message that was in flight at the death is a suspect and goes alone. Its neighbour may pass it.
         assert sorted(reported[:2]) == ["0", "1"]
         assert reported[2:] == ["2", "3", "4", "5", "younger"]
-        assert worker_app.witness.told("began") == ["first", "gate", "first"]
+        assert worker_app.witness.reports("began") == ["first", "gate", "first"]
         worker_app.settled()
     assert worker_app.dead() == {}
 
@@ -99,3 +101,79 @@ def test_a_paused_worker_starts_nothing_stale(worker_app: WorkerApp) -> None:
         finally:
             os.kill(paused.pid, signal.SIGCONT)
     assert worker_app.dead() == {}
+
+
+def test_a_paused_solo_worker_starts_nothing_that_waits_behind_its_task(worker_app: WorkerApp) -> None:
+    worker_app.conf["dq_claim_ahead"] = 1.0
+    with worker_app.worker("solo", 1) as paused:
+        for n in range(30):
+            worker_app.send("note", f"warm-{n}")
+        worker_app.ran(30)
+        worker_app.send("hold", "gate")
+        worker_app.ran(1, subject="began")
+        # One claim brings the next task and others behind it.
+        worker_app.send("hold_late", "first")
+        for n in range(10):
+            worker_app.send("note", n)
+        worker_app.witness.release("gate")
+        worker_app.ran(2, subject="began")
+        held = worker_app.keys.prefix + "held:*"
+        wait_until(lambda: sum(map(worker_app.client.hlen, worker_app.client.scan_iter(held))) > 1, 30)
+        os.kill(paused.pid, signal.SIGSTOP)
+        try:
+            with worker_app.worker("threads", 1):
+                worker_app.ran(3, subject="began")
+                worker_app.witness.release("first", 2)  # the paused worker takes the first release
+                worker_app.ran(40)
+                os.kill(paused.pid, signal.SIGCONT)
+                worker_app.ran(3, subject="ended")
+                for n in range(10, 20):
+                    worker_app.send("note", n)
+                worker_app.settled()
+        finally:
+            os.kill(paused.pid, signal.SIGCONT)
+        # The paused worker has read all that it had.
+        worker_app.wait_responsive()
+    assert sorted(map(int, worker_app.witness.reports("ran")[30:])) == [*range(20)]
+    assert worker_app.dead() == {}
+
+
+@pytest.mark.parametrize("finder", ["heartbeat", "claim"])
+def test_a_paused_solo_worker_starts_nothing_of_a_claim_that_it_had_not_read(
+    worker_app: WorkerApp, redis_server: RedisServer, finder: str
+) -> None:
+    claim = load_scripts()["claim"].sha1.encode()
+    with Proxy(redis_server.port) as proxy:
+        far = WorkerApp(redis_server, proxy.port, dq_lease=LEASE_S, task_default_queue=worker_app.queue)
+        with far.worker("solo", 1) as paused:
+            worker_app.send("note", "warm")
+            worker_app.ran(1)
+            worker_app.settled()
+            proxy.hold_answers_to, proxy.holds_left = claim, 1
+            worker_app.send("note", 0)
+            wait_until(lambda: proxy.held, 30)
+            os.kill(paused.pid, signal.SIGSTOP)
+            try:
+                with worker_app.worker("threads", 1):
+                    assert worker_app.ran(2)[1:] == ["0"]
+                    if finder == "heartbeat":
+                        # It renews the lease before the main thread reads the answer of the claim. Either of
+                        # two rules is enough then: the claim is void, or was disowned for its late answer.
+                        os.kill(paused.pid, signal.SIGRTMIN)
+                        os.kill(paused.pid, signal.SIGCONT)
+                        wait_until(lambda: worker_app.client.zcard(worker_app.keys.leases) == 2, 30)
+                        proxy.release_answers.set()
+                        worker_app.witness.release("main thread")
+                    else:
+                        proxy.release_answers.set()
+                        os.kill(paused.pid, signal.SIGCONT)
+                    for n in range(1, 11):
+                        worker_app.send("note", n)
+                    worker_app.ran(12)
+                    worker_app.settled()
+                    worker_app.wait_responsive()
+            finally:
+                os.kill(paused.pid, signal.SIGCONT)
+        assert sorted(map(int, worker_app.witness.reports("ran")[1:])) == [*range(11)]
+        assert worker_app.dead() == {}
+        far.close()

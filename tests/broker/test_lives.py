@@ -46,23 +46,23 @@ def test_an_early_ack_keeps_the_slot_until_the_body_ends(worker_app: WorkerApp, 
         worker_app.ran(1)
         worker_app.ran(1, subject="began")
         wait_until(lambda: running(worker_app) == {b"7": b"1"}, 30)
-        assert worker_app.witness.told("began") == ["a"]
+        assert worker_app.witness.reports("began") == ["a"]
         worker_app.witness.release("a")
         worker_app.ran(2, subject="began")
-        assert worker_app.witness.told("ended") == ["a"]
+        assert worker_app.witness.reports("ended") == ["a"]
         # Each way for a task to end frees the slot for the next.
         worker_app.witness.release("b")
         for how in ("retry", "fail", "ignore", "reject", "fine"):
             worker_app.send("outcome", how, tenant="7")
         wait_until(
-            lambda: worker_app.witness.told("began")[2:].count("fine") == 1,
+            lambda: worker_app.witness.reports("began")[2:].count("fine") == 1,
             30,
-            what=lambda: str(worker_app.witness.told("began")),
+            what=lambda: str(worker_app.witness.reports("began")),
         )
         wait_until(
-            lambda: worker_app.witness.told("began").count("retry") == 3,
+            lambda: worker_app.witness.reports("began").count("retry") == 3,
             30,
-            what=lambda: str(worker_app.witness.told("began")),
+            what=lambda: str(worker_app.witness.reports("began")),
         )
         worker_app.settled()
     assert worker_app.dead() == {}
@@ -73,7 +73,7 @@ def test_a_terminated_and_a_timed_out_task_free_their_slots(worker_app: WorkerAp
     with worker_app.worker("prefork", 2):
         result = worker_app.send("hold", "terminated", tenant="7")
         worker_app.ran(1, subject="began")
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         worker_app.app.control.terminate(result.id, signal="SIGKILL")
         timed_out = worker_app.send("hold", "timed out", tenant="7", time_limit=1)
         worker_app.send("note", "last", tenant="7")
@@ -94,11 +94,11 @@ def test_a_soft_time_limit_frees_no_slot_while_the_task_goes_on(worker_app: Work
         for number in range(2):
             worker_app.send("note", number, tenant="8")
             worker_app.ran(number + 1)
-        assert worker_app.witness.told("ran") == ["0", "1"]
+        assert worker_app.witness.reports("ran") == ["0", "1"]
         worker_app.witness.release("a")
         assert worker_app.ran(3)[-1] == "its own"
         worker_app.settled()
-    assert worker_app.witness.told("warned") == worker_app.witness.told("ended") == ["a"]
+    assert worker_app.witness.reports("warned") == worker_app.witness.reports("ended") == ["a"]
 
 
 def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
@@ -122,7 +122,7 @@ def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
         wait_until(lambda: pickled.state == "FAILURE", 30, what=lambda: pickled.state)
         wait_until(lambda: len(worker_app.dead()) == 2, 30)
         worker_app.settled()
-        assert sorted(worker_app.witness.told("began")) == ["pickled", "poison"]
+        assert sorted(worker_app.witness.reports("began")) == ["pickled", "poison"]
         assert all(b"max_deliveries" in info for info in worker_app.dead().values())
     worker_app.close()
 
@@ -157,7 +157,7 @@ def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> N
     worker_app.send("note", "neighbour")
     results = worker_app.send("die", "poison")
     workers = 0
-    while len(worker_app.witness.told("began")) < 4:
+    while len(worker_app.witness.reports("began")) < 4:
         with worker_app.worker("solo", 1) as worker:
             workers += 1
             wait_until(partial(has_gone, worker), 30)
@@ -167,13 +167,13 @@ def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> N
         wait_until(lambda: results.state == "FAILURE", 30)
         worker_app.ran(1)
         worker_app.settled()
-    assert worker_app.witness.told("began") == ["poison"] * 4
+    assert worker_app.witness.reports("began") == ["poison"] * 4
     worker_app.close()
 
 
 @pytest.mark.logged_error("kombu.exceptions.DecodeError", "kombu.exceptions.ContentDisallowed")
 def test_a_message_that_cannot_run_becomes_a_dead_letter(worker_app: WorkerApp) -> None:
-    worker_app.app.send_task("nobody.knows", (1,))
+    worker_app.app.send_task("unknown.task", (1,))
     with worker_app.app.connection_for_write() as connection:
         producer = connection.Producer()
         producer.publish(
@@ -229,10 +229,10 @@ def test_cancel_waiting_delayed_and_running(worker_app: WorkerApp) -> None:
         for result in (waiting, delayed, expired, worker_app.app.AsyncResult(unborn)):
             wait_until(partial(is_revoked, result), 30, what=partial(getattr, result, "state"))
         worker_app.settled()
-    assert worker_app.witness.told("ran") == ["fine"]
+    assert worker_app.witness.reports("ran") == ["fine"]
 
 
-def test_a_worker_leaves_to_others_what_does_not_fit_its_slots(worker_app: WorkerApp) -> None:
+def test_a_worker_leaves_messages_beyond_its_slots_to_others(worker_app: WorkerApp) -> None:
     for key in "abcdef":
         worker_app.send("hold", key)
     with worker_app.worker("threads", 2):

@@ -64,13 +64,13 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
     caplog.set_level(logging.INFO)
     with kombu_client.connect() as connection:
         channel: Any = connection.default_channel
-        led = dataclasses.replace(channel.queue(kombu_client.queue), token=1)
+        singleton_queue = dataclasses.replace(channel.queue(kombu_client.queue), token=1)
         process = channel.process
-        process.record_fenced(led, 0)
+        process.record_fenced(singleton_queue, 0)
         assert caplog.records == []
         # A leader that was cut off still has a message in flight.
-        process.in_flight.add(led.key, "a", "5")
-        process.record_fenced(led, 5)
+        process.in_flight.add(singleton_queue.key, "a", "5")
+        process.record_fenced(singleton_queue, 5)
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert "1 messages that had not begun are dropped here" in record.getMessage()

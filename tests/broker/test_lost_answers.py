@@ -71,18 +71,18 @@ def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
         kombu_client.publish(1)
         kombu_client.drain(connection, got, 1, 30)
         process: Any = connection.default_channel.process
-        untold: list[bool] = []
+        unsent: list[bool] = []
 
         def look(now: float) -> None:
-            untold.append(bool(process.in_flight.partitions_with_acks()))
+            unsent.append(bool(process.in_flight.partitions_with_acks()))
 
         proxy.drop_answers_to, proxy.drops_left = finish, 1
         process.in_flight.finish(got[0].delivery_tag)
         process.heartbeat.send_pending_acks_soon()
         wait_until(lambda: proxy.dropped, 30)
         process.heartbeat.add_check(look)
-        wait_until(lambda: untold, 30)
-        assert untold[0] is False
+        wait_until(lambda: unsent, 30)
+        assert unsent[0] is False
     assert kombu_client.depth() == 0
 
 

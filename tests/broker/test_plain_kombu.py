@@ -23,7 +23,7 @@ def test_messages_lost_with_the_lease_are_not_delivered(kombu_client: KombuClien
         assert kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 2
         assert kombu_client.lose_lease() == 2
         for _ in range(2):  # one at a time, because both are suspects
-            taken = kombu_client.partition.claim("thief", lease_ms=60_000, want=9).run(kombu_client.client)
+            taken = kombu_client.partition.claim("other", lease_ms=60_000, want=9).run(kombu_client.client)
             assert len(taken.entries) == 1
         # A claim that arrives before the next heartbeat must not hide that the lease was lost.
         channel = got[0].channel

@@ -12,11 +12,12 @@ import pytest
 
 from celery_dq.clock import SystemClock
 from celery_dq.transport.redis.consuming.poller import Poller
+from celery_dq.waker import Waker
 from tests.broker.kombu_client import KombuClient, bodies
 
 
 class ClosesMeanwhile:
-    """Trace function: closes the poller and opens a pipe at a line of `_send_wake`, as a thread may."""
+    """Trace function: closes the poller and opens a pipe at a line of `Waker.wake`, as a thread may."""
 
     def __init__(self, poller: Poller, line: int) -> None:
         self.poller = poller
@@ -24,7 +25,7 @@ class ClosesMeanwhile:
         self.pipe: tuple[int, int] | None = None
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code is not Poller._send_wake.__code__:
+        if frame.f_code is not Waker.wake.__code__:
             return None
         if event == "line":
             self.left -= 1

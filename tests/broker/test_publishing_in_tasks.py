@@ -18,7 +18,7 @@ TIMEOUT_S = 1.0
 
 
 @pytest.fixture
-def split_yard(redis_server: RedisServer, server: RedisServer) -> Iterator[WorkerApp]:
+def split_worker_app(redis_server: RedisServer, server: RedisServer) -> Iterator[WorkerApp]:
     """An app whose broker may be stopped, while results and the witness stay."""
     for db in (1, 2, 3):
         redis_server.flush(db)
@@ -30,9 +30,9 @@ def split_yard(redis_server: RedisServer, server: RedisServer) -> Iterator[Worke
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_retries_and_callbacks_wait_for_the_broker(
-    split_yard: WorkerApp, server: RedisServer, pool: str
+    split_worker_app: WorkerApp, server: RedisServer, pool: str
 ) -> None:
-    worker_app = split_yard
+    worker_app = split_worker_app
     note = worker_app.app.signature("note")
     with worker_app.worker(pool, 9) as worker:
         for ending in ("", "_late"):
@@ -55,9 +55,9 @@ def test_retries_and_callbacks_wait_for_the_broker(
     assert sorted(reported) == sorted(keys - {"chord"} | {"['chord']"})
 
 
-def test_the_attempts_of_a_task_do_not_stay_with_its_connection(split_yard: WorkerApp) -> None:
-    with split_yard.worker("threads", 1):
-        split_yard.send("call_on_own_connection", "sent")
-        assert split_yard.ran(1) == ["sent"]
-        before, after = split_yard.ran(2, subject="max_retries")
+def test_the_attempts_of_a_task_do_not_stay_with_its_connection(split_worker_app: WorkerApp) -> None:
+    with split_worker_app.worker("threads", 1):
+        split_worker_app.send("call_on_own_connection", "sent")
+        assert split_worker_app.ran(1) == ["sent"]
+        before, after = split_worker_app.ran(2, subject="max_retries")
     assert before == after

@@ -25,7 +25,7 @@ def test_a_full_pool_is_full_after_a_lost_connection(
                 worker_app.send("note", n)
             assert sorted(worker_app.ran(4, DEADLINE_S)) == [*"0123"]
             # The notes did not wait for the tasks that still run.
-            assert worker_app.witness.told("ended") == []
+            assert worker_app.witness.reports("ended") == []
         for key in "ab":
             worker_app.witness.release(key)
         worker_app.ran(2, DEADLINE_S, subject="ended")
@@ -51,7 +51,7 @@ def test_a_queue_added_after_a_child_was_replaced_costs_no_connection(worker_app
         # The second child has inherited the connections that the worker closes now.
         added = f"{worker_app.queue}-added"
         assert worker_app.app.control.add_consumer(added, reply=True, timeout=DEADLINE_S, limit=1)
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         worker_app.send("note", added, queue=added)
         assert worker_app.ran(2, DEADLINE_S)[-1] == added
         assert "connection to broker lost" not in worker.log.lower()

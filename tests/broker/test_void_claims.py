@@ -54,13 +54,13 @@ def test_a_void_claim_leaves_the_message_to_the_worker_that_has_it(kombu_client:
         channel = unread_claim(kombu_client, connection)
         assert kombu_client.lose_lease() == 1
         (taken,) = (
-            kombu_client.partition.claim("thief", lease_ms=60_000, want=1).run(kombu_client.client).entries
+            kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client).entries
         )
         heartbeat(channel.process)
         kombu_client.publish(2)
         kombu_client.drain(connection, got, 1)
         assert bodies(got) == [2]
-        assert kombu_client.partition.finish("thief", [taken.tag]).run(kombu_client.client) == 0
+        assert kombu_client.partition.finish("other", [taken.tag]).run(kombu_client.client) == 0
         got[0].ack()
         kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
 
@@ -119,13 +119,13 @@ def test_basic_get_whose_answer_comes_after_the_loss_claims_again(
         wait_until(lambda: proxy.held)
         assert kombu_client.lose_lease() == 1
         (taken,) = (
-            kombu_client.partition.claim("thief", lease_ms=60_000, want=1).run(kombu_client.client).entries
+            kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client).entries
         )
         if finder == "heartbeat":
             heartbeat(channel.process)
         else:
             assert connection.channel().basic_get(kombu_client.queue) is None
-        kombu_client.partition.release("thief", [taken.tag], mode="requeue").run(kombu_client.client)
+        kombu_client.partition.release("other", [taken.tag], mode="requeue").run(kombu_client.client)
         proxy.release_answers.set()
         asking.join(30)
         assert [message.deliveries for message in got] == [1]

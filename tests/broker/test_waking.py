@@ -217,10 +217,10 @@ def test_a_suspect_does_not_consume_the_wakeups_of_other_messages(worker_app: Wo
             worker_app.keys.leases, {worker_app.client.zrange(worker_app.keys.leases, 0, 0)[0]: 1}
         )
         partition = Partition(worker_app.keys, load_scripts())
-        assert partition.heartbeat("thief", lease_ms=1).run(worker_app.client).reaped == 1
+        assert partition.heartbeat("other", lease_ms=1).run(worker_app.client).reaped == 1
         with worker_app.worker("threads", 4):
             # The message is reaped as if its worker had died, and a worker runs it as a suspect.
-            wait_until(lambda: len(worker_app.witness.told("began")) == 2, 30)
+            wait_until(lambda: len(worker_app.witness.reports("began")) == 2, 30)
             late: list[str] = []
             for _ in range(20):
                 worker_app.send("timed", time.time())

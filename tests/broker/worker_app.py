@@ -31,30 +31,30 @@ _serial = count()
 def add_tasks(app: Celery, port: int) -> Celery:
     """Register the tasks, which report to the witness on `port`."""
 
-    def tell(subject: str, value: object) -> None:
-        Witness(port).tell(subject, value)
+    def report(subject: str, value: object) -> None:
+        Witness(port).report(subject, value)
 
     @app.task(name="note")
     def note(what: Any) -> Any:
-        tell("ran", what)
+        report("ran", what)
         return what
 
     @app.task(name="timed")
     def timed(due: float) -> None:
-        tell("late", time.time() - due)
+        report("late", time.time() - due)
 
     @app.task(name="hold", bind=True)
     def hold(self: Any, key: str) -> str:
-        tell("began", key)
+        report("began", key)
         Witness(port).hold(key)
-        tell("ended", key)
+        report("ended", key)
         return key
 
     @app.task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
     def hold_late(self: Any, key: str) -> str:
-        tell("began", key)
+        report("began", key)
         Witness(port).hold(key)
-        tell("ended", key)
+        report("ended", key)
         return key
 
     @app.task(name="linger")
@@ -62,42 +62,42 @@ def add_tasks(app: Celery, port: int) -> Celery:
         try:
             Witness(port).hold(key)
         except SoftTimeLimitExceeded:
-            tell("warned", key)
+            report("warned", key)
             Witness(port).hold(key)
-        tell("ended", key)
+        report("ended", key)
 
     @app.task(name="listen")
     def listen(key: str, seconds: float) -> None:
-        tell("began", key)
+        report("began", key)
         Witness(port).hold(key)
         with app.connection_for_read() as connection, Consumer(connection, [Queue("silence")]):
             began = time.monotonic()
             with suppress(TimeoutError):
                 connection.drain_events(timeout=seconds)
-            tell("listened", time.monotonic() - began)
+            report("listened", time.monotonic() - began)
 
     @app.task(name="nap", acks_late=True)
     def nap(seconds: float) -> None:
-        tell("began", "nap")
+        report("began", "nap")
         time.sleep(seconds)  # stands for work
-        tell("ended", "nap")
+        report("ended", "nap")
 
     @app.task(name="spin", acks_late=True)
     def spin(seconds: float) -> None:
-        tell("began", "spin")
+        report("began", "spin")
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             sum(range(1000))
-        tell("ended", "spin")
+        report("ended", "spin")
 
     @app.task(name="die", acks_late=True, reject_on_worker_lost=True)
     def die(key: str) -> None:
-        tell("began", key)
+        report("began", key)
         os.kill(os.getpid(), signal.SIGKILL)
 
     @app.task(name="outcome", bind=True, max_retries=2)
     def outcome(self: Any, how: str) -> Any:
-        tell("began", how)
+        report("began", how)
         if how == "fail":
             raise ValueError(how)
         if how == "ignore":
@@ -110,14 +110,14 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
     def hold_then_retry(self: Any, key: str) -> None:
         if self.request.retries:
-            tell("ran", key)
+            report("ran", key)
             return
-        tell("began", key)
+        report("began", key)
         Witness(port).hold(key)
         raise self.retry(countdown=0)
 
     def hold_then_call(key: str) -> None:
-        tell("began", key)
+        report("began", key)
         Witness(port).hold(key)
         note.delay(key)
 
@@ -130,19 +130,19 @@ def add_tasks(app: Celery, port: int) -> Celery:
         publish: Any = note.apply_async
         with app.connection_for_write() as connection:
             options: Any = connection.transport_options
-            tell("max_retries", options.get("max_retries"))
+            report("max_retries", options.get("max_retries"))
             publish((key,), connection=connection)
-            tell("max_retries", options.get("max_retries"))
+            report("max_retries", options.get("max_retries"))
 
     @app.task(name="retry_once", bind=True, max_retries=1)
     def retry_once(self: Any, countdown: float) -> None:
-        tell("attempt", time.monotonic())
+        report("attempt", time.monotonic())
         if not self.request.retries:
             raise self.retry(countdown=countdown)
 
     @app.task(name="errback")
     def errback(task_id: str) -> None:
-        tell("errback", task_id)
+        report("errback", task_id)
 
     return app
 
@@ -171,7 +171,7 @@ class WorkerApp:
 
     def __init__(self, server: RedisServer, port: int | None = None, **conf: Any) -> None:
         self.server = server
-        self.queue = f"yard-{next(_serial)}"
+        self.queue = f"worker-app-{next(_serial)}"
         self.conf: dict[str, Any] = {
             "broker_url": DQ.url(port or server.port, BROKER_DB),
             "result_backend": f"redis://127.0.0.1:{server.port}/{RESULT_DB}",
@@ -209,18 +209,18 @@ class WorkerApp:
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.send_task(task, args, **options)
 
-    def is_heard(self) -> None:
+    def wait_responsive(self) -> None:
         """Wait until the worker answers to remote control: its mailbox opens after it begins to consume."""
         wait_until(lambda: self.app.control.ping(timeout=5, limit=1), 60, what="an answer")
 
     def ran(self, count_: int, timeout_s: float = 30.0, subject: str = "ran") -> list[str]:
         """Wait until `count_` reports on `subject` have come; return all of them."""
         wait_until(
-            lambda: len(self.witness.told(subject)) >= count_,
+            lambda: len(self.witness.reports(subject)) >= count_,
             timeout_s,
-            what=lambda: f"{count_} on {subject!r}; told: {self.witness.told(subject)}",
+            what=lambda: f"{count_} on {subject!r}; reports: {self.witness.reports(subject)}",
         )
-        return self.witness.told(subject)
+        return self.witness.reports(subject)
 
     def settled(self, timeout_s: float = 30.0) -> None:
         """Wait until no message of the queue is stored, in flight or running."""
@@ -254,8 +254,11 @@ if ENVIRONMENT in os.environ:
         @worker_process_init.connect(weak=False)
         def hold_child(**_: Any) -> None:
             witness = Witness(app.conf["witness_port"])
-            witness.tell("child", os.getpid())
+            witness.report("child", os.getpid())
             witness.hold("child")
+
+    #: Blocks the main thread until "main thread" is released; the other threads go on.
+    signal.signal(signal.SIGRTMIN, lambda *_: Witness(app.conf["witness_port"]).hold("main thread"))
 
     if app.conf.get("stumbles"):
         app.steps["consumer"].add(Stumble)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 _EXTENSIONS = """
 [req]
-distinguished_name = nobody
-[nobody]
+distinguished_name = subject
+[subject]
 [authority]
 basicConstraints = critical, CA:TRUE
 keyUsage = critical, keyCertSign, cRLSign

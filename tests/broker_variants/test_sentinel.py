@@ -49,7 +49,7 @@ class Publisher(threading.Thread):
         number = 0
         while not self._over.is_set():
             begun_at = time.monotonic()
-            self._place.send("tell", self._place.queue, number, ignore_result=True)
+            self._place.send("report", self._place.queue, number, ignore_result=True)
             self.confirmed[number] = begun_at
             number += 1
 
@@ -73,7 +73,7 @@ def replicate(pair: SentinelPair) -> None:
 
 
 def ran(place: CeleryApp) -> list[int]:
-    return [int(value) for value in place.witness.told(place.queue)]
+    return [int(value) for value in place.witness.reports(place.queue)]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -116,7 +116,7 @@ def test_confirmed_by_a_replica_means_that_nothing_is_lost(
         task_acks_late=True,
     )
     for number in range(200):
-        place.send("tell", place.queue, number, ignore_result=True)
+        place.send("report", place.queue, number, ignore_result=True)
     with place.worker("prefork") as worker:
         wait_until(lambda: len(ran(place)) > 20, 60)
         pair.fail_over()
@@ -136,7 +136,7 @@ def test_a_running_task_outlives_the_failover(pair: SentinelPair, place: CeleryA
         # The ack reached the new master, so the message is not delivered again.
         wait_until(lambda: place.waiting() == 0, 60)
         assert place.send("add", 1, 1).get(timeout=30) == 2
-        assert place.witness.told(f"started:{key}") == []
+        assert place.witness.reports(f"started:{key}") == []
 
 
 def test_the_sentinels_of_a_list_are_one_broker(pair: SentinelPair, open_celery_app: OpenCeleryApp) -> None:

@@ -5,8 +5,8 @@ over Celery's Redis transport and over ``dq-redis://``, each in one process with
 passes over the first broker only is run again over both, and is printed if it differs again. The exit status
 is 1 if such a test has no known reason.
 
-The suite needs further packages: ``pip install celery[sqlalchemy,auth,yaml,msgpack] pydantic
-freezegun``, and Azure's client for one file.
+The suite needs further packages: ``pip install celery[sqlalchemy,auth,yaml,msgpack] pydantic freezegun
+pytest-celery pytest-rerunfailures pytest-subtests pytest-timeout``, and ``azure-storage-blob`` for one file.
 
 Examples::
 
@@ -55,14 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
     suite = options.celery / "t" / "integration"
     if not suite.is_dir():
         parser.error(f"--celery {options.celery}: there is no folder {suite}; give a checkout of Celery")
-    _say(f"suite of Celery {_version(options.celery)}, run with Celery {celery.__version__}")
+    _log(f"suite of Celery {_version(options.celery)}, run with Celery {celery.__version__}")
     out = options.out or Path(tempfile.mkdtemp(prefix="celery-suite-"))
     out.mkdir(parents=True, exist_ok=True)
     verdict = Verdict(*_run_both(options.celery, out, options.expression))
     for attempt in range(1, options.again + 1):
         if not verdict.faults:
             break
-        _say(f"{len(verdict.faults)} differences, which are run again:")
+        _log(f"{len(verdict.faults)} differences, which are run again:")
         again = _run_both(options.celery, out / f"again-{attempt}", only=verdict.faults)
         verdict = verdict.after_another_run(*again)
     print(verdict)
@@ -117,7 +117,7 @@ def _run(checkout: Path, out: Path, scheme: str, expression: str, only: Sequence
             if len(read_outcomes(record)) == before:
                 raise SystemExit(f"pytest ended without running a test:\n{log.read_text()[-4000:]}")
     outcomes = read_outcomes(record)
-    _say(f"{scheme}: {len(outcomes)} tests, log in {log}")
+    _log(f"{scheme}: {len(outcomes)} tests, log in {log}")
     return outcomes
 
 
@@ -148,7 +148,7 @@ def _version(checkout: Path) -> str:
     return found[1] if found else "?"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
-from tests.chaos.driver import Plan, run, say_to_stderr
+from tests.chaos.driver import Plan, log_to_stderr, run
 from tests.chaos.faults import FAILOVER, KILL, WEIGHTS
 
 MODES = (KILL, *WEIGHTS, FAILOVER)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed, verdicts = False, {}
     for name in options.broker or ACTIVE:
         broker = BROKERS[name]
-        verdict = run(broker, plan, say_to_stderr)
+        verdict = run(broker, plan, log_to_stderr)
         print(f"== {name}, seed {plan.seed}\n{verdict.report()}", flush=True)
         verdicts[name] = asdict(verdict)
         if broker.has_leases:

@@ -59,7 +59,7 @@ class ChaosWorkers:
         self._pool = pool
         self._concurrency = concurrency
         self.places = [WorkerPlace(number, broker_port, behind_proxy) for number in range(workers)]
-        self._buried: list[WorkerProcess] = []
+        self._ended: list[WorkerProcess] = []
 
     def start(self) -> None:
         """Start a worker at each place and wait until all consume."""
@@ -72,7 +72,7 @@ class ChaosWorkers:
     def fill(self, place: WorkerPlace) -> None:
         """Start a worker at `place`; does not wait for it."""
         if place.worker is not None:
-            self._buried.append(place.worker)
+            self._ended.append(place.worker)
         place.incarnation += 1
         conf = dict(self._conf)
         conf["worker_soft_shutdown_timeout"] = 0.0 if place.number % 2 else SOFT_TIMEOUT
@@ -96,7 +96,7 @@ class ChaosWorkers:
 
     def logs(self) -> dict[str, str]:
         """Return the logs of all workers so far, by node name."""
-        workers = self._buried + [place.worker for place in self.places if place.worker is not None]
+        workers = self._ended + [place.worker for place in self.places if place.worker is not None]
         return {worker.name: worker.log for worker in workers}
 
     def dismiss(self) -> None:
@@ -111,7 +111,7 @@ class ChaosWorkers:
                 os.kill(worker.pid, signal.SIGTERM)
         with suppress(TimeoutError):
             wait_until(lambda: not any(worker.alive for worker in workers), 10)
-        for worker in workers + self._buried:
+        for worker in workers + self._ended:
             worker.discard()
         for place in self.places:
             if place.proxy is not None:

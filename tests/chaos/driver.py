@@ -59,7 +59,7 @@ class Plan:
     visibility_timeout: float = 3600.0
 
 
-def run(broker: Broker, plan: Plan, say: Callable[[str], None] = lambda text: None) -> Verdict:
+def run(broker: Broker, plan: Plan, log: Callable[[str], None] = lambda text: None) -> Verdict:
     """Run `plan` on `broker`, with servers that are started and removed here."""
     broker.prepare()
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def run(broker: Broker, plan: Plan, say: Callable[[str], None] = lambda text: No
         )
         ledger = Ledger(books.port)
         stack.callback(ledger.close)
-        return _Run(broker, plan, server, ledger, books.port, say, stack).go()
+        return _Run(broker, plan, server, ledger, books.port, log, stack).go()
 
 
 class _Run:
@@ -82,11 +82,11 @@ class _Run:
         server: RedisServer | SentinelPair,
         ledger: Ledger,
         ledger_port: int,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         stack: ExitStack,
     ) -> None:
         self._plan = plan
-        self._say = say
+        self._log = log
         self._server = server
         self._has_leases = broker.has_leases
         self._replicas = plan.confirm_replicas if plan.sentinel and broker.has_leases else 0
@@ -96,7 +96,7 @@ class _Run:
         conf = self._conf(broker, ledger_port)
         self._app = add_tasks(make_app(NAME, broker, conf), ledger_port)
         stack.callback(self._app.close)
-        self._crew = ChaosWorkers(
+        self._workers = ChaosWorkers(
             broker=broker,
             conf=conf,
             workers=plan.workers,
@@ -105,8 +105,8 @@ class _Run:
             broker_port=0 if isinstance(server, SentinelPair) else server.port,
             behind_proxy=not plan.sentinel,
         )
-        stack.callback(self._crew.dismiss)
-        self._saboteur = Saboteur(self._crew, server, lease=plan.lease, seed=plan.seed)
+        stack.callback(self._workers.dismiss)
+        self._saboteur = Saboteur(self._workers, server, lease=plan.lease, seed=plan.seed)
         self._schedule = draw_schedule(
             plan.seed, plan.messages, plan.kills, plan.others, plan.workers, self._modes()
         )
@@ -143,8 +143,8 @@ class _Run:
 
     def go(self) -> Verdict:
         plan = self._plan
-        self._crew.start()
-        self._say(f"{plan.workers} workers are ready")
+        self._workers.start()
+        self._log(f"{plan.workers} workers are ready")
         self._load.start()
         schedule = list(self._schedule)
         last_progress, seen = time.monotonic(), 0
@@ -161,8 +161,8 @@ class _Run:
             if victim is not None:
                 fault = self._saboteur.commit(schedule.pop(0).mode, victim)
                 last_progress = time.monotonic()
-                self._say(f"{seen} finished: {fault.mode} {fault.worker or '(all)'}")
-            self._crew.fill_empty()
+                self._log(f"{seen} finished: {fault.mode} {fault.worker or '(all)'}")
+            self._workers.fill_empty()
             complete = self._load.done and seen >= len(self._load.published.confirmed)
             if complete and not schedule and self._saboteur.idle:
                 break
@@ -171,7 +171,7 @@ class _Run:
                 and self._saboteur.idle
                 and (not schedule or stalled > 3 * plan.patience)
             ):
-                self._say(f"no progress for {stalled:.0f} s: giving up on the rest")
+                self._log(f"no progress for {stalled:.0f} s: giving up on the rest")
                 break
             self._turn()
         self._load.stop()
@@ -239,6 +239,6 @@ class _Run:
         return found
 
 
-def say_to_stderr(text: str) -> None:
+def log_to_stderr(text: str) -> None:
     """Prints the progress."""
     print(text, file=sys.stderr, flush=True)

@@ -37,10 +37,10 @@ FAILOVER = "failover"
 FAILOVER_WEIGHT = 3
 
 #: Modes that interrupt the messages of all workers.
-EVERYBODY = ("kill-connections", "restart-broker", FAILOVER)
+HITS_ALL = ("kill-connections", "restart-broker", FAILOVER)
 
 #: Modes that hit no single worker.
-AT_LARGE = (*EVERYBODY, "script-flush")
+AT_LARGE = (*HITS_ALL, "script-flush")
 
 #: Modes that need a worker with a soft shutdown, or one without; even places have one.
 SOFT, COLD = "soft", "cold"
@@ -105,10 +105,10 @@ class Saboteur:
     """Commits faults. Longer ones end in :meth:`tend`, which the driver calls in each round."""
 
     def __init__(
-        self, crew: ChaosWorkers, server: RedisServer | SentinelPair, *, lease: float, seed: int
+        self, workers: ChaosWorkers, server: RedisServer | SentinelPair, *, lease: float, seed: int
     ) -> None:
         self.faults: list[Fault] = []
-        self._crew = crew
+        self._workers = workers
         self._server = server
         self._lease = lease
         self._draw = random.Random(f"victims-{seed}")
@@ -120,14 +120,18 @@ class Saboteur:
 
     def victim(self, planned: Planned) -> WorkerPlace | None:
         """Return the victim: the worker at the fault's place, or the next one without a fault."""
-        places = self._crew.places
+        places = self._workers.places
         if planned.mode in AT_LARGE:
             return places[planned.place]
         turned = places[planned.place :] + places[: planned.place]
         return next((place for place in turned if self._suits(place, planned.mode)), None)
 
     def _suits(self, place: WorkerPlace, mode: str) -> bool:
-        if len(self._crew.places) > 1 and mode in (SOFT, COLD) and (place.number % 2 == 0) != (mode == SOFT):
+        if (
+            len(self._workers.places) > 1
+            and mode in (SOFT, COLD)
+            and (place.number % 2 == 0) != (mode == SOFT)
+        ):
             return False
         return not place.busy and place.consumes
 

@@ -40,7 +40,7 @@ def test_a_message_that_ran_once_is_fine() -> None:
     assert (verdict.finished, verdict.duplicated) == (1, 0)
 
 
-def test_what_never_finished_is_lost_or_stuck() -> None:
+def test_an_unfinished_message_is_lost_or_stuck() -> None:
     verdict = judge(published(3), [entry("start", 1, number=1)], [], {"m2"})
     assert (verdict.lost, verdict.stuck) == (["m0", "m1"], ["m2"])
 
@@ -74,7 +74,7 @@ def test_a_failover_may_lose_what_only_the_master_had_confirmed(
     assert ("lost with a master: 1" in verdict.report()) is excused
 
 
-def test_what_the_new_master_still_has_is_stuck() -> None:
+def test_a_message_on_the_new_master_is_stuck() -> None:
     gone = published()
     gone.confirmed_at["m0"] = 10.0
     assert judge(gone, [], [Fault("failover", "", 0, 10, 11)], {"m0"}).stuck == ["m0"]
@@ -115,7 +115,7 @@ def test_a_second_run_needs_an_excuse(fault: Fault, attributable: bool) -> None:
     ("mode", "at", "undisturbed"),
     [("kill-worker", 12, 1), ("kill-worker", 20, 0), ("kill-child", 12, 0), ("kill-child", 10.2, 1)],
 )
-def test_nobody_else_has_a_message_before_the_lease_of_its_holder_ends(
+def test_no_other_worker_has_a_message_before_the_lease_of_its_holder_ends(
     mode: str, at: float, undisturbed: int
 ) -> None:
     entries = [entry("start", 10), entry("start", 25, "w2"), entry("finish", 26, "w2")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from tests.chaos.faults import EVERYBODY, EXCUSES, KILL, Fault
+from tests.chaos.faults import EXCUSES, HITS_ALL, KILL, Fault
 from tests.chaos.ledger import Entry
 from tests.chaos.load import Published
 
@@ -33,7 +33,7 @@ LEASE_LEFT = 0.7
 SILENT = (KILL, "pause", "black-hole")
 
 #: Number of the slowest recoveries in a report.
-SLOW_TOLD = 3
+SLOW_SHOWN = 3
 
 
 @dataclass
@@ -166,11 +166,11 @@ def excuse(first: Run, second: Run, faults: Sequence[Fault]) -> Fault | None:
             found.append((False, fault.begin, fault))
         if fault.mode.split(" ")[0] not in EXCUSES:
             continue
-        if fault.mode not in EVERYBODY and fault.worker != first.worker:
+        if fault.mode not in HITS_ALL and fault.worker != first.worker:
             continue
         if fault.pid and fault.pid != first.pid:
             continue
-        cut_off = fault.mode in EVERYBODY or fault.mode == "black-hole"
+        cut_off = fault.mode in HITS_ALL or fault.mode == "black-hole"
         orphaned = fault.mode == "kill-worker"
         end = fault.end + (RECONNECT_ALLOWANCE if cut_off else ORPHAN_ALLOWANCE if orphaned else 0)
         if fault.begin <= until and end >= first.start:
@@ -229,7 +229,7 @@ def judge(
             verdict.lost_with_master.append(message)
         else:
             verdict.lost.append(message)
-            verdict.tales[message] = _tell_lost(message, published, runs.get(message, ()), faults)
+            verdict.tales[message] = _describe_lost(message, published, runs.get(message, ()), faults)
     recovery: dict[str, list[float]] = defaultdict(list)
     undisturbed: list[float] = []
     slow: list[tuple[float, str]] = []
@@ -242,7 +242,7 @@ def judge(
                 verdict.overlapping += 1
             fault = excuse(first, second, faults)
             if fault is None:
-                verdict.unattributable.append(_tell(message, first, second))
+                verdict.unattributable.append(_describe(message, first, second))
                 continue
             verdict.attributable += 1
             if first.finish is None or first.finish > fault.begin:
@@ -253,11 +253,11 @@ def judge(
                     undisturbed.append(second.start - begin)
                 since = max([begin, *(other.begin for other in again)])
                 verdict.slowest_recovery = max(verdict.slowest_recovery, second.start - since)
-                slow.append((second.start - begin, _tell_slow(fault, begin, second, again, message)))
+                slow.append((second.start - begin, _describe_slow(fault, begin, second, again, message)))
     verdict.recovery = {mode: _summary(times) for mode, times in recovery.items()}
     if undisturbed:
         verdict.undisturbed = _summary(undisturbed)
-    verdict.slow = [line for _, line in sorted(slow, reverse=True)[:SLOW_TOLD]]
+    verdict.slow = [line for _, line in sorted(slow, reverse=True)[:SLOW_SHOWN]]
     overtaken = sorted(count_overtaken(runs))
     if overtaken:
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
@@ -296,7 +296,7 @@ def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
     return counts
 
 
-def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:
+def _describe_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:
     confirmed = published.confirmed_at.get(message)
     reported = [f"confirmed at {confirmed:.3f}"] if confirmed is not None else []
     reported += [f"started on {run.worker} at {run.start:.3f} and never ended" for run in runs]
@@ -308,7 +308,7 @@ def _tell_lost(message: str, published: Published, runs: Sequence[Run], faults: 
     return "; ".join(reported if runs else [*reported, "never started"])
 
 
-def _tell_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], message: str) -> str:
+def _describe_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], message: str) -> str:
     reported = [
         f"{message} ran again {second.start - begin:.2f} s after {fault.mode} {fault.worker or '(all)'}"
     ]
@@ -316,7 +316,7 @@ def _tell_slow(fault: Fault, begin: float, second: Run, again: Sequence[Fault], 
     return "; ".join(reported)
 
 
-def _tell(message: str, first: Run, second: Run) -> str:
+def _describe(message: str, first: Run, second: Run) -> str:
     ended = "never ended" if first.finish is None else f"ended {second.start - first.finish:+.3f} s before"
     later = second.start - first.start
     return f"{message} ran on {first.worker} ({ended}), then {later:.3f} s later on {second.worker}"

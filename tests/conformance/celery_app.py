@@ -80,7 +80,7 @@ class CeleryApp:
     def ask(self, method: str, *args: Any, destinations: Sequence[str] = (), **options: Any) -> Any:
         """Send an `inspect` command; return the answer of the only worker."""
         inspect = self.app.control.inspect(timeout=2, limit=1, destination=list(destinations) or None)
-        # A green worker says "ready" before its mailbox is open: ask again.
+        # A green worker prints "ready" before its mailbox is open: ask again.
         answer = wait_until(
             lambda: getattr(inspect, method)(*args, **options), 40, what=f"an answer to {method}"
         )

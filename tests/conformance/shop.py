@@ -43,17 +43,17 @@ class Witness:
             retry_on_error=[redis.ConnectionError],
         )
 
-    def tell(self, subject: str, value: object = "") -> None:
-        self._client.rpush(f"told:{subject}", str(value))
+    def report(self, subject: str, value: object = "") -> None:
+        self._client.rpush(f"reported:{subject}", str(value))
 
-    def told(self, subject: str) -> list[str]:
-        return [str(each) for each in self._client.lrange(f"told:{subject}", 0, -1)]
+    def reports(self, subject: str) -> list[str]:
+        return [str(each) for each in self._client.lrange(f"reported:{subject}", 0, -1)]
 
     def wait(self, subject: str, deadline: float = 30.0) -> str:
         """Wait for the next report on `subject`, and remove it."""
-        received = self._client.blpop([f"told:{subject}"], timeout=deadline)
+        received = self._client.blpop([f"reported:{subject}"], timeout=deadline)
         if received is None:
-            raise TimeoutError(f"nobody told {subject!r} within {deadline} s")
+            raise TimeoutError(f"no report on {subject!r} within {deadline} s")
         return str(received[1])
 
     def release(self, key: str, amount: int = 1) -> None:
@@ -86,13 +86,13 @@ def add_tasks(app: Celery, port: int) -> Celery:
     def total(numbers: list[int]) -> int:
         return sum(numbers)
 
-    @task(name="tell")
-    def tell(subject: str, value: object = "") -> None:
-        witness().tell(subject, value)
+    @task(name="report")
+    def report(subject: str, value: object = "") -> None:
+        witness().report(subject, value)
 
-    @task(name="tell_ignored", ignore_result=True)
-    def tell_ignored(subject: str) -> str:
-        witness().tell(subject)
+    @task(name="report_ignored", ignore_result=True)
+    def report_ignored(subject: str) -> str:
+        witness().report(subject)
         return "not kept"
 
     @task(name="own_eta", bind=True)
@@ -106,23 +106,23 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @task(name="hold", bind=True)
     def hold(self: Task[Any, Any], key: str) -> str:
         own = witness()
-        own.tell(f"started:{key}", os.getpid())
+        own.report(f"started:{key}", os.getpid())
         own.hold(key)
-        own.tell(f"finished:{key}", self.request.id)
+        own.report(f"finished:{key}", self.request.id)
         return key
 
     @task(name="hold_late", bind=True, acks_late=True)
     def hold_late(self: Task[Any, Any], key: str) -> str:
         own = witness()
-        own.tell(f"started:{key}", os.getpid())
+        own.report(f"started:{key}", os.getpid())
         own.hold(key)
-        own.tell(f"finished:{key}", self.request.id)
+        own.report(f"finished:{key}", self.request.id)
         return key
 
     @task(name="hold_or_die", bind=True, acks_late=True, reject_on_worker_lost=True)
     def hold_or_die(self: Task[Any, Any], key: str) -> str:
         own = witness()
-        own.tell(f"started:{key}", os.getpid())
+        own.report(f"started:{key}", os.getpid())
         own.hold(key)
         return key
 
@@ -140,34 +140,34 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @task(name="die_once", bind=True, acks_late=True, reject_on_worker_lost=True)
     def die_once(self: Task[Any, Any], key: str) -> str:
         own = witness()
-        own.tell(f"deliveries:{key}", self.request.get("dq_deliveries"))  # the stock transport has none
-        own.tell(f"attempt:{key}")
-        if len(own.told(f"attempt:{key}")) == 1:
+        own.report(f"deliveries:{key}", self.request.get("dq_deliveries"))  # the stock transport has none
+        own.report(f"attempt:{key}")
+        if len(own.reports(f"attempt:{key}")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return "survived"
 
     @task(name="die", acks_late=True, reject_on_worker_lost=True)
     def die(key: str) -> None:
-        witness().tell(f"attempt:{key}")
+        witness().report(f"attempt:{key}")
         os.kill(os.getpid(), signal.SIGKILL)
 
     @task(name="retry", bind=True, max_retries=3)
     def retry(self: Task[Any, Any], key: str, succeed_at: int = 2, countdown: float = 0) -> int:
-        witness().tell(f"attempt:{key}", self.request.id)
+        witness().report(f"attempt:{key}", self.request.id)
         if self.request.retries < succeed_at:
             raise self.retry(countdown=countdown)
         return int(self.request.retries)
 
     @task(name="autoretry", autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
     def autoretry(key: str) -> None:
-        witness().tell(f"attempt:{key}")
+        witness().report(f"attempt:{key}")
         raise KeyError(key)
 
     @task(name="reject", bind=True, acks_late=True)
     def reject(self: Task[Any, Any], key: str, requeue: bool) -> str:
         own = witness()
-        own.tell(f"attempt:{key}")
-        if len(own.told(f"attempt:{key}")) == 1:
+        own.report(f"attempt:{key}")
+        if len(own.reports(f"attempt:{key}")) == 1:
             raise Reject("no", requeue=requeue)
         return "second time"
 
@@ -181,7 +181,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
     class Noting(Task):  # type: ignore[type-arg]
         def on_failure(self, exc: Exception, task_id: str, *args: Any) -> None:
-            witness().tell(f"failed:{task_id}", type(exc).__name__)
+            witness().report(f"failed:{task_id}", type(exc).__name__)
 
     @task(name="stubborn", time_limit=1, base=Noting)
     def stubborn(key: str) -> None:
@@ -193,7 +193,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
 
     @task(name="note_failure")
     def note_failure(task_id: str) -> None:
-        witness().tell(f"errback:{task_id}")
+        witness().report(f"errback:{task_id}")
 
     @task(name="swap", bind=True)
     def swap(self: Task[Any, Any], x: int) -> int:

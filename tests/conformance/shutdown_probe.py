@@ -12,37 +12,37 @@ from tests.conformance import shop
 from tests.workers import ENVIRONMENT
 
 #: The reports to the witness.
-WAITS, HEARS, SLEEPS = "waits for last results", "hears a last result", "sleeps over last results"
+WAITS, RECEIVES, SLEEPS = "waits for last results", "receives a last result", "sleeps over last results"
 
 
-def tell(port: int) -> None:
+def install_probe(port: int) -> None:
     """Report to the witness at this port."""
     witness = shop.Witness(port)
     handler: Any = asynpool.ResultHandler
     names = vars(asynpool)
     wait, sleep = handler.on_stop_not_started, names["sleep"]
 
-    def told_sleep(seconds: float) -> None:
-        witness.tell(SLEEPS, seconds)
+    def reporting_sleep(seconds: float) -> None:
+        witness.report(SLEEPS, seconds)
         sleep(seconds)  # Celery's own sleep, which is reported
 
-    def told_wait(self: Any) -> None:
+    def reporting_wait(self: Any) -> None:
         take = self.on_state_change
 
-        def told_result(message: Any) -> None:
+        def reporting_result(message: Any) -> None:
             take(message)
             if message[0] == READY:
-                witness.tell(HEARS)
+                witness.report(RECEIVES)
 
-        self.on_state_change = told_result
-        witness.tell(WAITS)
-        names["sleep"] = told_sleep
+        self.on_state_change = reporting_result
+        witness.report(WAITS)
+        names["sleep"] = reporting_sleep
         wait(self)
         names["sleep"] = sleep
 
-    handler.on_stop_not_started = told_wait
+    handler.on_stop_not_started = reporting_wait
 
 
 if ENVIRONMENT in os.environ:
     app = shop.app
-    tell(int(app.conf["witness_port"]))
+    install_probe(int(app.conf["witness_port"]))

@@ -38,7 +38,7 @@ def acknowledge_and_drain(kombu_queue: KombuQueue) -> None:
     drain_until(kombu_queue.connection, lambda: False, deadline=15)
 
 
-def test_connecting_to_nobody_is_an_operational_error(dead_url: str) -> None:
+def test_connecting_to_a_dead_port_is_an_operational_error(dead_url: str) -> None:
     with Connection(dead_url) as connection, pytest.raises(OperationalError):
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 

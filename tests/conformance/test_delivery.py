@@ -100,7 +100,7 @@ def test_prefetch_can_be_raised_while_consuming(kombu_queue: KombuQueue) -> None
     assert kombu_queue.bodies == [0, 1, 2, 3]
 
 
-def test_closing_the_channel_requeues_what_is_unacknowledged(
+def test_closing_the_channel_requeues_unacknowledged_messages(
     kombu_queue: KombuQueue, other_connection: Connection, broker: Broker
 ) -> None:
     kombu_queue.publish(0, 1, 2, 3)
@@ -113,7 +113,7 @@ def test_closing_the_channel_requeues_what_is_unacknowledged(
     assert successor.drain(3) == broker.expected("order after channel close", [0, 2, 3])
 
 
-def test_closing_the_connection_requeues_what_is_unacknowledged(
+def test_closing_the_connection_requeues_unacknowledged_messages(
     kombu_queue: KombuQueue, other_connection: Connection, broker: Broker
 ) -> None:
     kombu_queue.publish(*range(5))
@@ -167,7 +167,7 @@ def test_a_cancelled_consumer_gets_nothing_more(
     assert kombu_queue.count() == 1
 
 
-def test_what_was_in_hand_can_be_acknowledged_after_cancel(
+def test_a_delivered_message_can_be_acknowledged_after_cancel(
     kombu_queue: KombuQueue, other_connection: Connection
 ) -> None:
     kombu_queue.publish(1)
@@ -193,7 +193,7 @@ def test_basic_get(kombu_queue: KombuQueue, other_connection: Connection) -> Non
     assert successor.drain(2) == ["a", "c"]
 
 
-def test_an_exception_in_a_callback_reaches_the_caller_and_blocks_nobody(
+def test_an_exception_in_a_callback_reaches_the_caller_and_blocks_no_message(
     kombu_queue: KombuQueue, other_connection: Connection
 ) -> None:
     kombu_queue.publish(*range(5))

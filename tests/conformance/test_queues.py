@@ -34,12 +34,12 @@ def test_passive_declare_of_a_queue_that_never_was(connection: Connection, queue
     assert "NOT_FOUND" in str(caught.value)
 
 
-def test_passive_declare_counts_what_waits(kombu_queue: KombuQueue) -> None:
+def test_passive_declare_counts_waiting_messages(kombu_queue: KombuQueue) -> None:
     kombu_queue.publish(*range(7))
     assert passive_declare(kombu_queue) == 7
 
 
-def test_passive_declare_does_not_count_what_is_held(kombu_queue: KombuQueue) -> None:
+def test_passive_declare_does_not_count_held_messages(kombu_queue: KombuQueue) -> None:
     kombu_queue.publish(*range(7))
     kombu_queue.consume(prefetch_count=2)
     kombu_queue.drain(2)
@@ -68,7 +68,7 @@ def test_purge_returns_how_many_went(kombu_queue: KombuQueue) -> None:
     assert kombu_queue.count() == 0
 
 
-def test_purge_spares_what_is_in_hand(kombu_queue: KombuQueue, other_connection: Connection) -> None:
+def test_purge_spares_delivered_messages(kombu_queue: KombuQueue, other_connection: Connection) -> None:
     kombu_queue.publish(*range(4))
     kombu_queue.consume(prefetch_count=1)
     kombu_queue.drain(1)
@@ -151,7 +151,7 @@ def test_simple_queue(connection: Connection, queue_name: str) -> None:
         assert queue.Empty is Empty
 
 
-def test_simple_queue_returns_what_was_not_acknowledged(
+def test_simple_queue_returns_unacknowledged_messages(
     connection: Connection, other_connection: Connection, queue_name: str
 ) -> None:
     with connection.SimpleQueue(queue_name) as queue:
@@ -181,7 +181,7 @@ def test_priority_per_queue(kombu_queue: KombuQueue, broker: Broker) -> None:
     assert kombu_queue.drain(4) == ["high 1", "high 2", "low 1", "low 2"]
 
 
-def test_priority_overtakes_what_is_not_yet_fetched(kombu_queue: KombuQueue, broker: Broker) -> None:
+def test_priority_overtakes_unfetched_messages(kombu_queue: KombuQueue, broker: Broker) -> None:
     kombu_queue.publish(*range(5), priority=broker.least_urgent)
     kombu_queue.consume(prefetch_count=1)
     kombu_queue.drain(1)

@@ -103,7 +103,7 @@ def test_fanout_beside_a_plain_queue_on_one_connection(
     connection: Connection, other_connection: Connection, queue_name: str
 ) -> None:
     exchange = Exchange(f"{queue_name}-fanout", type="fanout")
-    received = KombuQueue(connection, Queue(f"{queue_name}-heard", exchange))
+    received = KombuQueue(connection, Queue(f"{queue_name}-received", exchange))
     plain = KombuQueue(connection, queue_name)
     received.consume(no_ack=True)
     plain.consume(ack=True)

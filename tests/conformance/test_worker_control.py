@@ -66,7 +66,7 @@ def test_active_and_query(staffed_app: CeleryApp, held: tuple[str, Any]) -> None
 
 
 def test_scheduled_or_waiting_in_the_broker(staffed_app: CeleryApp) -> None:
-    result = staffed_app.send("tell", uuid4().hex, countdown=600)
+    result = staffed_app.send("report", uuid4().hex, countdown=600)
     # The stock transport keeps delayed tasks in a worker; a broker that supports delays keeps them itself.
     if staffed_app.broker.expected("delayed tasks wait in the broker", True):
         assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
@@ -84,7 +84,7 @@ def test_revoking_a_queued_task(staffed_app: CeleryApp, pool: str) -> None:
     for key in keys:
         staffed_app.witness.wait(f"started:{key}")
     subject = uuid4().hex
-    victim = staffed_app.send("tell", subject)
+    victim = staffed_app.send("report", subject)
     stops = staffed_app.broker.expected(f"a revoke stops what waits for a slot ({pool})", True)
     if not stops:
         # A revoke before the worker has received the task would test another path.
@@ -96,7 +96,7 @@ def test_revoking_a_queued_task(staffed_app: CeleryApp, pool: str) -> None:
     for result in held:
         result.get(timeout=WAIT)
     staffed_app.let_pass(victim.id, WAIT)
-    assert staffed_app.witness.told(subject) == ([] if stops else [""])
+    assert staffed_app.witness.reports(subject) == ([] if stops else [""])
     if stops:
         with pytest.raises(TaskRevokedError):
             victim.get(timeout=WAIT)
@@ -107,9 +107,9 @@ def test_revoking_before_publishing(staffed_app: CeleryApp) -> None:
     staffed_app.app.control.revoke(task_id)
     wait_until(lambda: task_id in staffed_app.ask("revoked"), WAIT)
     with pytest.raises(TaskRevokedError):
-        staffed_app.send("tell", subject, task_id=task_id).get(timeout=WAIT)
+        staffed_app.send("report", subject, task_id=task_id).get(timeout=WAIT)
     staffed_app.let_pass(task_id, WAIT)
-    assert staffed_app.witness.told(subject) == []
+    assert staffed_app.witness.reports(subject) == []
 
 
 def test_reserved(staffed_app: CeleryApp) -> None:
@@ -133,27 +133,27 @@ def test_rate_limit(staffed_app: CeleryApp) -> None:
 
 
 def test_a_rate_limited_task_waits(staffed_app: CeleryApp) -> None:
-    staffed_app.order("rate_limit", "tell", "4/s")
+    staffed_app.order("rate_limit", "report", "4/s")
     subject = uuid4().hex
-    results = [staffed_app.send("tell", subject) for _ in range(3)]
+    results = [staffed_app.send("report", subject) for _ in range(3)]
     # A rate-limited task does not delay others.
     assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
     for result in results:
         result.get(timeout=WAIT)
-    assert len(staffed_app.witness.told(subject)) == 3
-    staffed_app.order("rate_limit", "tell", None)
+    assert len(staffed_app.witness.reports(subject)) == 3
+    staffed_app.order("rate_limit", "report", None)
 
 
 def test_add_and_cancel_consumer(staffed_app: CeleryApp) -> None:
     queue, subject = f"{staffed_app.queue}-extra", uuid4().hex
     staffed_app.order("add_consumer", queue)
-    staffed_app.send("tell", subject, "first", queue=queue)
+    staffed_app.send("report", subject, "first", queue=queue)
     assert staffed_app.witness.wait(subject) == "first"
     staffed_app.order("cancel_consumer", queue)
     wait_until(lambda: [row["name"] for row in staffed_app.ask("active_queues")] == [staffed_app.queue], WAIT)
-    staffed_app.send("tell", subject, "second", queue=queue)
+    staffed_app.send("report", subject, "second", queue=queue)
     assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
-    assert staffed_app.witness.told(subject) == []
+    assert staffed_app.witness.reports(subject) == []
     # The message waits for the next consumer.
     staffed_app.order("add_consumer", queue)
     assert staffed_app.witness.wait(subject) == "second"

@@ -33,7 +33,7 @@ def newcomer(celery_app: CeleryApp) -> WorkerProcess:
             second.discard()
             raise
         second.discard()
-    raise TimeoutError("nobody has answered the newcomers")
+    raise TimeoutError("no answer to the new connections")
 
 
 @on_redis
@@ -83,7 +83,7 @@ def test_a_task_that_runs_while_the_connection_is_lost(
         worker.wait_for_log("Connection to broker lost")
         if celery_app.broker.expected("a blip does not run a task twice", True):
             assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
-            assert celery_app.witness.told(f"started:{key}") == []
+            assert celery_app.witness.reports(f"started:{key}") == []
             celery_app.witness.release(key)
         else:
             celery_app.witness.wait(f"started:{key}")
@@ -108,10 +108,10 @@ def test_a_broker_restart(broker: Broker) -> None:
 
 def test_an_unknown_task_is_dropped(celery_app: CeleryApp) -> None:
     with celery_app.worker("prefork") as worker:
-        celery_app.app.send_task("nobody.knows", queue=celery_app.queue)
+        celery_app.app.send_task("unknown.task", queue=celery_app.queue)
         worker.wait_for_log("Received unregistered task")
         if celery_app.conf["broker_url"].startswith("dq-redis"):
-            worker.wait_for_log("Task 'nobody.knows' is not registered in this worker: its message")
+            worker.wait_for_log("Task 'unknown.task' is not registered in this worker: its message")
         assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
     assert celery_app.waiting() == 0
 
@@ -138,7 +138,7 @@ def test_a_message_that_is_no_task_is_dropped(celery_app: CeleryApp) -> None:
 
 def test_messages_of_the_first_protocol(celery_app: CeleryApp) -> None:
     subject = uuid4().hex
-    body = {"task": "tell", "id": uuid4().hex, "args": [subject, "old style"], "kwargs": {}, "retries": 0}
+    body = {"task": "report", "id": uuid4().hex, "args": [subject, "old style"], "kwargs": {}, "retries": 0}
     with celery_app.worker("solo"), Connection(celery_app.conf["broker_url"]) as connection:
         Producer(connection.channel()).publish(body, routing_key=celery_app.queue, serializer="json")
         assert celery_app.witness.wait(subject) == "old style"

@@ -58,7 +58,7 @@ def test_terminating_a_running_task(staffed_app: CeleryApp) -> None:
     with pytest.raises(TaskRevokedError):
         result.get(timeout=WAIT)
     wait_until(lambda: not psutil.pid_exists(child), WAIT)
-    assert staffed_app.witness.told(f"finished:{key}") == []
+    assert staffed_app.witness.reports(f"finished:{key}") == []
 
 
 def test_terminating_a_late_acked_task_does_not_bring_it_back(staffed_app: CeleryApp) -> None:
@@ -69,7 +69,7 @@ def test_terminating_a_late_acked_task_does_not_bring_it_back(staffed_app: Celer
     with pytest.raises(TaskRevokedError):
         result.get(timeout=WAIT)
     assert staffed_app.send("add", 2, 2).get(timeout=WAIT) == 4
-    assert staffed_app.witness.told(f"started:{key}") == []
+    assert staffed_app.witness.reports(f"started:{key}") == []
 
 
 def test_a_lost_child_fails_an_early_acked_task(staffed_app: CeleryApp) -> None:
@@ -93,4 +93,4 @@ def test_a_task_that_kills_its_child_once(staffed_app: CeleryApp) -> None:
     key = uuid4().hex
     assert staffed_app.send("die_once", key).get(timeout=WAIT) == "survived"
     counted = ["0", "1"] if staffed_app.broker.has_leases else ["None", "None"]
-    assert staffed_app.witness.told(f"deliveries:{key}") == counted
+    assert staffed_app.witness.reports(f"deliveries:{key}") == counted

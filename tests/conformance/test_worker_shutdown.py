@@ -16,7 +16,7 @@ from celery_dq.testing.waiting import wait_until
 from tests.brokers import ACTIVE
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.shop import BROKER_DB
-from tests.conformance.shutdown_probe import HEARS, SLEEPS, WAITS
+from tests.conformance.shutdown_probe import RECEIVES, SLEEPS, WAITS
 
 WAIT = 30
 
@@ -36,7 +36,7 @@ def held(celery_app: CeleryApp, *keys: str, task: str = "hold_late") -> list[Any
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork", "gevent"])
-def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(celery_app: CeleryApp, pool: str) -> None:
+def test_warm_shutdown_finishes_running_tasks_and_releases_the_rest(celery_app: CeleryApp, pool: str) -> None:
     key, later = uuid4().hex, uuid4().hex
     # Given a worker of one slot that runs one task and may have fetched more
     with celery_app.worker(pool, concurrency=1, conf={"worker_prefetch_multiplier": 4}) as worker:
@@ -57,10 +57,10 @@ def test_warm_shutdown_finishes_what_runs_and_returns_the_rest(celery_app: Celer
         assert worker.wait(WAIT) == 0
     # Then the running task has finished, and each of the others is in the queue again, or has finished too.
     assert running.get(timeout=WAIT) == key
-    finished = len(celery_app.witness.told(f"finished:{later}"))
+    finished = len(celery_app.witness.reports(f"finished:{later}"))
     if celery_app.broker.expected(f"a warm shutdown starts nothing ({pool})", True):
         assert finished == 0
-    assert len(celery_app.witness.told(f"started:{later}")) == finished
+    assert len(celery_app.witness.reports(f"started:{later}")) == finished
     wait_until(
         lambda: celery_app.waiting() + finished == len(waiting), WAIT, what=lambda: str(celery_app.waiting())
     )
@@ -79,16 +79,16 @@ def test_a_warm_shutdown_learns_the_last_results_and_does_not_sleep(celery_app: 
         # When one after the other ends, then the worker receives each end while the others run
         for key in keys:
             celery_app.witness.release(key)
-            celery_app.witness.wait(HEARS)
+            celery_app.witness.wait(RECEIVES)
         assert worker.wait(WAIT) == 0
     assert [result.get(timeout=WAIT) for result in results] == keys
-    assert celery_app.witness.told(SLEEPS) == []
+    assert celery_app.witness.reports(SLEEPS) == []
 
 
 # In the threads pool Celery delays all acknowledgements until the last task has ended.
 @pytest.mark.parametrize("broker", ["dq"], indirect=True)
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
-def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
+def test_a_task_that_ends_during_a_warm_shutdown_is_acked_while_others_run(
     celery_app: CeleryApp, redis_server: RedisServer, task: str
 ) -> None:
     quick, slow = uuid4().hex, uuid4().hex
@@ -107,16 +107,16 @@ def test_what_ends_during_a_warm_shutdown_is_finished_while_others_run(
     assert [result.get(timeout=WAIT) for result in results] == [quick, slow]
 
 
-def test_cold_shutdown_releases_what_runs(celery_app: CeleryApp) -> None:
+def test_cold_shutdown_releases_running_tasks(celery_app: CeleryApp) -> None:
     key = uuid4().hex
     with celery_app.worker("prefork", concurrency=1) as worker:
         held(celery_app, key)
         worker.stop(signal.SIGQUIT)
-    assert celery_app.witness.told(f"finished:{key}") == []
+    assert celery_app.witness.reports(f"finished:{key}") == []
     assert celery_app.waiting() == 1
 
 
-def test_soft_shutdown_waits_for_what_can_finish(celery_app: CeleryApp) -> None:
+def test_soft_shutdown_waits_for_tasks_that_can_finish(celery_app: CeleryApp) -> None:
     quick, slow = uuid4().hex, uuid4().hex
     conf = {"worker_soft_shutdown_timeout": 3.0}
     with celery_app.worker("prefork", concurrency=2, conf=conf) as worker:
@@ -127,11 +127,11 @@ def test_soft_shutdown_waits_for_what_can_finish(celery_app: CeleryApp) -> None:
         celery_app.witness.release(quick)
         worker.wait(WAIT)
     assert finishes.get(timeout=WAIT) == quick
-    assert celery_app.witness.told(f"finished:{slow}") == []
+    assert celery_app.witness.reports(f"finished:{slow}") == []
     assert celery_app.waiting() == 1
 
 
-def test_the_next_worker_runs_what_was_released(celery_app: CeleryApp) -> None:
+def test_the_next_worker_runs_released_messages(celery_app: CeleryApp) -> None:
     key = uuid4().hex
     with celery_app.worker("prefork", concurrency=1) as worker:
         (result,) = held(celery_app, key)
@@ -153,7 +153,7 @@ def test_shutdown_by_remote_control(celery_app: CeleryApp) -> None:
 def test_delayed_tasks_survive_a_shutdown(celery_app: CeleryApp) -> None:
     subject = uuid4().hex
     with celery_app.worker("solo"):
-        celery_app.send("tell", subject, countdown=1)
+        celery_app.send("report", subject, countdown=1)
         # The worker fetches the delayed message, if at all, before this one.
         assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
     with celery_app.worker("solo", name="w2"):
@@ -163,7 +163,7 @@ def test_delayed_tasks_survive_a_shutdown(celery_app: CeleryApp) -> None:
 # Celery has the setting since 5.6. Without it dq-redis leaves these messages in the broker, too, because it
 # claims ahead only what a measured service time allows.
 @pytest.mark.parametrize("broker", ACTIVE if celery.VERSION >= (5, 6) else ("dq",), indirect=True)
-def test_disable_prefetch_fetches_only_what_runs(celery_app: CeleryApp) -> None:
+def test_disable_prefetch_fetches_only_running_tasks(celery_app: CeleryApp) -> None:
     keys = [uuid4().hex for _ in range(2)]
     conf = {"worker_prefetch_multiplier": 10, "worker_disable_prefetch": True}
     with celery_app.worker("prefork", concurrency=2, conf=conf):

@@ -36,7 +36,7 @@ def test_a_failure_travels_back(staffed_app: CeleryApp) -> None:
 
 def test_ignore_result(staffed_app: CeleryApp) -> None:
     subject = uuid4().hex
-    result = staffed_app.send("tell_ignored", subject)
+    result = staffed_app.send("report_ignored", subject)
     staffed_app.witness.wait(subject)
     assert staffed_app.app.AsyncResult(result.id).state == "PENDING"
 
@@ -45,7 +45,7 @@ def test_retry_keeps_the_task_id(staffed_app: CeleryApp) -> None:
     key = uuid4().hex
     result = staffed_app.send("retry", key)
     assert result.get(timeout=WAIT) == 2
-    assert staffed_app.witness.told(f"attempt:{key}") == [result.id] * 3
+    assert staffed_app.witness.reports(f"attempt:{key}") == [result.id] * 3
 
 
 def test_retry_with_a_countdown(staffed_app: CeleryApp) -> None:
@@ -56,13 +56,13 @@ def test_autoretry_gives_up(staffed_app: CeleryApp) -> None:
     key = uuid4().hex
     with pytest.raises(KeyError):
         staffed_app.send("autoretry", key).get(timeout=WAIT)
-    assert len(staffed_app.witness.told(f"attempt:{key}")) == 3
+    assert len(staffed_app.witness.reports(f"attempt:{key}")) == 3
 
 
 def test_countdown_is_not_early(staffed_app: CeleryApp) -> None:
     subject = uuid4().hex
     started = time.time()
-    staffed_app.send("tell", subject, countdown=1)
+    staffed_app.send("report", subject, countdown=1)
     staffed_app.witness.wait(subject)
     assert time.time() - started >= 1
 
@@ -71,7 +71,7 @@ def test_eta_with_a_time_zone(staffed_app: CeleryApp) -> None:
     subject = uuid4().hex
     zone = datetime.timezone(datetime.timedelta(hours=8))
     due = datetime.datetime.now(zone) + datetime.timedelta(seconds=0.8)
-    staffed_app.send("tell", subject, eta=due)
+    staffed_app.send("report", subject, eta=due)
     staffed_app.witness.wait(subject)
     assert datetime.datetime.now(zone) >= due
 
@@ -94,10 +94,10 @@ def test_a_delayed_task_does_not_hold_up_others(staffed_app: CeleryApp) -> None:
 @pytest.mark.parametrize("expires", [-1, datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)])
 def test_an_expired_task_does_not_run(staffed_app: CeleryApp, expires: object) -> None:
     subject = uuid4().hex
-    result = staffed_app.send("tell", subject, expires=expires)
+    result = staffed_app.send("report", subject, expires=expires)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=WAIT)
-    assert staffed_app.witness.told(subject) == []
+    assert staffed_app.witness.reports(subject) == []
 
 
 def test_a_task_that_expires_later_runs(staffed_app: CeleryApp) -> None:
@@ -138,8 +138,8 @@ def test_a_chord_whose_member_fails(staffed_app: CeleryApp) -> None:
 
 def test_link_and_link_error(staffed_app: CeleryApp) -> None:
     linked, errored = uuid4().hex, uuid4().hex
-    staffed_app.send("add", 1, 1, link=staffed_app.signature("tell", linked, immutable=True))
-    staffed_app.send("fail", link_error=staffed_app.signature("tell", errored, immutable=True))
+    staffed_app.send("add", 1, 1, link=staffed_app.signature("report", linked, immutable=True))
+    staffed_app.send("fail", link_error=staffed_app.signature("report", errored, immutable=True))
     staffed_app.witness.wait(linked)
     staffed_app.witness.wait(errored)
 
@@ -158,7 +158,7 @@ def test_reject(staffed_app: CeleryApp, requeue: bool) -> None:
         staffed_app.witness.wait(f"attempt:{key}")
         # The message is gone, and the worker continues.
         assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
-        assert staffed_app.witness.told(f"attempt:{key}") == []
+        assert staffed_app.witness.reports(f"attempt:{key}") == []
 
 
 def test_acks_late(staffed_app: CeleryApp) -> None:
@@ -183,11 +183,11 @@ def test_an_urgent_task_overtakes(staffed_app: CeleryApp, pool: str) -> None:
     staffed_app.send("hold", key)
     staffed_app.witness.wait(f"started:{key}")
     for _ in range(5):
-        staffed_app.send("tell", subject, "low", priority=broker.least_urgent)
-    staffed_app.send("tell", subject, "high", priority=broker.most_urgent)
+        staffed_app.send("report", subject, "low", priority=broker.least_urgent)
+    staffed_app.send("report", subject, "high", priority=broker.most_urgent)
     staffed_app.witness.release(key)
-    wait_until(lambda: len(staffed_app.witness.told(subject)) == 6, WAIT)
-    assert staffed_app.witness.told(subject).index("high") <= 1
+    wait_until(lambda: len(staffed_app.witness.reports(subject)) == 6, WAIT)
+    assert staffed_app.witness.reports(subject).index("high") <= 1
 
 
 def test_nothing_is_left_in_hand(staffed_app: CeleryApp) -> None:

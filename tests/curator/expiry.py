@@ -19,12 +19,12 @@ def expire(session: Session, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while session.id == before:
         assert time.monotonic() < deadline, "the session does not end"
-        thief = type(client)(hosts=session.hosts, client_id=client.client_id)
+        other = type(client)(hosts=session.hosts, client_id=client.client_id)
         # The owner reconnects as soon as the session is taken over, and may be faster.
-        with contextlib.suppress(KazooException, thief.handler.timeout_exception):
-            thief.start()
-            thief.stop()
-        thief.close()
+        with contextlib.suppress(KazooException, other.handler.timeout_exception):
+            other.start()
+            other.stop()
+        other.close()
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: session.id != before, 2.0)
     session.open(timeout_s)

@@ -103,7 +103,7 @@ class CuratorPeer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith("\n") or line.startswith("error "):
-            raise RuntimeError(f"the Java peer said {line!r}")
+            raise RuntimeError(f"the Java peer sent {line!r}")
         return line[:-1]
 
     def __enter__(self) -> CuratorPeer:

@@ -51,15 +51,15 @@ def test_an_item_that_waits_behind_a_dead_consumers_lock_is_served_at_once(make:
     wait_until(lambda: victim.size() == 0)
 
 
-def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: Make) -> None:
+def test_an_item_finished_after_its_session_is_finished_if_it_is_unlocked(make: Make) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each([1, 2])
     first, second = queue.get(30), queue.get(30)
     expire(queue.session)
     assert first.finish()
     assert queue.size() == 1
-    thief = make(DistributedQueue, lock_path=LOCKS)
-    stolen = thief.get(30)
+    other = make(DistributedQueue, lock_path=LOCKS)
+    stolen = other.get(30)
     assert stolen.item == 2
     assert not second.finish()
     assert not second.requeue()
@@ -72,7 +72,7 @@ def test_what_is_finished_after_its_session_is_finished_if_nobody_has_it(make: M
 def test_an_item_deleted_by_a_peer_without_locks_counts_as_done(make: Make, session: Session) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each(["finished", "requeued", "lock gone", "put back"])
-    finished, requeued, unlocked, put_back = [queue.get(30) for _each in range(4)]
+    finished, requeued, unlocked, requeued_twice = [queue.get(30) for _each in range(4)]
     client = session.open()
     client.delete(f"/queue/{finished.name}")
     client.delete(f"/queue/{requeued.name}")
@@ -80,7 +80,7 @@ def test_an_item_deleted_by_a_peer_without_locks_counts_as_done(make: Make, sess
     assert finished.finish()
     assert requeued.requeue()
     assert unlocked.finish()
-    assert put_back.requeue()
+    assert requeued_twice.requeue()
     assert client.get_children(LOCKS) == []
     assert queue.get(30).item == "put back"
 

@@ -77,6 +77,11 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
         assert [(row["items"], row["locked"]) for row in rows][:3] == [(2, True), (1, False), (None, False)]
         assert [row["problem"] for row in rows] == ["", "", "not in Curator's framing", "denied by its ACL"]
         assert (rows[3]["items"], rows[3]["size"]) == (None, 6)
+        assert [row["remedy"] for row in rows[:2]] == ["", ""]
+        text = run(hosts, "/mail").splitlines()
+        assert text[-2] == f"not in Curator's framing: {rows[2]['remedy']}"
+        assert text[-1] == f"denied by its ACL: {rows[3]['remedy']}"
+        assert "setAcl" in rows[3]["remedy"]
         assert "queue-0000000001" in run(hosts, "/mail", "--limit", "2")
     session.open().create("/idle", b"")
     assert "No node is in '/idle'" in run(hosts, "/idle")

@@ -219,7 +219,7 @@ def test_taking_by_hand(make: Make, lock_path: str | None) -> None:
     waiting.join()
 
 
-def test_what_is_released_keeps_its_place(make: Make) -> None:
+def test_a_released_item_keeps_its_place(make: Make) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS)
     queue.put_each([1, 2])
     received = queue.get(30)
@@ -228,7 +228,7 @@ def test_what_is_released_keeps_its_place(make: Make) -> None:
     assert queue.get(30).item == 1
 
 
-def test_a_slow_item_does_not_keep_what_is_behind_it(make: Make) -> None:
+def test_a_slow_item_does_not_delay_the_ones_behind_it(make: Make) -> None:
     slow, quick = Collector(), Collector()
     make(DistributedQueue).put_each(list(range(100)))
     busy = make(DistributedQueue, lock_path=LOCKS, consumer=slow).start()
@@ -300,7 +300,7 @@ def test_items_are_removed_by_id(make: Make, lock_path: str | None) -> None:
     assert [queue.get(30).item for _each in range(2)] == ["item a|b", "item a_b"]
 
 
-def test_what_is_being_consumed_is_not_removed_and_keeps_its_id(make: Make) -> None:
+def test_an_item_being_consumed_is_not_removed_and_keeps_its_id(make: Make) -> None:
     queue = make(DistributedIdQueue, lock_path=LOCKS)
     queue.put("x", "an id")
     received = queue.get(30)

@@ -12,7 +12,7 @@ import celery_dq
 from celery_dq.dedup import dedup
 from tests.workers import ENVIRONMENT, app_from_environment
 
-NAME = "crew"
+NAME = "dedup"
 
 
 def add_tasks(app: Celery) -> Celery:

@@ -49,7 +49,7 @@ EVENTS, CLOCK = "events", "clock"
 PUSHING_S, DRAINING_S = 7_200.0, 60.0
 
 # Numbers and stores an event in one atomic step.
-TELL = """
+RECORD_EVENT = """
 local n, t = redis.call('INCR', KEYS[2]), redis.call('TIME')
 redis.call('RPUSH', KEYS[1], n .. ' ' .. t[1] .. string.format('%06d', t[2]) .. ' ' .. ARGV[1])
 return n
@@ -80,10 +80,10 @@ class Hand:
         self.client: Any = redis.Redis(port=port, db=1, socket_timeout=60)
         self.journal: Any = redis.Redis(port=port, db=2, socket_timeout=60)
         self.partition = Partition(PartitionKeys("online", "cache"), load_scripts())
-        self._tell = self.journal.register_script(TELL)
+        self._record = self.journal.register_script(RECORD_EVENT)
 
-    def tell(self, what: str, key: str, call: str, **more: Any) -> None:
-        self._tell([EVENTS, CLOCK], [json.dumps([what, key, call, more])])
+    def record(self, what: str, key: str, call: str, **more: Any) -> None:
+        self._record([EVENTS, CLOCK], [json.dumps([what, key, call, more])])
 
     def now(self) -> int:
         """A number that is smaller than those of all later events."""
@@ -105,7 +105,7 @@ def _push(hand: Hand, plan: Plan, name: str, amount: int) -> None:
         record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
         made = hand.now()
         (pushed,) = hand.partition.push([OutgoingRecord(0, call, record)]).run(hand.client)
-        hand.tell(pushed.status, key, call, covering=pushed.covering, replaced=pushed.replaced, made=made)
+        hand.record(pushed.status, key, call, covering=pushed.covering, replaced=pushed.replaced, made=made)
 
 
 def work(port: int, plan: Plan, name: str, ready: Any) -> None:
@@ -127,7 +127,7 @@ def _renew(hand: Hand, plan: Plan, name: str) -> None:
     while True:
         sent = _microseconds()
         hand.partition.heartbeat(name, lease_ms=plan.lease_ms, max_deliveries=0).run(hand.client)
-        hand.tell("renewed", "", name, sent=sent)
+        hand.record("renewed", "", name, sent=sent)
         time.sleep(plan.lease_ms / 4000)  # the pace of the heartbeat
 
 
@@ -154,19 +154,19 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
             hand.partition.finish(name, [entry.tag]).run(hand.client)
             continue
         reported: dict[str, Any] = {"claim": int(entry.claim), "worker": name}
-        hand.tell("start", key, entry.id, asked=asked, asked_at=asked_at, **reported)
+        hand.record("start", key, entry.id, asked=asked, asked_at=asked_at, **reported)
         if chance.random() < 0.5:
             hand.partition.settle(name, [entry.tag]).run(hand.client)
         time.sleep(chance.random() * 0.002)  # the work
         requeue = chance.random() < 0.02
-        hand.tell("end", key, entry.id, **reported)
+        hand.record("end", key, entry.id, **reported)
         if requeue:
             stale = hand.partition.release(name, [entry.tag], mode="requeue").run(hand.client)
         else:
             stale = hand.partition.finish(name, [entry.tag]).run(hand.client)
         if stale:
             # The process was stopped for longer than its lease, and taken for dead.
-            hand.tell("stale", key, entry.id, **reported)
+            hand.record("stale", key, entry.id, **reported)
 
 
 class Journal:
@@ -223,10 +223,10 @@ class Works:
     def kill(self, chance: random.Random) -> None:
         name = chance.choice(sorted(self._workers))
         victim = self._workers.pop(name)
-        self._hand.tell("dying", "", name)
+        self._hand.record("dying", "", name)
         os.kill(victim.pid, signal.SIGKILL)
         victim.join(30)
-        self._hand.tell("dead", "", name)
+        self._hand.record("dead", "", name)
 
     def stall(self, chance: random.Random) -> None:
         victim = self._workers[chance.choice(sorted(self._workers))]

@@ -62,7 +62,7 @@ class Silences:
         self._last: dict[str, int] = {}
         self._gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    def heard(self, worker: str, sent: int, at: int) -> None:
+    def add_renewal(self, worker: str, sent: int, at: int) -> None:
         last = self._last.get(worker)
         if last is not None and at - last > self._lease_us:
             self._gaps[worker].append((last, at))
@@ -97,11 +97,11 @@ class Facts:
             elif what == "stale":
                 self.stale.add((call, more["claim"]))
             elif what == "renewed":
-                self.silences.heard(call, more["sent"], at)
+                self.silences.add_renewal(call, more["sent"], at)
             elif what == "dying":
                 dying[call] = number
             elif what == "dead":
-                self.silences.heard(call, at, at)
+                self.silences.add_renewal(call, at, at)
                 self.deaths.append((dying.pop(call), number))
             if more.get("replaced"):
                 self.gave_way[more["replaced"]] = call
@@ -122,7 +122,7 @@ def judge(events: Iterable[Event], *, lease_us: int = 1_000_000, timeout_us: int
     court = _Court(facts, timeout_us)
     for event in events:
         court.verdict.counts[event.what] += 1
-        court.hear(event)
+        court.add(event)
     court.verdict.wrong += court.two_waiting()
     court.verdict.counts["silences"] = facts.silences.count()
     return court.verdict
@@ -139,7 +139,7 @@ class _Court:
         self._begin: dict[str, tuple[str, int, int]] = {}
         self._end: dict[str, tuple[int, int]] = {}
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         number, at, what, key, call, more = event
         if what == "start":
             self._start(event)
@@ -213,7 +213,7 @@ class _Court:
         if evicted and facts.last.get(event.key, 0) > made:
             # A worker claimed the covering call and died without a report. The waiting call covers it after
             # the eviction.
-            self.verdict.counts["covered anew"] += 1
+            self.verdict.counts["covered again"] += 1
             return
         self.verdict.wrong.append(
             f"{event.call}, made at {made}, is covered by {covering}, which began {began or 'never'}"

@@ -139,7 +139,7 @@ class TestVerdicts:
             first.get(timeout=40)
             running(shop, 4)
 
-    def test_nobody_waits(self, shop: Shop) -> None:
+    def test_no_call_waits(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         with shop.working():
             first = refresh.apply_async((1,), dedup={"waiting": 0})
@@ -175,22 +175,22 @@ class TestVerdicts:
     def test_signal_and_counters(self, shop: Shop) -> None:
         received: list[tuple[str, Verdict]] = []
 
-        def hear(sender: str, verdict: Verdict, key: str, **_: Any) -> None:
+        def receive(sender: str, verdict: Verdict, key: str, **_: Any) -> None:
             received.append((key, verdict))
 
-        verdict_given.connect(hear)
+        verdict_given.connect(receive)
         try:
             shop.task("refresh").delay(1)
             shop.task("refresh").delay(1)
         finally:
-            verdict_given.disconnect(hear)
+            verdict_given.disconnect(receive)
         assert received == [("refresh(sku=1)", Verdict.ACCEPT), ("refresh(sku=1)", Verdict.DECLINE)]
         assert shop.app.dq.dedup["cache"].verdicts() == {"accept": 1, "decline": 1}
         with shop.working():
             shop.open(1)
             running(shop, 1)
 
-    def test_repetition_of_what_waits(self, shop: Shop) -> None:
+    def test_repetition_of_a_waiting_call(self, shop: Shop) -> None:
         note = shop.task("note")
         for value in (1, 1, 2, 3, 1, {"b": 1, "a": 2}, {"a": 2, "b": 1}):
             note.delay(value)
@@ -343,10 +343,10 @@ class TestEnds:
         refresh = shop.task("refresh")
         lost: list[Any] = []
 
-        def hear(key: str, task_id: str, token: int, **_: Any) -> None:
+        def receive(key: str, task_id: str, token: int, **_: Any) -> None:
             lost.append((key, task_id, token))
 
-        dedup_lock_lost.connect(hear)
+        dedup_lock_lost.connect(receive)
         with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
             wait_until(lambda: client.pubsub_channels("*evicted*"))
             head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 2})
@@ -364,7 +364,7 @@ class TestEnds:
             shop.open(1, 2)
             assert tail.get(timeout=40)[1] == 2
 
-    def test_what_is_blocked_is_explained(self, shop: Shop) -> None:
+    def test_a_blocked_call_is_explained(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         with shop.working():
             first = refresh.delay(1, version=1)
@@ -380,7 +380,7 @@ class TestEnds:
             shop.open(1, 2)
             assert follower.get(timeout=40) == [1, 2]
 
-    def test_a_message_that_moves_asks_anew(self, shop: Shop) -> None:
+    def test_a_message_that_moves_asks_again(self, shop: Shop) -> None:
         refresh = shop.task("refresh")
         moved = refresh.apply_async((1,), {"version": 1}, queue="other")
         refresh.delay(1, version=2)

@@ -59,7 +59,7 @@ def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
     assert coordinator.start(KEY, "u/1")
 
 
-def test_a_redelivery_of_what_waits_takes_its_place(coordinator: Coordinator) -> None:
+def test_a_redelivery_of_a_waiting_call_takes_its_place(coordinator: Coordinator) -> None:
     head = coordinator.enqueue(KEY, "t/1", task="t")
     coordinator.enqueue(KEY, "u/1", task="u")
     # Its first worker may be dead. A declined delivery would then never run.
@@ -83,7 +83,7 @@ def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
     assert coordinator.renew([HeldDedupLock(KEY, "b", 0), HeldDedupLock(KEY, "c", 0)]) == [False, True]
 
 
-def test_nobody_waits_when_nobody_is_to_wait(coordinator: Coordinator) -> None:
+def test_no_call_waits_when_none_may_wait(coordinator: Coordinator) -> None:
     coordinator.enqueue(KEY, "a", waiting=0)
     assert coordinator.enqueue(KEY, "b", waiting=0)[:2] == (Verdict.DECLINE, "a")
 

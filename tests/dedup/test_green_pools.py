@@ -11,29 +11,35 @@ from tests.dedup.dedup_workers import DedupWorkers
 
 
 @pytest.fixture(params=["dq-redis", "redis"])
-def crew(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer) -> Iterator[DedupWorkers]:
+def dedup_workers(
+    request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer
+) -> Iterator[DedupWorkers]:
     redis_server.flush(0)
-    crew = DedupWorkers(redis_url.replace("redis:", f"{request.param}:"), redis_url, redis_server.url(0))
+    dedup_workers = DedupWorkers(
+        redis_url.replace("redis:", f"{request.param}:"), redis_url, redis_server.url(0)
+    )
     # Long enough that a call that is not woken at once is late.
-    crew.conf["dq_lease"] = 30.0
-    yield crew
-    crew.close()
+    dedup_workers.conf["dq_lease"] = 30.0
+    yield dedup_workers
+    dedup_workers.close()
     redis_server.flush(0)
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(crew: DedupWorkers, pool: str) -> None:
-    worker = crew.worker(pool=pool).wait_ready()
-    results = [crew.send("early", 1)]
-    crew.ran(1)
-    results += [crew.send("early", version) for version in (2, 3, 4)]
+def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(
+    dedup_workers: DedupWorkers, pool: str
+) -> None:
+    worker = dedup_workers.worker(pool=pool).wait_ready()
+    results = [dedup_workers.send("early", 1)]
+    dedup_workers.ran(1)
+    results += [dedup_workers.send("early", version) for version in (2, 3, 4)]
     # Waiting calls hold no slot of the pool: another key runs at once.
-    other = crew.app.tasks["early"].apply_async((2, 9))
-    crew.ran(2)
-    crew.witness.rpush("door:2", "go")
+    other = dedup_workers.app.tasks["early"].apply_async((2, 9))
+    dedup_workers.ran(2)
+    dedup_workers.witness.rpush("door:2", "go")
     assert other.get(timeout=40) == [2, 9]
-    crew.open(2)
+    dedup_workers.open(2)
     assert [result.get(timeout=40) for result in results] == [[1, 1], [1, 2], [1, 2], [1, 2]]
-    assert crew.ran(3) == ["1", "9", "2"]
-    assert crew.meetings() == 0
+    assert dedup_workers.ran(3) == ["1", "9", "2"]
+    assert dedup_workers.meetings() == 0
     assert "Traceback" not in worker.log

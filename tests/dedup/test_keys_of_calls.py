@@ -51,10 +51,10 @@ def test_they_exclude_each_other(redis_url: str, scheme: str) -> None:
 def test_a_receiver_learns_of_an_eviction(redis_url: str) -> None:
     lost: list[tuple[str, str]] = []
 
-    def hear(key: str, task_id: str, **_: Any) -> None:
+    def receive(key: str, task_id: str, **_: Any) -> None:
         lost.append((key, task_id))
 
-    dedup_lock_lost.connect(hear)
+    dedup_lock_lost.connect(receive)
     with (
         plain_shop(redis_url.replace("redis://", "dq-redis://"), redis_url) as shop,
         shop.working(),

@@ -67,7 +67,7 @@ def test_a_retry_does_not_wait_in_the_buffer(shop: Shop) -> None:
     assert [run for run, _ in shop.runs] == [task_id] * 3
 
 
-def test_nobody_can_be_reported_later_by_an_exception() -> None:
+def test_no_call_can_be_reported_later_by_an_exception() -> None:
     with pytest.raises(ConfigurationError, match="has returned before its verdict"):
         Dedup(on_duplicate="raise", verdict="later")
     with pytest.raises(ConfigurationError, match="neither 'now' nor 'later'"):

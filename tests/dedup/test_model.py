@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.dedup.model.mutations import MUTATIONS, misfits
-from tests.dedup.model.stories import tell
+from tests.dedup.model.stories import run_stories
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("local", 60), ("redis", 40), ("broker", 30)])
 def test_every_promise_is_kept(kind: str, examples: int, redis_url: str) -> None:
-    assert tell(kind, redis_url, examples=examples) >= examples
+    assert run_stories(kind, redis_url, examples=examples) >= examples
 
 
 def test_every_mutation_breaks_a_rule() -> None:

@@ -48,12 +48,12 @@ def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
 def verdicts() -> Iterator[list[Verdict]]:
     received: list[Verdict] = []
 
-    def hear(verdict: Verdict, **_: Any) -> None:
+    def receive(verdict: Verdict, **_: Any) -> None:
         received.append(verdict)
 
-    verdict_given.connect(hear)
+    verdict_given.connect(receive)
     yield received
-    verdict_given.disconnect(hear)
+    verdict_given.disconnect(receive)
 
 
 def running(shop: Shop, count: int) -> None:
@@ -127,7 +127,7 @@ def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdic
         assert shop.ran() == [1, 3]
 
 
-def test_who_follows_one_that_is_replaced_gets_the_result_of_the_later_one(
+def test_a_follower_of_a_replaced_call_gets_the_result_of_the_later_one(
     shop: Shop, verdicts: list[Verdict]
 ) -> None:
     refresh = shop.task("refresh")
@@ -224,7 +224,7 @@ def test_a_revoked_task_that_waits_leaves_its_place(
     refresh = shop.task("refresh")
     coordinator = redis_coordinator(redis.Redis.from_url(redis_url))
 
-    def nobody_waits() -> bool:
+    def no_call_waits() -> bool:
         now = coordinator.inspect(f"{shop.queue}|refresh(sku=1)")
         return now is not None and now.tail is None
 
@@ -236,7 +236,7 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         shop.app.control.revoke(tail.id)
         wait_until(lambda: tail.state == "REVOKED")
         # The worker has released the lock, long before its lease would have ended.
-        wait_until(nobody_waits, timeout_s=5)
+        wait_until(no_call_waits, timeout_s=5)
         third = refresh.delay(1, version=3)
         wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
         covered = refresh.delay(1, version=4)
@@ -251,10 +251,10 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     refresh = shop.task("refresh")
     lost: list[Any] = []
 
-    def hear(key: str, task_id: str, token: int, **_: Any) -> None:
+    def receive(key: str, task_id: str, token: int, **_: Any) -> None:
         lost.append((key, task_id, token))
 
-    dedup_lock_lost.connect(hear)
+    dedup_lock_lost.connect(receive)
     with shop.working():
         head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
         running(shop, 1)
@@ -267,7 +267,7 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         assert tail.get(timeout=40)[0] == 1
     # The loss is reported once, though a renewal and the end of the run both notice it.
     assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
-    dedup_lock_lost.disconnect(hear)
+    dedup_lock_lost.disconnect(receive)
 
 
 def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdict]) -> None:
@@ -303,7 +303,7 @@ def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdi
     assert shop.queue in shop.app.dq.dedup
 
 
-def test_results_that_nobody_wants_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
+def test_unwanted_results_are_dropped(shop: Shop, verdicts: list[Verdict]) -> None:
     refresh = shop.task("refresh")
     with shop.working():
         refresh.apply_async((1,), ignore_result=True)
@@ -371,7 +371,7 @@ def test_a_broker_without_a_place_for_claims_is_an_error() -> None:
         DedupLocksStep(consumer)
 
 
-def test_who_loses_only_its_place_while_the_one_before_it_runs_waits_again(
+def test_a_call_that_loses_its_place_behind_a_run_waits_again(
     shop: Shop, redis_url: str, verdicts: list[Verdict]
 ) -> None:
     refresh = shop.task("refresh")

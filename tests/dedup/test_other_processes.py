@@ -20,18 +20,18 @@ from tests.workers import WorkerProcess
 class Company:
     """Workers on one queue, and the dedup lock of the key on which they work."""
 
-    def __init__(self, crew: DedupWorkers, backend_url: str) -> None:
-        self.crew = crew
+    def __init__(self, dedup_workers: DedupWorkers, backend_url: str) -> None:
+        self.dedup_workers = dedup_workers
         self.client: Any = redis.Redis.from_url(backend_url)
-        self.claim = DedupKeys("online").dedup_lock(f"{crew.app.conf.task_default_queue}|sku(sku=1)")
-        self.workers = crew.workers
+        self.claim = DedupKeys("online").dedup_lock(f"{dedup_workers.app.conf.task_default_queue}|sku(sku=1)")
+        self.workers = dedup_workers.workers
 
     def worker(self, pool: str = "prefork") -> WorkerProcess:
-        return self.crew.worker(f"w{len(self.workers)}", pool)
+        return self.dedup_workers.worker(f"w{len(self.workers)}", pool)
 
     @property
     def by_zookeeper(self) -> bool:
-        return str(self.crew.conf["broker_url"]).startswith("dq-zookeeper")
+        return str(self.dedup_workers.conf["broker_url"]).startswith("dq-zookeeper")
 
     def waits(self, place: str, worker: WorkerProcess | None = None) -> None:
         """Wait until a call of this worker, or of any, has this place."""
@@ -44,11 +44,11 @@ class Company:
         The first worker gets no more messages, so version 2 and all later calls go to the second one.
         """
         first = self.worker().wait_ready()
-        self.crew.send(task, 1)
-        self.crew.ran(1)
+        self.dedup_workers.send(task, 1)
+        self.dedup_workers.ran(1)
         self.silence(first)
         second = self.worker().wait_ready()
-        tail = self.crew.send(task, 2)
+        tail = self.dedup_workers.send(task, 2)
         self.waits("tail", second)
         return first, second, tail
 
@@ -60,17 +60,17 @@ class Company:
 
     def silence(self, worker: WorkerProcess) -> None:
         """Let this worker consume no more, so that later messages go to other workers."""
-        queue = self.crew.app.conf.task_default_queue
-        self.crew.app.control.cancel_consumer(
+        queue = self.dedup_workers.app.conf.task_default_queue
+        self.dedup_workers.app.control.cancel_consumer(
             queue, destination=[worker.name], reply=True, timeout=20, limit=1
         )
 
     def close(self) -> None:
-        self.crew.dismiss()
-        with self.crew.app.connection_for_write() as connection:
-            connection.default_channel.queue_delete(self.crew.app.conf.task_default_queue)
+        self.dedup_workers.dismiss()
+        with self.dedup_workers.app.connection_for_write() as connection:
+            connection.default_channel.queue_delete(self.dedup_workers.app.conf.task_default_queue)
         self.client.close()
-        self.crew.close()
+        self.dedup_workers.close()
 
 
 @pytest.fixture(params=["redis", "amqp"])
@@ -89,33 +89,33 @@ def company(request: pytest.FixtureRequest, redis_url: str, redis_server: RedisS
 
 
 def test_two_workers_share_the_keys(company: Company) -> None:
-    crew = company.crew
+    dedup_workers = company.dedup_workers
     for worker in [company.worker(), company.worker()]:
         worker.wait_ready()
-    results = [crew.send("early", version) for version in range(6)]
-    crew.ran(1)
+    results = [dedup_workers.send("early", version) for version in range(6)]
+    dedup_workers.ran(1)
     # One call runs, one waits, and the other four are covered.
     wait_until(lambda: company.logs().count("was declined") >= 4, 40, what=company.logs)
-    crew.open(2)
+    dedup_workers.open(2)
     values = [result.get(timeout=60) for result in results]
-    ran = [int(version) for version, _, _ in crew.runs()]
+    ran = [int(version) for version, _, _ in dedup_workers.runs()]
     assert len(ran) == 2
     # Each call has the result of a run: its own, or that of its covering call.
     assert [each for each in values if each[0] != 1 or each[1] not in ran] == []
-    assert crew.meetings() == 0
+    assert dedup_workers.meetings() == 0
     company.gone()
 
 
 def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
-    crew = company.crew
+    dedup_workers = company.dedup_workers
     # The second call waits for a run in another worker.
     first, _, tail = company.two_at_work("early")
     kill(first)
-    crew.left()
-    crew.open(2)
+    dedup_workers.left()
+    dedup_workers.open(2)
     assert tail.get(timeout=60) == [1, 2]
-    assert crew.ran(2) == ["1", "2"]
-    assert crew.meetings() == 0
+    assert dedup_workers.ran(2) == ["1", "2"]
+    assert dedup_workers.meetings() == 0
     company.gone()
 
 
@@ -123,90 +123,90 @@ def test_a_killed_worker_delays_its_key_by_one_lease(company: Company) -> None:
 def test_a_task_that_is_revoked_while_it_has_its_key_and_waits_for_a_process_gives_it_back(
     company: Company,
 ) -> None:
-    crew = company.crew
+    dedup_workers = company.dedup_workers
     worker = company.worker().wait_ready()
     others = [f"other-{child.pid}" for child in worker.children()]
     assert others
     for other in others:
-        crew.app.tasks["early"].apply_async((other, 0))
-    crew.ran(len(others))
-    revoked = crew.send("early", 1)
+        dedup_workers.app.tasks["early"].apply_async((other, 0))
+    dedup_workers.ran(len(others))
+    revoked = dedup_workers.send("early", 1)
     company.waits("head", worker)
-    assert crew.app.control.revoke(revoked.id, destination=[worker.name], reply=True, timeout=40)
+    assert dedup_workers.app.control.revoke(revoked.id, destination=[worker.name], reply=True, timeout=40)
     for other in others:
-        crew.witness.rpush(f"door:{other}", "go")
+        dedup_workers.witness.rpush(f"door:{other}", "go")
     wait_until(lambda: revoked.state == "REVOKED", 40, what=company.logs)
     # The key is free, although leases are renewed as long as a call holds the key.
-    crew.open()
-    assert crew.send("early", 2).get(timeout=60) == [1, 2]
+    dedup_workers.open()
+    assert dedup_workers.send("early", 2).get(timeout=60) == [1, 2]
     company.gone()
 
 
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
 def test_a_killed_worker_whose_task_comes_back(company: Company) -> None:
-    crew = company.crew
+    dedup_workers = company.dedup_workers
     # The second call waits for a run in another worker.
     first, _, tail = company.two_at_work("late")
     kill(first)
-    crew.left()
+    dedup_workers.left()
     # RabbitMQ delivers it again at once: it takes the place of the lost delivery, ahead of the tail.
-    assert crew.ran(2) == ["1", "1"]
-    crew.open(3)
+    assert dedup_workers.ran(2) == ["1", "1"]
+    dedup_workers.open(3)
     assert tail.get(timeout=60) == [1, 2]
-    assert crew.ran(3) == ["1", "1", "2"]
-    assert crew.meetings() == 0
+    assert dedup_workers.ran(3) == ["1", "1", "2"]
+    assert dedup_workers.meetings() == 0
     company.gone()
 
 
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)
-def test_what_a_killed_worker_had_waiting_comes_back(company: Company) -> None:
-    crew = company.crew
+def test_a_waiting_call_of_a_killed_worker_comes_back(company: Company) -> None:
+    dedup_workers = company.dedup_workers
     _, second, tail = company.two_at_work("early")
     third = company.worker().wait_ready()
     kill(second)
     # RabbitMQ delivers it again at once, long before its lease is over: it has its old place, and is not
     # declined in favour of the dead delivery.
     company.waits("tail", third)
-    crew.open(2)
+    dedup_workers.open(2)
     assert tail.get(timeout=60) == [1, 2]
-    assert crew.ran(2) == ["1", "2"]
+    assert dedup_workers.ran(2) == ["1", "2"]
     company.gone()
 
 
 @pytest.mark.parametrize("company", ["amqp", "dq-zookeeper"], indirect=True)
 @pytest.mark.parametrize("task", ["early", "late"])
-def test_what_a_killed_worker_had_declined_is_declined_again(company: Company, task: str) -> None:
-    crew = company.crew
-    crew.conf["broker_transport_options"] = {"session_timeout": 4} if company.by_zookeeper else {}
+def test_a_declined_call_of_a_killed_worker_is_declined_again(company: Company, task: str) -> None:
+    dedup_workers = company.dedup_workers
+    dedup_workers.conf["broker_transport_options"] = {"session_timeout": 4} if company.by_zookeeper else {}
     first = company.worker().wait_ready()
-    crew.send(task, 1)
-    crew.ran(1)
-    tail = crew.send(task, 2)
+    dedup_workers.send(task, 1)
+    dedup_workers.ran(1)
+    tail = dedup_workers.send(task, 2)
     company.waits("tail")
-    declined = [crew.send(task, version) for version in (3, 4, 5)]
+    declined = [dedup_workers.send(task, version) for version in (3, 4, 5)]
     wait_until(lambda: company.logs().count("was declined") == 3, 40, what=company.logs)
     kill(first)
-    crew.left()
+    dedup_workers.left()
     # Each run is over before the next message is delivered, so no call is left that would cover it.
-    crew.open(5)
+    dedup_workers.open(5)
     company.worker().wait_ready()
     assert [each.get(timeout=60) for each in (tail, *declined)] == [[1, 2]] * 4
     # No call waits.
     company.gone()
-    assert sorted(crew.ran(2)) == (["1", "2"] if task == "early" else ["1", "1", "2"])
+    assert sorted(dedup_workers.ran(2)) == (["1", "2"] if task == "early" else ["1", "1", "2"])
     wait_until(lambda: company.client.keys("*declined:*") == [], 40)
 
 
-def test_what_is_waiting_survives_a_lost_connection(
+def test_a_waiting_call_survives_a_lost_connection(
     company: Company, redis_url: str, request: pytest.FixtureRequest
 ) -> None:
-    crew = company.crew
+    dedup_workers = company.dedup_workers
     worker = company.worker().wait_ready()
-    crew.send("early", 1)
-    crew.ran(1)
-    tail = crew.send("early", 2)
+    dedup_workers.send("early", 1)
+    dedup_workers.ran(1)
+    tail = dedup_workers.send("early", 2)
     company.waits("tail")
-    if str(crew.conf["broker_url"]).startswith("amqp"):
+    if str(dedup_workers.conf["broker_url"]).startswith("amqp"):
         request.getfixturevalue("rabbitmq_server").control("close_all_connections", "by the test")
     else:
         server: RedisServer = request.getfixturevalue("redis_server")
@@ -214,8 +214,8 @@ def test_what_is_waiting_survives_a_lost_connection(
     worker.wait_for_log("Connection to broker lost", 40)
     # The waiting message is delivered again, and waits only once.
     company.waits("tail")
-    crew.open(2)
+    dedup_workers.open(2)
     assert tail.get(timeout=60) == [1, 2]
     company.gone()
-    assert crew.ran(2) == ["1", "2"]
-    assert crew.meetings() == 0
+    assert dedup_workers.ran(2) == ["1", "2"]
+    assert dedup_workers.meetings() == 0

@@ -100,10 +100,10 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
     refresh = shop.task("refresh")
     verdicts: list[Verdict] = []
 
-    def hear(verdict: Verdict, **_: object) -> None:
+    def receive(verdict: Verdict, **_: object) -> None:
         verdicts.append(verdict)
 
-    verdict_given.connect(hear)
+    verdict_given.connect(receive)
     with shop.working(concurrency=2):
         first = refresh.delay(1, version=1)
         wait_until(lambda: shop.runs)
@@ -132,7 +132,7 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
             assert now.head.call.partition("/")[0] == second.id
         shop.open(1)
         assert second.get(timeout=40) == third.get(timeout=40) == [1, 2]
-    verdict_given.disconnect(hear)
+    verdict_given.disconnect(receive)
     assert shop.ran() == [1, 2]
     assert shop.overlaps == []
     assert len(lines(caplog)) == 2

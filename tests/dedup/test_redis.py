@@ -61,7 +61,7 @@ def test_renewing_keeps_a_short_lease(client: Any) -> None:
     assert heartbeat.finish(KEY, "a", token)
 
 
-def test_a_lease_outlives_the_shorter_one_of_who_waits(client: Any) -> None:
+def test_a_lease_outlives_the_shorter_one_of_a_waiting_call(client: Any) -> None:
     long, short = redis_coordinator(client, "w1"), redis_coordinator(client, "w2", lease=0.05)
     token = long.enqueue(KEY, "a").token
     assert short.enqueue(KEY, "b").verdict is Verdict.BLOCK
@@ -84,7 +84,7 @@ def test_nothing_is_left_when_all_die(client: Any) -> None:
     wait_until(lambda: client.keys("*lock*") == [])
 
 
-def test_the_owner_is_reported_and_nobody_else(client: Any) -> None:
+def test_the_owner_is_woken_and_no_other(client: Any) -> None:
     one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
     reported = client.pubsub(ignore_subscribe_messages=True)
     reported.subscribe(one.channel, two.channel)
@@ -95,13 +95,13 @@ def test_the_owner_is_reported_and_nobody_else(client: Any) -> None:
     one.enqueue("other", "c")
     received = []
 
-    def hear() -> bool:
+    def receive() -> bool:
         message = reported.get_message(timeout=0.05)
         if message is not None:
             received.append((message["channel"].decode(), message["data"].decode()))
         return bool(received)
 
-    wait_until(hear)
+    wait_until(receive)
     assert reported.get_message(timeout=0.05) is None
     assert received == [(two.channel, two.keys_of.dedup_lock(KEY))]
     reported.close()
@@ -130,7 +130,7 @@ def test_every_script_has_a_contract() -> None:
 
 
 @pytest.mark.parametrize("how", ["finish", "evict", "free", "withdraw", "replace"])
-def test_who_follows_is_reported_when_it_is_over(client: Any, how: str) -> None:
+def test_a_follower_is_reported_when_it_is_over(client: Any, how: str) -> None:
     one, two, three = (redis_coordinator(client, f"w{number}") for number in (1, 2, 3))
     token = one.enqueue("q|k", "t/1", task="t", timeout=2.5 if how == "evict" else None).token
     covering = HeldDedupLock("q|k", "t/1", token)

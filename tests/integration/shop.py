@@ -18,7 +18,7 @@ def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
         return list(claimed.entries)
 
 
-def bury(app: Any, merchant: str = "a") -> str:
+def dead_letter(app: Any, merchant: str = "a") -> str:
     """Publish a message and dead-letter it; return its id."""
     (task_id,) = send(app, merchant)
     (entry,) = claim(app)

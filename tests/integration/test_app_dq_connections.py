@@ -20,7 +20,7 @@ from tests.integration.shop import send
 # Connections.
 
 
-def face_of(app: Any) -> Any:
+def api_of(app: Any) -> Any:
     return app.dq
 
 
@@ -28,7 +28,7 @@ def test_a_broker_of_another_kind_is_an_error_that_reports_it(redis_url: str) ->
     with Celery("stock", broker=redis_url, set_as_current=False) as app:
         celery_dq.setup(app)
         with pytest.raises(ConfigurationError, match="set broker_url to dq-redis://"):
-            face_of(app).queues["push"].snapshot()
+            api_of(app).queues["push"].snapshot()
         producers: Any = app.pool
         producers.force_close_all()
 
@@ -47,7 +47,7 @@ def test_a_unix_socket_and_its_database() -> None:
         with Celery("local", broker=url, set_as_current=False) as app:
             celery_dq.setup(app)
             app.send_task("notify", ("a",), queue="push")
-            assert face_of(app).queues["push"].depth == 1
+            assert api_of(app).queues["push"].depth == 1
             producers: Any = app.pool
             producers.force_close_all()
         with redis.Redis.from_url(server.url(3)) as client:
@@ -61,7 +61,7 @@ def test_a_dead_broker_is_an_error_within_seconds() -> None:
     ):
         celery_dq.setup(app)
         with pytest.raises(OperationalError):
-            face_of(app).queues["push"].snapshot()
+            api_of(app).queues["push"].snapshot()
 
 
 def test_a_wrong_setting_is_an_error_of_the_first_connection(broker_url: str) -> None:

@@ -62,7 +62,10 @@ def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:
 
 
 def test_cancel_move_and_purge(run: Run, shop: Any, ids: list[str]) -> None:
-    assert run("cancel", "push", ids[0]).output == f"{ids[0]}: waiting\n"
+    assert run("cancel", "push", ids[0]).output == f"{ids[0]}: cancelled; it was waiting\n"
+    assert run("cancel", "push", ids[0]).output == f"{ids[0]}: cancelled or expired already\n"
+    later = shop.tasks["notify"].apply_async(("a",), countdown=600).id
+    assert "cancelled; it was waiting for its ETA" in run("cancel", "push", later).output
     assert data(run("cancel", "push", "--tenant", "a", "--json")) == {"cancelled": 1}
     assert data(run("cancel", "push", "--task-name", "notify", "--json")) == {"cancelled": 1}
     ids[2] = shop.tasks["notify"].delay("b").id
@@ -126,6 +129,7 @@ def test_claims(run: Run, shop: Any, tmp_path: Path) -> None:
     call = shop.tasks["notify"].apply_async(("a",), dedup={"key": "{merchant}"})
     (row,) = data(run("dedup", "list", "push", "--json"))
     assert (row["tenant"], row["key"], row["head"]) == ("a", 'notify(merchant="a")', call.id)
+    assert row["age_s"] is None  # no worker has the head
     assert call.id in run("dedup", "list", "push").output
     assert data(run("dedup", "verdicts", "push", "--json")) == {"accept": 1}
     plot = tmp_path / "repetition.png"

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kombu import Connection
 import celery_dq
 from celery_dq.app.checks.doctor import Finding, check_server, check_settings
 from celery_dq.cli import dq
+from celery_dq.compat.table import READ_VERSIONS
 from celery_dq.dedup import dedup
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
@@ -104,6 +106,15 @@ def test_a_missing_kazoo(
 ) -> None:
     monkeypatch.setitem(sys.modules, "kazoo", None)
     assert "celery-dq[zookeeper]" in faults(check_settings(make_app(broker, **conf)))["E004"]
+
+
+def test_a_release_that_was_not_read(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app("redis://localhost/0")
+    assert "W017" not in faults(check_settings(app))
+    monkeypatch.setitem(READ_VERSIONS, "kombu", ((4, 0), (4, 6)))
+    text = faults(check_settings(app))["W017"]
+    assert f"kombu {version('kombu')}" in text
+    assert "4.0 to 4.6" in text
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas set push acme --burst 0", "from 1 to 1000000"),
     ("quotas set push acme --burst nan", "from 1 to 1000000"),
     ("quotas set push acme --burst lots", "not a valid float"),
+    ("quotas set push acme --burst 10", "burst = 10 has no effect without a rate: set a rate, too (--rate)"),
+    ("quotas set push --burst 10", "burst = 10 has no effect without a rate: set a rate, too (--rate)"),
+    ("quotas set push acme --burst 10 --rate unlimited", "burst = 10 has no effect without a rate"),
     ("quotas set push acme --weight 0", "from 0.001 to 1000"),
     ("quotas set push acme --weight 1e300", "from 0.001 to 1000"),
     ("quotas set push acme --concurrency 0", "from 1 to 1000000"),
@@ -111,11 +114,12 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas set push acme --concurrency 1.5", "whole number from 1 to 1000000"),
     ("quotas set push acme --concurrency 9999999999", "from 1 to 1000000"),
     ("quotas rm push acmee", "no quota of its own"),
+    ("quotas rm push", "No default is set live in 'push'; in force: rate=unlimited"),
     ("quotas rm pusj", "Did you mean 'push'?"),
     ("quotas pause push", "Missing argument"),
     ("quotas pause push acmee", "Did you mean 'acme'?"),
     ("quotas pause pusj acme", "Did you mean 'push'?"),
-    ("quotas pause push nobody", "--in-advance"),
+    ("quotas pause push absent", "--in-advance"),
     ("quotas resume push acmee", "Did you mean 'acme'?"),
     ("quotas resume push acme", "is not paused"),
     ("quotas apply pushh", "Did you mean 'push'?"),
@@ -213,6 +217,13 @@ def test_a_database_that_does_not_exist(make_app: MakeApp, broker_url: str) -> N
 
 def test_what_is_meant_succeeds(busy: Any) -> None:
     assert "rate=5/s" in invoke(busy, ["quotas", "set", "push", "acme", "--rate", "5"]).output
+    assert "burst=10" in invoke(busy, ["quotas", "set", "push", "acme", "--burst", "10"]).output
+    assert "burst=3" in invoke(busy, ["quotas", "set", "push", "--rate", "5", "--burst", "3"]).output
+    assert (
+        "burst=1"
+        in invoke(busy, ["quotas", "set", "push", "x", "--rate", "unlimited", "--burst", "1"]).output
+    )
+    assert invoke(busy, ["quotas", "rm", "push"]).exit_code == 0
     early = invoke(busy, ["quotas", "set", "push", "newcomer", "--rate", "0.5"])
     assert (early.exit_code, "'newcomer' has no message" in early.output) == (0, True)
     assert invoke(busy, ["quotas", "pause", "push", "later", "--in-advance"]).exit_code == 0

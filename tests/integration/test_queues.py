@@ -10,7 +10,7 @@ from celery import Celery
 
 import celery_dq
 from celery_dq.errors import InvalidRequest
-from tests.integration.shop import bury, claim, send
+from tests.integration.shop import claim, dead_letter, send
 
 # Reading.
 
@@ -21,7 +21,7 @@ def test_a_queue_is_counted_by_what_its_messages_do(shop: Any) -> None:
     queue = shop.dq.queues["push"]
     queue.cancel(send(shop, "d")[0])
     assert len([each for each in claim(shop, want=1) if not each.reason]) == 1
-    bury(shop)
+    dead_letter(shop)
     now = queue.snapshot()
     assert (now.waiting, now.delayed, now.held, now.discards, now.dead) == (2, 1, 2, 0, 1)
     assert queue.depth == 3
@@ -43,7 +43,7 @@ def test_peek_shows_one_message_of_each_tenant_first(shop: Any) -> None:
     queue = shop.dq.queues["push"]
     assert [message.tenant for message in queue.peek()] == ["a", "b", "c", "a", "a"]
     assert [message.args for message in queue.peek(2, tenant="a")] == ["('a', 0)", "('a', 1)"]
-    assert queue.peek(2, tenant="nobody") == []
+    assert queue.peek(2, tenant="absent") == []
     assert queue.depth == 5
 
 
@@ -67,7 +67,7 @@ def test_a_task_is_found_wherever_it_is(shop: Any) -> None:
     claim(shop)
     assert shop.dq.find(waiting)[0].state == "claimed"
     assert shop.dq.find(waiting)[0].consumer == "worker:1"
-    assert shop.dq.find(bury(shop))[0].state == "dead"
+    assert shop.dq.find(dead_letter(shop))[0].state == "dead"
     assert shop.dq.find("never-published") == []
 
 
@@ -182,7 +182,7 @@ def test_a_task_is_moved_with_its_eta_tenant_and_priority(shop: Any) -> None:
     assert (found.queue, found.state, found.tenant, found.priority) == ("other", "delayed", "vip", 7)
 
 
-def test_what_a_worker_has_is_not_moved(shop: Any) -> None:
+def test_a_message_of_a_worker_is_not_moved(shop: Any) -> None:
     (task_id,) = send(shop, "a")
     claim(shop)
     assert shop.dq.queues["push"].move("other", task_id=task_id) == 0

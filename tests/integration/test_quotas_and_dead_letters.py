@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidRequest, InvalidTenant
 from celery_dq.options import Quota
-from tests.integration.shop import bury, claim, send
+from tests.integration.shop import claim, dead_letter, send
 
 # Quotas.
 
@@ -124,7 +124,7 @@ def test_an_impossible_quota_is_refused(shop: Any, parts: Any, lesson: str) -> N
 
 
 def test_dead_letters_are_listed_replayed_and_purged(shop: Any) -> None:
-    first, second, third = bury(shop, "a"), bury(shop, "b"), bury(shop, "c")
+    first, second, third = dead_letter(shop, "a"), dead_letter(shop, "b"), dead_letter(shop, "c")
     dead = shop.dq.dead_letters["push"]
     assert [(letter.id, letter.reason, letter.tenant) for letter in dead.list()] == [
         (third, "rejected", "c"),
@@ -145,7 +145,7 @@ def test_dead_letters_are_listed_replayed_and_purged(shop: Any) -> None:
 
 
 def test_a_dead_letter_is_edited_and_sent_again(shop: Any) -> None:
-    task_id = bury(shop, "a")
+    task_id = dead_letter(shop, "a")
     dead = shop.dq.dead_letters["push"]
     with pytest.raises(InvalidMessage, match="'argz'"):
         dead.edit(task_id, argz=())
@@ -199,7 +199,7 @@ def test_an_eligible_tenant_waits_for_its_turn(shop: Any) -> None:
 
 
 def test_every_other_state_is_explained(shop: Any) -> None:
-    delayed, dead = send(shop, "a", countdown=100)[0], bury(shop)
+    delayed, dead = send(shop, "a", countdown=100)[0], dead_letter(shop)
     explain = shop.dq.explain
     assert explain(task_id=delayed).reason == "eta"
     assert explain(task_id=delayed).until is not None
@@ -207,6 +207,6 @@ def test_every_other_state_is_explained(shop: Any) -> None:
     shop.dq.queues["push"].cancel(delayed)
     assert explain(task_id=delayed).reason == "cancelled"
     assert explain(task_id="never").reason == "unknown"
-    assert explain(tenant="nobody", queue="push").reason == "empty"
+    assert explain(tenant="absent", queue="push").reason == "empty"
     with pytest.raises(InvalidRequest, match="task_id=…, or tenant=… together with queue="):
         explain(tenant="a")

@@ -27,7 +27,7 @@ def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -
 
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
             assert echo.delay("hello").get(timeout=40) == "hello"
-        abandoned = echo.delay("nobody asks")
+        abandoned = echo.delay("unread")
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
             dq: Any = app
             wait_until(lambda: dq.dq.find(abandoned.id) == [], 40)
@@ -41,7 +41,7 @@ def test_results_by_rpc_leave_no_queue_behind(broker_url: str, redis_url: str) -
         producers.force_close_all()
 
 
-def test_what_was_cancelled_is_not_counted_as_waiting(shop: Any) -> None:
+def test_a_cancelled_message_is_not_counted_as_waiting(shop: Any) -> None:
     first, _ = send(shop, "a", "b")
     shop.dq.queues["push"].cancel(first)
     with shop.connection_for_write() as connection:

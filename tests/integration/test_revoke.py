@@ -49,7 +49,7 @@ def test_a_retry_keeps_its_tenant_and_a_subtask_has_none(app: Any, worker: Any) 
     assert app.AsyncResult(child).get(timeout=20) is None
 
 
-@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
 def test_a_task_that_was_revoked_or_expired_before_any_worker_started_is_recorded_as_revoked(
     app: Any, serializer: str
 ) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from socket import gethostname
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 
 import celery_dq
 from celery_dq.app.checks.doctor import Finding, check_server
+from celery_dq.cli import dq
 from celery_dq.options import Quota
 from tests.integration.shop import send
 
@@ -123,6 +129,55 @@ def test_the_doctor_compares_the_settings_with_the_broker(shop: Any, worker: Cal
     assert "celery dq quotas apply push" in finding.remedy
     (finding,) = differences(shop)
     assert "name no quota" in finding.problem
+
+
+def test_the_command_line_shows_the_author_and_the_time_of_each_quota(
+    shop: Any, worker: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+
+    def get(*words: str) -> Result:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        return CliRunner().invoke(dq, ["quotas", "get", "push", *words], obj=context, catch_exceptions=False)
+
+    def row(source: str, by: str, found: dict[str, Any]) -> None:
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(found["at"])
+        assert (found["source"], by in found["by"], abs(age) < timedelta(minutes=2)) == (source, True, True)
+
+    send(shop, "a")
+    host = gethostname()
+    assert "concurrency=unlimited (no quota is set)" in get().output
+    nothing = json.loads(get("a", "--json").output)
+    assert (nothing["source"], nothing["by"], nothing["at"]) == ("none", "", None)
+    worker(dq_queues={"push": {"rate": 5}})
+    assert f"concurrency=unlimited (from the settings, stored by {host}:{os.getpid()}:" in get("a").output
+    row("settings", f"{host}:{os.getpid()}:", json.loads(get("--json").output)["default"])
+    shop.dq.quotas.set_default("push", rate=7)
+    shop.dq.quotas.set("push", "b", rate=8)
+    shop.dq.quotas.pause("push", "a")
+    default, b, a = get().output.splitlines()
+    assert default.startswith("(default): rate=7/s")
+    assert f"(set live by ada@{host} at 2" in default
+    assert b.startswith("b: rate=8/s")
+    assert f"(set live by ada@{host} at 2" in b
+    assert a.startswith("a: paused since 2")
+    found = json.loads(get("--json").output)
+    row("default", f"ada@{host}", found["default"])
+    row("tenant", f"ada@{host}", found["tenants"]["b"])
+    row("default", f"ada@{host}", json.loads(get("a", "--json").output))
+    shop.dq.quotas.remove("push", "b")
+    shop.dq.quotas.remove_default("push")
+    row("settings", host, json.loads(get("--json").output)["default"])
+
+
+def test_the_author_of_a_quota_is_known_where_its_user_has_no_name(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654_321)
+    shop.dq.quotas.set("push", "a", rate=8)
+    assert shop.dq.quotas.origins("push", "a")[0].by == f"uid 987654321@{gethostname()}"
 
 
 def test_plain_kombu_leaves_the_quotas_alone(shop: Any, worker: Callable[..., Any], broker_url: str) -> None:

@@ -55,7 +55,7 @@ def kill_producer(url: str, folder: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_what_a_dead_process_left_is_shown_and_replayed(tmp_path: Path) -> None:
+def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -> None:
     folder = str(tmp_path / "spill")
     with RedisServer() as server:
         url = server.url(scheme="dq-redis")

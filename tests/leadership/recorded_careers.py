@@ -59,7 +59,7 @@ class RecordedCareers:
         self.runners.append(runner)
         return diary, runner
 
-    def said(self) -> list[str]:
+    def texts(self) -> list[str]:
         return [f"{what} {more}" for _, what, more in self.lines]
 
     def when(self, what: str) -> float:

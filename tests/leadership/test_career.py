@@ -86,7 +86,7 @@ class TestTerm:
         assert term.phase is Phase.OVER
         assert term.reason == "spread"
 
-    def test_what_was_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
+    def test_a_message_taken_before_the_end_starts_without_a_doubt_or_not_at_all(self) -> None:
         clock = ManualClock()
         term = a_term(clock)
         assert (term.is_trusted, term.is_running) == (True, False)
@@ -125,7 +125,7 @@ class Contender:
     def __init__(self) -> None:
         self.term: Term | None = None
         self.renewals: list[float] = []
-        self.heard_at = 0.0
+        self.answered_at = 0.0
         self.session_alive = False
 
 
@@ -150,7 +150,7 @@ class Ensemble(RuleBasedStateMachine):
         self.clock.advance(seconds)
         leader = self.leader
         # The server may expire a session late, but never early.
-        if leader is not None and self.clock.monotonic() - leader.heard_at > SESSION:
+        if leader is not None and self.clock.monotonic() - leader.answered_at > SESSION:
             self.leader = None
 
     @precondition(lambda self: self.leader is None)
@@ -162,7 +162,7 @@ class Ensemble(RuleBasedStateMachine):
         sent_at = self.clock.monotonic()
         self.clock.advance(travel)
         self.epoch += 1
-        self.leader, contender.heard_at = contender, self.clock.monotonic()
+        self.leader, contender.answered_at = contender, self.clock.monotonic()
         contender.renewals = []
         contender.term = Term("ledger", self.epoch, sent_at, SESSION, self.clock)
 
@@ -177,11 +177,11 @@ class Ensemble(RuleBasedStateMachine):
         contender = self.contenders[who]
         sent_at = self.clock.monotonic()
         if reaches and self.leader is contender:
-            contender.heard_at = sent_at
+            contender.answered_at = sent_at
             contender.renewals.append(sent_at)
 
     @rule(who=who)
-    def hears_of_a_renewal(self, who: int) -> None:
+    def receives_renewal(self, who: int) -> None:
         contender = self.contenders[who]
         if contender.renewals and contender.term is not None:
             contender.term.confirmed(contender.renewals.pop(0))

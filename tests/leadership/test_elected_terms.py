@@ -30,10 +30,10 @@ class SlowElection(RedisElection):
 
     clock: ManualClock
     late_s = 0.0
-    bell: Callable[[], None]
+    wake_event: Callable[[], None]
 
     def add_listener(self, wake_event: Callable[[], None]) -> None:
-        self.bell = wake_event
+        self.wake_event = wake_event
 
     def accept(self, floor: int, since: float) -> ElectionWon:
         won = super().accept(floor, since)
@@ -69,7 +69,7 @@ class Hands:
         self.let_go.set()
 
 
-class Led:
+class Elected:
     """An elector during its term."""
 
     def __init__(self, client: Any) -> None:
@@ -77,67 +77,69 @@ class Led:
         self.hands = Hands()
         self.election = SlowElection(client, KEYS, "one", SESSION_S)
         self.election.clock = self.clock
-        self.office = LeaderElector(self.election, self.hands, clock=self.clock)
+        self.elector = LeaderElector(self.election, self.hands, clock=self.clock)
         self.successor = RedisElection(client, KEYS, "two", SESSION_S)
 
     def term(self) -> Term:
-        term = wait_until(lambda: self.office.term)
+        term = wait_until(lambda: self.elector.term)
         assert term is not None
         wait_until(lambda: term.executed)
         return term
 
 
 @pytest.fixture
-def led(redis_url: str) -> Iterator[Led]:
+def elected(redis_url: str) -> Iterator[Elected]:
     with redis.Redis.from_url(redis_url, socket_timeout=20) as client:
-        led = Led(client)
-        yield led
-        led.hands.let_go.set()
-        led.office.close(30)
+        elected = Elected(client)
+        yield elected
+        elected.hands.let_go.set()
+        elected.elector.close(30)
 
 
-def test_trust_counts_from_the_sending_of_the_write_that_won_the_election(led: Led) -> None:
-    sent_at = led.clock.monotonic()
-    led.election.late_s = 0.3 * SESSION_S
-    led.office.open()
-    term = led.term()
-    assert led.hands.trusted_until[0] == pytest.approx(sent_at + TRUST * SESSION_S)
+def test_trust_counts_from_the_sending_of_the_write_that_won_the_election(elected: Elected) -> None:
+    sent_at = elected.clock.monotonic()
+    elected.election.late_s = 0.3 * SESSION_S
+    elected.elector.open()
+    term = elected.term()
+    assert elected.hands.trusted_until[0] == pytest.approx(sent_at + TRUST * SESSION_S)
     assert term.token == 1
 
 
-def test_trust_counts_from_the_sending_of_a_renewal(led: Led) -> None:
-    led.office.open()
-    led.term()
-    led.clock.advance(1.0)
-    sent_at = led.clock.monotonic()
-    led.election.late_s = 0.3 * SESSION_S
-    led.election.bell()
-    wait_until(lambda: len(led.hands.trusted_until) > 1)
-    assert led.hands.trusted_until[1] == pytest.approx(sent_at + TRUST * SESSION_S)
+def test_trust_counts_from_the_sending_of_a_renewal(elected: Elected) -> None:
+    elected.elector.open()
+    elected.term()
+    elected.clock.advance(1.0)
+    sent_at = elected.clock.monotonic()
+    elected.election.late_s = 0.3 * SESSION_S
+    elected.election.wake_event()
+    wait_until(lambda: len(elected.hands.trusted_until) > 1)
+    assert elected.hands.trusted_until[1] == pytest.approx(sent_at + TRUST * SESSION_S)
 
 
-def test_a_renewal_whose_answer_comes_after_the_end_of_trust_renews_nothing(led: Led) -> None:
-    led.office.open()
-    term = led.term()
-    led.election.late_s = TRUST * SESSION_S
-    led.election.bell()
+def test_a_renewal_whose_answer_comes_after_the_end_of_trust_renews_nothing(elected: Elected) -> None:
+    elected.elector.open()
+    term = elected.term()
+    elected.election.late_s = TRUST * SESSION_S
+    elected.election.wake_event()
     wait_until(lambda: term.phase in (Phase.FALLEN, Phase.OVER))
-    assert led.hands.let_go.wait(30)
-    assert len(led.hands.trusted_until) == 1
+    assert elected.hands.let_go.wait(30)
+    assert len(elected.hands.trusted_until) == 1
 
 
 @pytest.mark.parametrize("falls", [True, False], ids=["fallen", "resigned"])
-def test_a_term_that_fell_is_not_reported_to_be_handed_over_in_good_order(led: Led, falls: bool) -> None:
-    led.office.open()
-    term = led.term()
+def test_a_term_that_fell_is_not_reported_to_be_handed_over_in_good_order(
+    elected: Elected, falls: bool
+) -> None:
+    elected.elector.open()
+    term = elected.term()
     if falls:
         # No work runs any more when the elector reports the end, as after a resignation.
-        led.clock.advance(TRUST * SESSION_S)
+        elected.clock.advance(TRUST * SESSION_S)
         assert term.phase is Phase.FALLEN
     else:
-        led.hands.let_go.set()
+        elected.hands.let_go.set()
         term.end("resigned")
-    led.office.close(30)
+    elected.elector.close(30)
     assert term.phase is Phase.OVER
-    wait_until(led.successor.become_candidate)
-    assert led.successor.accept(0, 0.0).clean is not falls
+    wait_until(elected.successor.become_candidate)
+    assert elected.successor.accept(0, 0.0).clean is not falls

@@ -106,7 +106,7 @@ class TestElection:
         wait_until(second.become_candidate)
         assert second.accept(0, 0.0) == (token + 1, False, 0)
 
-    def test_who_was_replaced_cannot_renew(self, elections: ElectionHarness) -> None:
+    def test_a_replaced_leader_cannot_renew(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=False)
@@ -116,7 +116,7 @@ class TestElection:
         assert second.leader() is not None
         second.renew()
 
-    def test_who_was_replaced_resigns_without_harm(self, elections: ElectionHarness) -> None:
+    def test_a_replaced_leader_resigns_without_harm(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate()
         elect(first)
         first.resign(clean=True)
@@ -124,7 +124,7 @@ class TestElection:
         first.resign(clean=True)
         second.renew()
 
-    def test_nobody_leads_after_a_clean_hand_over(self, elections: ElectionHarness) -> None:
+    def test_no_worker_leads_after_a_clean_hand_over(self, elections: ElectionHarness) -> None:
         first = elections.candidate()
         assert first.leader() is None
         elect(first)
@@ -227,7 +227,7 @@ class TestZooKeeperElection:
             for session, _ in made:
                 session.close()
 
-    def test_a_middle_one_that_leaves_promotes_nobody(self, hosts: str) -> None:
+    def test_a_middle_one_that_leaves_promotes_no_candidate(self, hosts: str) -> None:
         made = [self.one(hosts) for _ in range(3)]
         (_, first), (_, second), (_, third) = made
         try:

@@ -16,7 +16,7 @@ from tests.leadership.recorded_careers import RecordedCareers
 LONG_S, SHORT_S = 60.0, 0.3
 
 
-def is_told_to_resign(runner: Runner[str]) -> None:
+def is_asked_to_resign(runner: Runner[str]) -> None:
     runner.resign()
 
 
@@ -26,7 +26,7 @@ def falls(runner: Runner[str]) -> None:
     term.fall("as if the session had expired")
 
 
-def hears_no_answer(runner: Runner[str]) -> None:
+def receives_no_answer(runner: Runner[str]) -> None:
     """Let the candidate win another election whose answer is lost."""
     election = runner.elector.election
     accede = election.accept
@@ -40,8 +40,8 @@ def hears_no_answer(runner: Runner[str]) -> None:
     runner.resign()
 
 
-@pytest.mark.parametrize("interrupt", [is_told_to_resign, falls, hears_no_answer])
-def test_a_grace_that_was_interrupted_begins_anew(
+@pytest.mark.parametrize("interrupt", [is_asked_to_resign, falls, receives_no_answer])
+def test_a_grace_that_was_interrupted_begins_again(
     interrupt: Callable[[Runner[str]], None], careers: RecordedCareers
 ) -> None:
     former = careers.elections.candidate()
@@ -60,14 +60,14 @@ def test_a_grace_that_was_interrupted_begins_anew(
 
     election.accept = elect  # type: ignore[method-assign]
     interrupt(runner)
-    wait_until(lambda: careers.said())
+    wait_until(lambda: careers.texts())
     assert careers.lines[0][0] - elected_at[-1] >= SHORT_S
-    assert careers.said()[0] == f"bob inaugurates {2 + len(elected_at)}"
+    assert careers.texts()[0] == f"bob inaugurates {2 + len(elected_at)}"
 
 
-def test_who_knows_that_its_own_work_has_ended_waits_for_nobody(careers: RecordedCareers) -> None:
+def test_a_worker_whose_own_work_has_ended_waits_for_no_grace(careers: RecordedCareers) -> None:
     _, runner = careers.hire("ann", grace_s=LONG_S)
     careers.when("ann inaugurates")
     falls(runner)
-    wait_until(lambda: "ann inaugurates 2" in careers.said())
-    assert careers.said()[:3] == ["ann inaugurates 1", "ann hands over 1", "ann inaugurates 2"]
+    wait_until(lambda: "ann inaugurates 2" in careers.texts())
+    assert careers.texts()[:3] == ["ann inaugurates 1", "ann hands over 1", "ann inaugurates 2"]

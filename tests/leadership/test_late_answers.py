@@ -46,7 +46,7 @@ class Listener:
     """Records until when the term is trusted, and whether it was firm then."""
 
     def __init__(self) -> None:
-        self.told: queue.Queue[tuple[float, bool]] = queue.Queue()
+        self.trusted: queue.Queue[tuple[float, bool]] = queue.Queue()
 
     def floor(self) -> int:
         return 0
@@ -56,7 +56,7 @@ class Listener:
         term.wait()
 
     def trust(self, term: Term, until: float) -> None:
-        self.told.put((until, term.is_firm or term.phase is Phase.INAUGURATING))
+        self.trusted.put((until, term.is_firm or term.phase is Phase.INAUGURATING))
 
     def abort(self, term: Term) -> None:
         """Do nothing: no work runs."""
@@ -74,7 +74,7 @@ def test_an_election_is_trusted_from_the_sending_of_the_accession(client: Any) -
     elector = LeaderElector(LateElection(client, clock, lambda: True), listener, clock=clock)
     elector.open()
     try:
-        until, _ = listener.told.get(timeout=30)
+        until, _ = listener.trusted.get(timeout=30)
         assert until == pytest.approx(1000.0 + TRUST * SESSION_S)
     finally:
         assert elector.close(30)
@@ -85,11 +85,11 @@ def test_a_term_is_trusted_from_the_sending_of_the_renewal(client: Any) -> None:
     elector = LeaderElector(LateElection(client, clock, lambda: late[0]), listener, clock=clock)
     elector.open()
     try:
-        assert listener.told.get(timeout=30)[0] == pytest.approx(1000.0 + TRUST * SESSION_S)
+        assert listener.trusted.get(timeout=30)[0] == pytest.approx(1000.0 + TRUST * SESSION_S)
         late[0] = True
         clock.advance(SESSION_S / 6)
         sent_at = clock.monotonic()
-        until, was_firm = listener.told.get(timeout=30)
+        until, was_firm = listener.trusted.get(timeout=30)
         assert until == pytest.approx(sent_at + TRUST * SESSION_S)
         assert not was_firm
     finally:

@@ -92,7 +92,7 @@ def test_two_lost_answers_in_a_row_leave_one_candidate(hosts: str) -> None:
         ours.close()
 
 
-def test_nobody_waits_for_himself(hosts: str) -> None:
+def test_no_call_waits_for_itself(hosts: str) -> None:
     """A creation has lost its answer, and a server did not know the node at the first look."""
     session = Session(hosts, timeout_s=30)
     try:
@@ -110,15 +110,15 @@ def test_nobody_waits_for_himself(hosts: str) -> None:
         session.close()
 
 
-def test_a_session_forgets_who_has_withdrawn(hosts: str) -> None:
+def test_a_session_forgets_a_withdrawn_candidate(hosts: str) -> None:
     session = Session(hosts, timeout_s=30)
     try:
-        before = len(session._mine.listeners)
+        before = len(session._state.get().listeners)
         for number in range(3):
             election = ZooKeeperElection(session, LeadershipNodes("online", f"queue-{number}"), "w")
             assert election.become_candidate()
             election.resign(clean=False)
-        assert len(session._mine.listeners) == before
+        assert len(session._state.get().listeners) == before
     finally:
         session.close()
 
@@ -137,7 +137,7 @@ class NoDuties:
     def abort(self, term: Any) -> None: ...
 
 
-def test_who_is_not_let_in_is_reported_so_in_a_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_login_is_logged_in_one_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
     ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
     wrong = Session(hosts, timeout_s=15, auth=[("digest", "shop:wrong")])
     elector = LeaderElector(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())

@@ -103,7 +103,7 @@ def by_redis(request: pytest.FixtureRequest) -> Made:
 
 @pytest.mark.parametrize("loses", ["request", "answer"])
 @pytest.mark.parametrize("by", [by_zookeeper, by_redis])
-def test_who_leaves_reports_it_until_it_is_received(
+def test_a_candidate_that_leaves_repeats_its_report_until_the_answer(
     by: Callable[[pytest.FixtureRequest], Made], loses: str, request: pytest.FixtureRequest
 ) -> None:
     connect, make = by(request)
@@ -128,7 +128,7 @@ def test_who_leaves_reports_it_until_it_is_received(
         other.close()
 
 
-def test_who_resigns_reports_the_same_at_every_try(request: pytest.FixtureRequest) -> None:
+def test_a_leader_that_resigns_reports_the_same_at_every_try(request: pytest.FixtureRequest) -> None:
     connect, make = by_zookeeper(request)
     wire, other = connect(), connect()
     inbox: queue.Queue[str] = queue.Queue()

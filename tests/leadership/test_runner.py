@@ -18,9 +18,9 @@ def test_a_career_is_led_in_order(careers: RecordedCareers) -> None:
     _, runner = careers.hire("ann")
     careers.inbox.put("m1")
     careers.inbox.put("m2")
-    wait_until(lambda: "ann has executed m2" in careers.said())
+    wait_until(lambda: "ann has executed m2" in careers.texts())
     assert runner.close(30)
-    assert careers.said() == [
+    assert careers.texts() == [
         "ann inaugurates 1",
         "ann executes m1",
         "ann has executed m1",
@@ -36,7 +36,7 @@ def test_execute_reports_whether_to_go_on(careers: RecordedCareers) -> None:
     careers.hire("bob")
     careers.inbox.put("stop")
     careers.when("bob inaugurates")
-    assert careers.said()[-2:] == ["ann hands over 1", "bob inaugurates 2"]
+    assert careers.texts()[-2:] == ["ann hands over 1", "bob inaugurates 2"]
 
 
 def test_a_graceful_hand_over_takes_less_than_half_a_second(careers: RecordedCareers) -> None:
@@ -47,11 +47,11 @@ def test_a_graceful_hand_over_takes_less_than_half_a_second(careers: RecordedCar
     wait_until(lambda: len(first.elector.election.candidates()) == 3, what="three in line")
     assert first.close(30)
     handed_over = careers.when("ann hands over")
-    wait_until(lambda: len([line for line in careers.said() if "inaugurates" in line]) == 2)
+    wait_until(lambda: len([line for line in careers.texts() if "inaugurates" in line]) == 2)
     assert careers.lines[-1][0] - handed_over < 0.5
 
 
-def test_what_runs_is_finished_before_the_successor_begins(careers: RecordedCareers) -> None:
+def test_a_running_message_is_finished_before_the_successor_begins(careers: RecordedCareers) -> None:
     ann, first = careers.hire("ann", SHORT_S)
     careers.when("ann inaugurates")
     careers.hire("bob")
@@ -62,17 +62,17 @@ def test_what_runs_is_finished_before_the_successor_begins(careers: RecordedCare
     assert first.term is not None
     assert first.term.wait(30)
     time.sleep(SHORT_S)  # longer than a session: the leader renews its term
-    assert not any(line.startswith("bob") for line in careers.said())
+    assert not any(line.startswith("bob") for line in careers.texts())
     ann.holding.set()
     careers.when("bob inaugurates")
-    assert careers.said()[2:] == [
+    assert careers.texts()[2:] == [
         "ann has executed m1",
         f"ann hands over {ann.token}",
         f"bob inaugurates {ann.token + 1}",
     ]
 
 
-def test_who_is_cut_off_falls_before_the_successor_begins(careers: RecordedCareers) -> None:
+def test_a_leader_that_is_cut_off_falls_before_the_successor_begins(careers: RecordedCareers) -> None:
     fallen: list[tuple[float, Term]] = []
     ann, first = careers.hire("ann", SHORT_S, on_fall=lambda term: fallen.append((time.monotonic(), term)))
     careers.when("ann inaugurates")
@@ -91,14 +91,14 @@ def test_who_is_cut_off_falls_before_the_successor_begins(careers: RecordedCaree
     assert fallen[0][0] - cut_at < (TRUST + 0.2) * SHORT_S
     assert begun - cut_at < 2 * SHORT_S + 1
     careers.when("bob executes")
-    assert "ann executes m2" not in careers.said()
+    assert "ann executes m2" not in careers.texts()
 
 
 def cut_off() -> None:
     raise ConnectionError("cut off")
 
 
-def test_grace_is_waited_for_only_where_nobody_handed_over(careers: RecordedCareers) -> None:
+def test_grace_is_waited_for_only_without_a_hand_over(careers: RecordedCareers) -> None:
     _, first = careers.hire("ann")
     careers.when("ann inaugurates")
     _, second = careers.hire("bob", SHORT_S, grace_s=60)
@@ -124,7 +124,7 @@ def test_a_failed_inauguration_is_tried_again_with_a_new_token(careers: Recorded
 
     diary.inaugurate = fail_once  # type: ignore[method-assign]
     runner.resign()
-    wait_until(lambda: "ann inaugurates 3" in careers.said())
+    wait_until(lambda: "ann inaugurates 3" in careers.texts())
 
 
 class SlowSource:
@@ -143,7 +143,7 @@ class SlowSource:
 
 
 @pytest.mark.parametrize("how", ["resign", "close"])
-def test_what_was_taken_before_the_end_is_executed(how: str, careers: RecordedCareers) -> None:
+def test_a_message_taken_before_the_end_is_executed(how: str, careers: RecordedCareers) -> None:
     source = SlowSource()
     _, runner = careers.hire("ann", source=source)
     assert source.asked.wait(30)
@@ -154,8 +154,8 @@ def test_what_was_taken_before_the_end_is_executed(how: str, careers: RecordedCa
     wait_until(lambda: term.ended)
     source.comes.set()
     ended.join(30)
-    wait_until(lambda: "ann hands over 1" in careers.said())
-    assert careers.said()[:4] == [
+    wait_until(lambda: "ann hands over 1" in careers.texts())
+    assert careers.texts()[:4] == [
         "ann inaugurates 1",
         "ann executes m1",
         "ann has executed m1",
@@ -165,7 +165,7 @@ def test_what_was_taken_before_the_end_is_executed(how: str, careers: RecordedCa
 
 @pytest.mark.logged_error("ValueError: cannot be executed")
 @pytest.mark.parametrize("how", ["returns", "fails", "is missing"])
-def test_what_execute_fails_at_is_released(
+def test_a_message_that_fails_in_execute_is_released(
     how: str, careers: RecordedCareers, caplog: pytest.LogCaptureFixture
 ) -> None:
     returned: list[str] = []
@@ -173,7 +173,7 @@ def test_what_execute_fails_at_is_released(
     def requeue(message: str) -> None:
         returned.append(message)
         if how == "fails":
-            raise RuntimeError("nobody takes it back")
+            raise RuntimeError("a task that is not retried")
 
     diary, runner = careers.hire("ann", requeue=None if how == "is missing" else requeue)
     plain = diary.execute
@@ -185,10 +185,10 @@ def test_what_execute_fails_at_is_released(
     diary.execute = fail_once  # type: ignore[method-assign]
     careers.inbox.put("m1")
     # The term ends, and the process becomes a candidate again.
-    wait_until(lambda: "ann inaugurates 2" in careers.said())
+    wait_until(lambda: "ann inaugurates 2" in careers.texts())
     careers.inbox.put("m2")
-    wait_until(lambda: "ann has executed m2" in careers.said())
-    assert careers.said()[:3] == ["ann inaugurates 1", "ann hands over 1", "ann inaugurates 2"]
+    wait_until(lambda: "ann has executed m2" in careers.texts())
+    assert careers.texts()[:3] == ["ann inaugurates 1", "ann hands over 1", "ann inaugurates 2"]
     assert returned == ([] if how == "is missing" else ["m1"])
     assert ("A message of" in caplog.text and "is lost" in caplog.text) is (how != "returns")
     assert "cannot be executed" in caplog.text
@@ -196,7 +196,7 @@ def test_what_execute_fails_at_is_released(
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_what_was_taken_before_the_fall_is_released(
+def test_a_message_taken_before_the_fall_is_released(
     returns: bool, careers: RecordedCareers, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, returned = SlowSource(), list[str]()
@@ -206,7 +206,7 @@ def test_what_was_taken_before_the_fall_is_released(
     assert term is not None
     term.fall("as if the session had expired")
     source.comes.set()
-    wait_until(lambda: "ann hands over 1" in careers.said())
+    wait_until(lambda: "ann hands over 1" in careers.texts())
     assert returned == (["m1"] if returns else [])
     assert ("is lost" in caplog.text) is not returns
-    assert "ann executes m1" not in careers.said()
+    assert "ann executes m1" not in careers.texts()

@@ -45,58 +45,58 @@ class Shop:
         self.aborted.set()
 
 
-class Led(NamedTuple):
-    office: LeaderElector
+class Elected(NamedTuple):
+    elector: LeaderElector
     session: Session
     proxy: Proxy
     shop: Shop
 
     def term(self) -> Term:
-        term = wait_until(lambda: self.office.term)
+        term = wait_until(lambda: self.elector.term)
         assert term is not None
         return term
 
 
 @pytest.fixture
-def led(zookeeper: ZooKeeperServer, hosts: str) -> Iterator[Led]:
+def elected(zookeeper: ZooKeeperServer, hosts: str) -> Iterator[Elected]:
     proxy = Proxy(zookeeper.port).start()
     session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=15)
     shop = Shop()
     election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
     elector = LeaderElector(election, shop, clock=ManualClock())
     elector.open()
-    yield Led(elector, session, proxy, shop)
+    yield Elected(elector, session, proxy, shop)
     proxy.restore()
     elector.close(30)
     session.close()
     proxy.stop()
 
 
-def test_nothing_starts_while_the_connection_is_broken(led: Led) -> None:
-    term = led.term()
+def test_nothing_starts_while_the_connection_is_broken(elected: Elected) -> None:
+    term = elected.term()
     wait_until(lambda: term.is_firm)
-    led.proxy.black_hole()  # so that the connection cannot be restored at once
-    led.proxy.sever()
+    elected.proxy.black_hole()  # so that the connection cannot be restored at once
+    elected.proxy.sever()
     wait_until(lambda: not term.is_firm)
     assert term.is_trusted
-    led.proxy.restore()
+    elected.proxy.restore()
     wait_until(lambda: term.is_firm)
-    assert led.office.term is term
+    assert elected.elector.term is term
 
 
-def test_a_term_ends_with_its_session(led: Led) -> None:
-    term = led.term()
+def test_a_term_ends_with_its_session(elected: Elected) -> None:
+    term = elected.term()
     wait_until(lambda: term.is_firm)
-    expire(led.session)
+    expire(elected.session)
     wait_until(lambda: term.phase in (Phase.FALLEN, Phase.OVER))
     assert "session" in term.reason
-    assert led.shop.aborted.wait(30)
-    wait_until(lambda: led.term().token == 2 and led.term().is_firm)
+    assert elected.shop.aborted.wait(30)
+    wait_until(lambda: elected.term().token == 2 and elected.term().is_firm)
 
 
-def test_a_fall_that_others_notice_is_not_slept_through(led: Led) -> None:
-    term = led.term()
+def test_a_fall_that_others_notice_is_not_slept_through(elected: Elected) -> None:
+    term = elected.term()
     wait_until(lambda: term.is_firm)
     term.fall("the broker does not know this term")
-    assert led.shop.aborted.wait(30)
-    wait_until(lambda: led.term().token == 2)
+    assert elected.shop.aborted.wait(30)
+    wait_until(lambda: elected.term().token == 2)

@@ -55,22 +55,22 @@ def own_redis() -> Any:
 
 
 @pytest.fixture
-def nobody() -> Iterator[int]:
+def dead_redis_port() -> Iterator[int]:
     with dead_port() as port:
         yield port
 
 
-def office(server: RedisServer, who: str, hands: Hands) -> LeaderElector:
+def make_elector(server: RedisServer, who: str, hands: Hands) -> LeaderElector:
     client = redis.Redis.from_url(server.url(), socket_timeout=SESSION_S / 3)
     return LeaderElector(RedisElection(client, PartitionKeys("online", "ledger"), who, SESSION_S), hands)
 
 
 def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
-    own_redis: RedisServer, nobody: int
+    own_redis: RedisServer, dead_redis_port: int
 ) -> None:
     """A server that has become a replica refuses the renewal; a moment later, it is the primary again."""
     first, second = Hands(), Hands()
-    electors = [office(own_redis, "one", first), office(own_redis, "two", second)]
+    electors = [make_elector(own_redis, "one", first), make_elector(own_redis, "two", second)]
     admin = redis.Redis.from_url(own_redis.url())
     both = []
     try:
@@ -79,7 +79,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
         electors[1].open()
         term = electors[0].term
         assert term is not None
-        admin.replicaof("127.0.0.1", nobody)
+        admin.replicaof("127.0.0.1", dead_redis_port)
         wait_until(lambda: not term.is_firm or electors[0].term is not term, 30)
         admin.replicaof("no", "one")
         until = time.monotonic() + SESSION_S
@@ -102,7 +102,7 @@ def test_a_renewal_that_is_answered_with_an_error_makes_no_second_leader(
 
 
 @pytest.mark.logged_error("The callback that stops the work in the term")
-def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer) -> None:
+def test_a_task_that_calls_exit_when_the_term_falls_leaves_a_candidate(own_redis: RedisServer) -> None:
     """sys.exit() ends only its thread; without a handler, the candidate would stay in the line."""
 
     class Leaving(Hands):
@@ -111,7 +111,7 @@ def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer)
             sys.exit("this does not end the process")
 
     hands = Leaving()
-    only = office(own_redis, "only", hands)
+    only = make_elector(own_redis, "only", hands)
     try:
         only.open()
         wait_until(hands.runs.is_set, 30)
@@ -125,8 +125,10 @@ def test_who_calls_exit_when_the_term_falls_stands_again(own_redis: RedisServer)
         only.close(30)
 
 
-def test_a_candidate_without_its_server_logs_one_line(nobody: int, caplog: pytest.LogCaptureFixture) -> None:
-    client = redis.Redis(port=nobody, socket_timeout=1.0)
+def test_a_candidate_without_its_server_logs_one_line(
+    dead_redis_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis(port=dead_redis_port, socket_timeout=1.0)
     election = RedisElection(client, PartitionKeys("online", "q"), "w1", SESSION_S)
     resign, asked = election.resign, list[bool]()
 

@@ -1,4 +1,4 @@
-"""A partition with its client: the calls by name, run at once, and a look at what lies in Redis."""
+"""A partition with its client: the calls by name, run at once, and the reading of its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lua does not roll back: what a script that broke off halfway leaves wrong is put right."""
+"""Lua does not roll back: later scripts repair the state that a broken-off script leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def held(scripts: PartitionScripts, *consumers: str) -> int:
 
 
 def break_off(scripts: PartitionScripts) -> None:
-    """A claim of ``c1`` fails when what it takes is written, and before the counters are."""
+    """Let a claim of ``c1`` fail after its messages are written, and before the counters are."""
     key = scripts.keys.limiter
     scripts.client.set(key, "a key of the wrong type")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -21,7 +21,7 @@ def break_off(scripts: PartitionScripts) -> None:
     scripts.client.delete(key)
 
 
-def test_a_heartbeat_counts_what_is_held_after_a_claim_that_broke_off(scripts: PartitionScripts) -> None:
+def test_a_heartbeat_counts_messages_held_after_a_claim_that_broke_off(scripts: PartitionScripts) -> None:
     scripts.push("a", "b", "c")
     assert scripts.take(1, "c2") == ["a"]
     break_off(scripts)
@@ -36,7 +36,7 @@ def test_a_heartbeat_counts_what_is_held_after_a_claim_that_broke_off(scripts: P
     assert scripts.finish(*tags_of(scripts.claim(1, "c2").entries), consumer="c2") == 0
 
 
-def test_what_a_claim_took_that_broke_off_comes_back_when_its_consumer_is_gone(
+def test_messages_of_a_broken_off_claim_come_back_when_the_consumer_is_gone(
     scripts: PartitionScripts,
 ) -> None:
     scripts.push("a", "b")
@@ -48,7 +48,7 @@ def test_what_a_claim_took_that_broke_off_comes_back_when_its_consumer_is_gone(
     assert scripts.waiting() == ["a", "b"]
 
 
-def test_a_heartbeat_counts_what_is_still_to_be_restored(scripts: PartitionScripts) -> None:
+def test_a_heartbeat_counts_messages_still_to_be_restored(scripts: PartitionScripts) -> None:
     scripts.push(*(f"m{i}" for i in range(10)))
     scripts.take(10)
     scripts.lose()

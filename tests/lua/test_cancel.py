@@ -136,7 +136,7 @@ def test_expired_message_is_delivered_flagged(scripts: PartitionScripts) -> None
     assert scripts.slots("t") == 1
 
 
-def test_purge_leaves_what_is_held(scripts: PartitionScripts) -> None:
+def test_purge_leaves_held_messages(scripts: PartitionScripts) -> None:
     scripts.push("held")
     tag = scripts.claim().entries[0].tag
     scripts.set_quota("paused", paused=True)

@@ -1,4 +1,4 @@
-"""What a script says on top of its file is what it does."""
+"""The contract at the top of a script describes its body."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
     tag = ("1", "a")
     calls: list[tuple[ScriptCall[Any], int]] = [
         (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
-        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 8 + 1 + 2 + 1 + 4),
+        (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.settle("c", [tag]), 2 + 2),
         (partition.finish("c", [tag]), 2 + 2),
@@ -90,7 +90,7 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
         (partition.resign("c"), 2),
         (partition.fence(1), 3),
         (partition.hand_over_wakeup("c"), 1),
-        (partition.set_quota("t", None), 2),
+        (partition.set_quota("t", None), 3),
         (partition.bring_settings_quota(None, by="w", memory_ms=1), 4),
         (partition.pause("t"), 2),
         (partition.resume("t"), 2),

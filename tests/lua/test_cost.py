@@ -1,4 +1,4 @@
-"""What a call costs does not depend on how many tenants there are: commands are counted, not timed."""
+"""The cost of a call does not depend on the number of tenants: commands are counted, not timed."""
 
 from __future__ import annotations
 

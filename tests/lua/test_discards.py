@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from celery_dq.testing.waiting import wait_until
 from tests.lua.partition_scripts import PartitionScripts, tags_of
 
 
@@ -83,8 +86,10 @@ def test_expired_messages_cost_their_tenant_no_turn(scripts: PartitionScripts) -
     fill(scripts, "a", 100, expires_us=1)
     scripts.push("a-live", tenant="a")
     fill(scripts, "b", 100)
-    assert scripts.take(2, discards=0) == ["b0000", "b0001"]
-    # 64 of them were passed over, and the rest is now: it is behind only in turn.
+    for number in range(3):
+        # Each claim removes 32 of them from the tenant.
+        assert scripts.take(2, discards=0) == [f"b{2 * number:04d}", f"b{2 * number + 1:04d}"]
+    # The tenant is behind only in turn.
     assert scripts.take(2, discards=0)[0] == "a-live"
     assert discards(scripts) == 100
 
@@ -125,3 +130,108 @@ def test_tags_are_collected_while_others_wait(scripts: PartitionScripts) -> None
     while discards(scripts) > 5:
         scripts.take(5)
     assert scripts.client.zcard(scripts.keys.discard_tags) == 1
+
+
+#: Seconds that discards rest in these tests; the longest rest.
+REST_S = 1.0
+
+
+def expire(scripts: PartitionScripts, tenant: str, count: int) -> None:
+    fill(scripts, tenant, count, expires_us=1)
+
+
+def test_rest_after_a_claim_that_took_some(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    assert len(scripts.claim(1, discards=3, discard_rest_s=REST_S).entries) == 3
+    claimed = scripts.claim(1, discards=3, hold=True)
+    assert not claimed.entries
+    assert not claimed.more
+    # The consumer looks at the end of the rest, so it needs no wake-up before.
+    assert claimed.next_look_s == pytest.approx(REST_S, abs=REST_S)
+    assert not scripts.token()
+    scripts.push("q", tenant="quiet")
+    assert scripts.token()
+    assert scripts.take(1, discards=3, discard_rest_s=REST_S) == ["q"]
+    wait_until(lambda: scripts.take(1, discards=3) == ["loud0003", "loud0004", "loud0005"], 10)
+
+
+def test_of_all_consumers_one_looks_at_the_end_of_a_rest(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    assert scripts.claim(1, discards=3, discard_rest_s=REST_S).next_look_s is not None
+    assert scripts.claim(1, "c2", discards=3).next_look_s is None
+    assert not scripts.token()
+    scripts.partition.hand_over_wakeup("c1").run(scripts.client)
+    assert scripts.take_token()
+    assert scripts.claim(1, "c2", discards=3).next_look_s is not None
+
+
+def test_consumers_share_a_rest_and_take_turns(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    scripts.claim(0, "c2")
+    scripts.take_token()
+    claimed = scripts.claim(1, discards=3, discard_rest_s=REST_S, hold=True)
+    assert scripts.state("discards_at") <= scripts.now_us() + REST_S * 1e6 / 2
+    # The first consumer may be busy for as long as its own rest, so it plans no look.
+    assert claimed.next_look_s is None
+    assert scripts.take_token()
+    assert scripts.claim(1, "c2", discards=3, hold=True).next_look_s is not None
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_rest_for_longer_than_redis_works_for_them(scripts: PartitionScripts, count: int) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    began_us = scripts.now_us()
+    scripts.claim(1, discards=count, discard_rest_s=1e-6)
+    assert scripts.state("discards_at") >= began_us + 250 * (count + 1)
+
+
+def test_expired_messages_rest_with_them(scripts: PartitionScripts) -> None:
+    expire(scripts, "loud", 500)
+    claimed = scripts.claim(4, discards=3, discard_rest_s=REST_S, hold=True)
+    assert [entry.id for entry in claimed.entries] == ["loud0000", "loud0001", "loud0002"]
+    assert not claimed.more
+    assert claimed.next_look_s == pytest.approx(REST_S, abs=REST_S)
+    left = discards(scripts)
+    assert left == 32 - 3
+    scripts.push("q", tenant="quiet")
+    claimed = scripts.claim(4, discards=3, hold=True)
+    assert [entry.id for entry in claimed.entries] == ["q"]
+    assert not claimed.more
+    assert discards(scripts) == left
+    wait_until(lambda: len(scripts.take(4, discards=3)) == 3, 10)
+    assert discards(scripts) == 2 * left
+
+
+def test_a_rest_delays_no_message_of_another_tenant(scripts: PartitionScripts) -> None:
+    expire(scripts, "loud", 100)
+    fill(scripts, "b", 10)
+    assert scripts.claim(2, discards=3, discard_rest_s=REST_S).more
+    assert scripts.take(2, discards=3) == ["b0002", "b0003"]
+    assert scripts.claim(2, discards=3).more
+
+
+def test_a_rest_ends_when_the_clock_goes_back(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 5)
+    cancel(scripts, "loud")
+    scripts.client.hset(scripts.keys.state, "discards_at", scripts.now_us() + 10**9)
+    assert scripts.take(1, discards=1) == ["loud0000"]
+
+
+def test_a_wake_up_comes_at_the_end_of_a_rest_that_no_consumer_watches(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 50)
+    cancel(scripts, "loud")
+    scripts.claim(1, discards=3, discard_rest_s=REST_S, hold=None)
+    assert scripts.take_token()
+    assert scripts.claim(1, "c2", discards=3).next_look_s is not None
+    scripts.lose("c2")
+    scripts.reap()
+    assert scripts.token()
+
+
+def test_a_cancellation_is_short(scripts: PartitionScripts) -> None:
+    fill(scripts, "loud", 500)
+    assert scripts.partition.cancel_tenant("loud").run(scripts.client).moved == 200

@@ -81,7 +81,7 @@ def test_a_shallow_tenant_does_not_cheat(scripts: PartitionScripts) -> None:
     assert abs(served["deep"] - served["shal"]) <= 1
 
 
-def test_virtual_time_jumps_and_tags_go_when_nobody_is_in_turn(scripts: PartitionScripts) -> None:
+def test_virtual_time_jumps_and_tags_go_when_no_tenant_is_in_turn(scripts: PartitionScripts) -> None:
     scripts.set_quota("slow", weight=0.01)
     scripts.push("s", tenant="slow")
     scripts.push("q", tenant="quick")
@@ -95,7 +95,7 @@ def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(scripts: P
         scripts.push(f"m{i:03d}", tenant=f"t{i:03d}")
     assert len(scripts.take(60)) == 60
     assert not scripts.client.exists(scripts.keys.finish_tags)
-    # Who was served comes behind those who were not.
+    # A served tenant comes behind the unserved ones.
     scripts.push("again", tenant="t000")
     assert drain(scripts, 7)[-1] == "again"
 
@@ -138,7 +138,7 @@ def test_removed_messages_are_passed_over_a_bounded_number_a_call(scripts: Parti
 
 
 @pytest.mark.parametrize("junk", [b"", b"{}", b"\x01" * 27, b"\x02" + b"\x00" * 40])
-def test_a_corrupt_record_becomes_a_dead_letter_and_harms_nobody(
+def test_a_corrupt_record_becomes_a_dead_letter_and_blocks_no_other(
     scripts: PartitionScripts, junk: bytes
 ) -> None:
     fill(scripts, "a", 3)

@@ -15,13 +15,13 @@ def fence(scripts: PartitionScripts, token: int, limit: int = 1000) -> FenceRepl
     return scripts.partition.fence(token, limit=limit).run(scripts.client)
 
 
-def test_an_unfenced_queue_serves_everybody_without_a_token(scripts: PartitionScripts) -> None:
+def test_an_unfenced_queue_serves_each_consumer_without_a_token(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     assert scripts.take(1) == ["a"]
     assert not scripts.claim(1).fenced
 
 
-def test_who_names_a_token_where_there_is_none_is_refused(scripts: PartitionScripts) -> None:
+def test_a_token_where_there_is_none_is_refused(scripts: PartitionScripts) -> None:
     # The server has lost the fence: its leader must put it up again.
     scripts.push("a")
     assert scripts.claim(1, "c1@4").fenced
@@ -84,7 +84,7 @@ def test_late_words_of_an_old_token_do_nothing_and_are_counted(scripts: Partitio
     assert scripts.waiting() == ["a", "b", "c", "d"]
 
 
-def test_what_was_settled_is_never_delivered_again(scripts: PartitionScripts) -> None:
+def test_a_settled_message_is_never_delivered_again(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     fence(scripts, 1)
     entries = scripts.claim(2, OLD).entries
@@ -93,7 +93,7 @@ def test_what_was_settled_is_never_delivered_again(scripts: PartitionScripts) ->
     assert scripts.take(2, NEW) == ["b"]
 
 
-def test_consumers_from_before_the_fence_lose_what_they_hold(scripts: PartitionScripts) -> None:
+def test_consumers_from_before_the_fence_lose_their_messages(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     scripts.claim(1, "plain")
     fence(scripts, 1)
@@ -121,7 +121,7 @@ def test_an_old_token_changes_nothing_while_a_fence_restores_in_chunks(
     scripts.push(*[f"m{i}" for i in range(10)])
     scripts.claim(5, "c1")
     tags = tags_of(scripts.claim(5, "c2").entries)
-    # The first chunk is all that c1 held: what c2 holds stands under its name still.
+    # The first chunk is all that c1 held: the messages of c2 still stand under its name.
     assert fence(scripts, 1, limit=5).remaining == 1
     assert scripts.client.hlen(scripts.keys.held("c2")) == 5
     if verb == "dead_letter":
@@ -138,7 +138,7 @@ def test_an_old_token_changes_nothing_while_a_fence_restores_in_chunks(
     assert scripts.slots("") == 0
 
 
-def test_who_leads_by_a_lease_that_has_run_out_claims_nothing(scripts: PartitionScripts) -> None:
+def test_a_leader_whose_lease_has_run_out_claims_nothing(scripts: PartitionScripts) -> None:
     scripts.push("a")
     fence(scripts, 3)
     scripts.client.hset(scripts.keys.leader, mapping={"token": 3, "until": scripts.now_us() - 1})
@@ -165,10 +165,10 @@ def test_the_reaping_of_the_others_is_the_leaders(scripts: PartitionScripts) -> 
 
 
 class TestContinuation:
-    """What the running task publishes under its own id takes its place."""
+    """A message that the running task publishes under its own id takes its place."""
 
     @pytest.mark.parametrize("settled", [False, True])
-    def test_goes_before_what_came_after_it(self, scripts: PartitionScripts, settled: bool) -> None:
+    def test_goes_before_later_messages(self, scripts: PartitionScripts, settled: bool) -> None:
         scripts.push("a", "b", "c")
         fence(scripts, 1)
         tag = scripts.claim(1, OLD).entries[0].tag
@@ -195,7 +195,7 @@ class TestContinuation:
             scripts.push("a", due_us=scripts.now_us() + 60_000_000)
             scripts.finish(entry.tag, consumer=OLD)
 
-    def test_is_nothing_special_where_nobody_leads(self, scripts: PartitionScripts) -> None:
+    def test_is_nothing_special_without_a_leader(self, scripts: PartitionScripts) -> None:
         scripts.push("a", "b")
         tag = scripts.claim(1).entries[0].tag
         scripts.push("a")

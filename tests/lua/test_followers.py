@@ -1,4 +1,4 @@
-"""Who follows a call gets the end of one that ran; and only who keeps others waiting is evicted."""
+"""A follower gets the end of a call that ran, and only a call with others behind it is evicted."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def test_followers_of_a_run_that_is_evicted_follow_its_retry(scripts: PartitionS
     push(scripts, "retry", continues=(run.id, int(run.claim)))
     assert scripts.partition.evict("", "k").run(scripts.client) == "first"
     assert scripts.finish(run.tag) == 0
-    # What it ended with is that it is tried again: nobody waits for that.
+    # The run ended in a retry, and no call waits for that.
     (retry,) = scripts.claim(4).entries
     assert (retry.id, retry.reason) == ("retry", "")
     scripts.finish(retry.tag)
     assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:retry")]
 
 
-def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts) -> None:
+def test_followers_of_a_call_without_a_run_follow_the_running_one(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     push(scripts, "follower", follow=True, awaited=True)
     (first,) = scripts.claim().entries
     scripts.partition.evict("", "k").run(scripts.client)
     push(scripts, "second")
-    # It lost its key and did not run: the second one covers it, and whoever waited for it.
+    # It lost its key and did not run: the second one covers it and the calls that waited for it.
     assert scripts.release(first.tag) == 0
     (second,) = scripts.claim(4).entries
     assert (second.id, second.reason) == ("second", "")
@@ -62,14 +62,14 @@ def test_followers_of_who_need_not_run_follow_who_does(scripts: PartitionScripts
     assert [(each.id, each.reason) for each in scripts.claim(4).entries] == [("follower", "covered:second")]
 
 
-def test_all_who_follow_are_moved_however_many_there_are(scripts: PartitionScripts) -> None:
+def test_all_followers_are_moved_however_many_there_are(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "early")
     (first,) = scripts.claim().entries
     scripts.partition.evict("", "k").run(scripts.client)
     push(scripts, "second")
     crowd(scripts, "late")
-    scripts.release(first.tag)  # who waited for it waits for the second one now
+    scripts.release(first.tag)  # its followers wait for the second one now
     assert push(scripts, "third", replace=True).replaced == "second"
     assert scripts.client.llen(scripts.keys.followers("third")) == 2 * MOST
     assert not scripts.client.exists(scripts.keys.followers("second"))
@@ -80,7 +80,7 @@ def test_all_who_follow_are_moved_however_many_there_are(scripts: PartitionScrip
     assert not scripts.client.exists(scripts.keys.following)
 
 
-def test_who_is_replaced_does_not_follow_where_too_many_do(scripts: PartitionScripts) -> None:
+def test_a_replaced_call_does_not_follow_where_too_many_do(scripts: PartitionScripts) -> None:
     push(scripts, "first", awaited=True)
     crowd(scripts, "follower", MOST - 1)
     assert push(scripts, "second", replace=True, awaited=True).replaced == "first"
@@ -91,14 +91,14 @@ def test_who_is_replaced_does_not_follow_where_too_many_do(scripts: PartitionScr
     assert not scripts.client.hexists(scripts.keys.messages, "third")
 
 
-def test_a_replaced_one_that_nobody_awaits_takes_no_room(scripts: PartitionScripts) -> None:
+def test_a_replaced_one_that_is_not_awaited_takes_no_room(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "follower")
     assert push(scripts, "second", replace=True).replaced == "first"
     assert scripts.client.llen(scripts.keys.followers("second")) == MOST
 
 
-def test_who_follows_a_run_and_its_retry_is_counted_together(scripts: PartitionScripts) -> None:
+def test_the_followers_of_a_run_and_its_retry_are_counted_together(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     crowd(scripts, "early", MOST - 1)
     (run,) = scripts.claim().entries
@@ -162,13 +162,13 @@ def test_the_eviction_of_a_head_is_armed_again_when_it_is_claimed_again(
     armed_again = scripts.client.zscore(scripts.keys.evictions, "0:k")
     assert armed < armed_again <= claimed_us + timeout_us
     wait_until(lambda: scripts.now_us() > armed_again, 10)
-    # A claim evicts what is overdue, and the tail takes the place of the head.
+    # A claim evicts an overdue run, and the tail takes the place of the head.
     assert scripts.take(4, consumer="c3") == ["tail"]
     assert scripts.finish(again.tag, consumer="c2") == 0
     assert not scripts.client.exists(scripts.keys.evictions)
 
 
-def test_who_was_declined_stays_so_when_its_push_is_repeated(scripts: PartitionScripts) -> None:
+def test_a_declined_call_stays_declined_when_its_push_is_repeated(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     for expected in ("declined", "seen"):
         again = OutgoingRecord(1, "second", make_keyed_record("", "k", "", 0))
@@ -179,7 +179,7 @@ def test_who_was_declined_stays_so_when_its_push_is_repeated(scripts: PartitionS
     assert scripts.take() == []
 
 
-def test_the_latest_takes_the_place_of_who_waits_behind_one_that_came_back(scripts: PartitionScripts) -> None:
+def test_the_latest_replaces_the_waiting_call_behind_a_returned_one(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     (first,) = scripts.claim().entries
     assert push(scripts, "second").status == "blocked"

@@ -24,7 +24,7 @@ def full_server() -> Iterator[redis.Redis]:
         yield redis.Redis(port=server.port)
 
 
-def test_what_waits_can_be_consumed_when_the_memory_is_full(full_server: redis.Redis) -> None:
+def test_waiting_messages_can_be_consumed_when_the_memory_is_full(full_server: redis.Redis) -> None:
     partition = Partition(PartitionKeys("online", "full"), load_scripts())
     partition.push([OutgoingRecord(0, str(number), make_record("")) for number in range(10)]).run(full_server)
     full_server.config_set("maxmemory", 1)
@@ -74,7 +74,7 @@ def test_a_singleton_queue_gets_a_new_leader_when_the_memory_is_full(full_server
         "0"
     ]
     second.resign(clean=True)
-    # Nobody has led before.
+    # No worker has led before.
     newcomer = RedisElection(full_server, PartitionKeys("online", "other"), "third", 30)
     assert newcomer.become_candidate()
     assert newcomer.accept(0, 0.0).token == 1

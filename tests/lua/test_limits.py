@@ -55,7 +55,7 @@ def test_throttled_tenant_reports_when(scripts: PartitionScripts) -> None:
     wait_until(lambda: scripts.take(5) == ["a0001"], 30)
 
 
-def test_throttled_tenant_delays_nobody(scripts: PartitionScripts) -> None:
+def test_throttled_tenant_delays_no_other(scripts: PartitionScripts) -> None:
     scripts.set_quota("a", 0.001)
     fill(scripts, "a", 5)
     fill(scripts, "b", 5)
@@ -165,7 +165,7 @@ class TestQuotaChange:
         fill(scripts, "a", 10)
         assert scripts.take(10) == ["a0000"]
         scripts.set_quota("a", 100, burst=5)
-        # The new burst caps what the old rate has borrowed: at most one full burst to wait for.
+        # The new burst caps the debt of the old rate: at most one full burst to wait for.
         assert wait_until(lambda: scripts.take(10), 30)
 
     def test_the_same_once_more_gives_no_token(self, scripts: PartitionScripts) -> None:
@@ -248,16 +248,16 @@ class TestQuotaChange:
         assert bring_settings(scripts, new, "w2") == "older"
         assert bring_settings(scripts, None, "operator", force=True) == "set"
         assert bring_settings(scripts, old, "w1") == "older"
-        # What was replaced long ago is a change like any other.
+        # A quota that was replaced long ago counts as a change.
         scripts.client.zadd(scripts.keys.config_before, {new: 1})
         assert bring_settings(scripts, new, "w4") == "set"
 
-    def test_what_was_replaced_is_not_remembered_for_ever(self, scripts: PartitionScripts) -> None:
+    def test_a_replaced_quota_is_not_remembered_for_ever(self, scripts: PartitionScripts) -> None:
         for weight in (2, 3):
             bring_settings(scripts, make_quota(weight=weight), "w1")
         assert 0 < scripts.client.pttl(scripts.keys.config_before) <= 60_000
 
-    def test_weight_acts_on_what_waits(self, scripts: PartitionScripts) -> None:
+    def test_weight_acts_on_waiting_messages(self, scripts: PartitionScripts) -> None:
         fill(scripts, "a", 20)
         fill(scripts, "b", 20)
         scripts.take(4)

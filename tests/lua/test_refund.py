@@ -1,4 +1,4 @@
-"""A turn is paid when a message is claimed, and given back with one that comes back without its run."""
+"""A turn is paid at the claim of a message, and refunded when the message is released without its run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill(scripts: PartitionScripts, depth: int) -> None:
 
 
 def serve(scripts: PartitionScripts, count: int, want: int = 1) -> list[str]:
-    """What another consumer claims and finishes."""
+    """Let another consumer claim and finish messages."""
     served: list[str] = []
     while len(served) < count:
         entries = scripts.claim(min(want, count - len(served)), "other").entries
@@ -62,7 +62,7 @@ class TestIsGivenBack:
         assert scripts.take(10, "other") == ids[:1]
 
     @pytest.mark.parametrize("backlog", [0, 1])
-    def test_before_others_who_came_meanwhile(self, scripts: PartitionScripts, backlog: int) -> None:
+    def test_before_others_that_came_since(self, scripts: PartitionScripts, backlog: int) -> None:
         """Their turns are equal then, and their names do not matter."""
         scripts.push(*(f"x.{i}" for i in range(backlog + 1)), tenant="x")
         claim_next_of(scripts, "x")
@@ -80,7 +80,7 @@ class TestIsGivenBack:
         crash(scripts)
         assert scripts.take(1, "other") == ["x.0"]
 
-    def test_with_what_was_not_started(self, scripts: PartitionScripts) -> None:
+    def test_with_unstarted_messages(self, scripts: PartitionScripts) -> None:
         """It goes as if it had not been claimed, however often that is."""
         fill(scripts, 6)
         scripts.push("x.0", tenant="x")
@@ -91,7 +91,7 @@ class TestIsGivenBack:
             (entry,) = scripts.claim().entries
             assert entry.id == "x.0"
 
-    def test_by_who_resigns(self, scripts: PartitionScripts) -> None:
+    def test_by_a_consumer_that_resigns(self, scripts: PartitionScripts) -> None:
         fill(scripts, 4)
         claimed = scripts.take(10)
         serve(scripts, 130)
@@ -134,7 +134,7 @@ class TestIsNotGivenBack:
         crash(scripts)
         self.assert_waits(scripts)
 
-    def test_for_what_has_run(self, scripts: PartitionScripts) -> None:
+    def test_for_messages_that_have_run(self, scripts: PartitionScripts) -> None:
         scripts.settle(self.start(scripts).tag)
         crash(scripts)
         self.assert_waits(scripts)
@@ -171,7 +171,7 @@ class TestIsNotGivenBack:
 class TestOthers:
     @pytest.mark.parametrize("mode", ["unstarted", "crashed"])
     def test_get_what_is_theirs(self, scripts: PartitionScripts, mode: str) -> None:
-        """Of what is run to its end, a tenant whose messages all come back once has as much as any other."""
+        """A tenant whose messages all come back once finishes as many runs as any other."""
         fill(scripts, 30)
         scripts.push(*(f"x.{i:02d}" for i in range(30)), tenant="x")
         back = set[str]()
@@ -206,7 +206,9 @@ class TestOthers:
         assert max(runs.values()) == 3
 
     @pytest.mark.parametrize("want", [1, 3])
-    def test_do_not_wait_behind_those_who_are_passed_over(self, scripts: PartitionScripts, want: int) -> None:
+    def test_do_not_wait_behind_tenants_that_are_passed_over(
+        self, scripts: PartitionScripts, want: int
+    ) -> None:
         """However many are suspect while one of them runs."""
         fill(scripts, 3)
         lost = scripts.take(60)

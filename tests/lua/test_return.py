@@ -170,7 +170,7 @@ class TestSuspects:
         scripts.finish(claimed.entries[0].tag)
         assert scripts.left_over() == {"leases", "dead", "dead_info", "dead_index"}
 
-    def test_a_lower_maximum_holds_for_what_waits(self, scripts: PartitionScripts) -> None:
+    def test_a_lower_maximum_holds_for_waiting_calls(self, scripts: PartitionScripts) -> None:
         scripts.push("a", "b")
         for _ in range(2):
             scripts.release(scripts.claim().entries[0].tag, mode="crashed")
@@ -216,7 +216,7 @@ class TestReaping:
         assert scripts.client.zrange(scripts.keys.leases, 0, -1) == [b"reaper"]
         assert scripts.state("held") == 0
 
-    def test_who_comes_back_meanwhile_holds_nothing_old(self, scripts: PartitionScripts) -> None:
+    def test_a_consumer_that_comes_back_holds_no_old_messages(self, scripts: PartitionScripts) -> None:
         fill(scripts, "", 6)
         tags = tags_of(scripts.claim(5).entries)
         scripts.lose()
@@ -287,11 +287,11 @@ class TestReaping:
 
 
 class TestComingBack:
-    """Who finds his own lease all but over takes nobody for dead: perhaps the server was away."""
+    """A consumer whose own lease is nearly over reaps no other one: perhaps the server was away."""
 
     @pytest.fixture
     def tags(self, scripts: PartitionScripts) -> dict[str, DeliveryTag]:
-        """What c1 and c2 hold, both of whom were away."""
+        """The messages of c1 and c2, both of which were away."""
         scripts.push("a", "b")
         tags = {each: scripts.claim(1, each).entries[0].tag for each in ("c1", "c2")}
         for each in tags:
@@ -299,7 +299,7 @@ class TestComingBack:
         return tags
 
     @pytest.mark.parametrize("claims_first", [False, True])
-    def test_takes_nothing_from_another_who_may_be_coming_back(
+    def test_takes_nothing_from_another_that_may_be_coming_back(
         self, scripts: PartitionScripts, tags: dict[str, DeliveryTag], claims_first: bool
     ) -> None:
         if claims_first:
@@ -308,7 +308,7 @@ class TestComingBack:
         assert [scripts.reap("c1"), scripts.reap("c1"), scripts.reap("c2")] == [0, 0, 0]
         assert [scripts.finish(tags[each], consumer=each) for each in tags] == [0, 0]
 
-    def test_takes_what_nobody_came_back_for_when_a_lease_has_passed(
+    def test_takes_abandoned_messages_when_a_lease_has_passed(
         self, scripts: PartitionScripts, tags: dict[str, DeliveryTag]
     ) -> None:
         heartbeat = scripts.partition.heartbeat("c1", lease_ms=LEASE_MS)
@@ -320,14 +320,14 @@ class TestComingBack:
         assert scripts.finish(tags["c1"]) == 0
         assert scripts.take() == ["b"]
 
-    def test_who_is_new_takes_what_is_lost_at_once(
+    def test_a_new_consumer_takes_lost_messages_at_once(
         self, scripts: PartitionScripts, tags: dict[str, DeliveryTag]
     ) -> None:
         assert scripts.reap("c1") == 0
         assert scripts.reap("c3") == 1
         assert scripts.finish(*tags.values()) == 1
 
-    def test_late_is_who_has_little_of_a_lease_left(
+    def test_late_is_a_consumer_with_little_of_its_lease_left(
         self, scripts: PartitionScripts, tags: dict[str, DeliveryTag]
     ) -> None:
         lease_us = LEASE_MS * 1000

@@ -31,7 +31,7 @@ def test_gives_them_back_to_their_old_places(scripts: PartitionScripts) -> None:
     assert scripts.slots("t") == 0
 
 
-def test_leaves_what_is_held_or_discarded(scripts: PartitionScripts) -> None:
+def test_leaves_held_and_discarded_messages(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     scripts.take(1)
     scripts.partition.cancel(["b"]).run(scripts.client)

@@ -1,4 +1,4 @@
-"""There is a token when something may be served, or when nobody keeps the next appointment."""
+"""There is a wake-up when a message may be served, or when no consumer keeps the next look."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_token_goes_with_the_last_message(scripts: PartitionScripts) -> None:
     assert not scripts.token()
 
 
-def test_what_a_claim_leaves_wakes_the_next(scripts: PartitionScripts) -> None:
+def test_the_messages_that_a_claim_leaves_wake_the_next(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     assert scripts.take_token()
     scripts.claim(1)
@@ -37,7 +37,7 @@ def test_what_a_claim_leaves_wakes_the_next(scripts: PartitionScripts) -> None:
     ("quota", "place"),
     [({"rate": 0.001}, "throttled"), ({"concurrency": 1}, "at_concurrency"), ({"paused": True}, "paused")],
 )
-def test_push_to_a_tenant_that_may_not_be_served_wakes_nobody(
+def test_push_to_a_tenant_that_may_not_be_served_wakes_no_consumer(
     scripts: PartitionScripts, quota: dict[str, float], place: str
 ) -> None:
     scripts.set_quota("t", **quota)
@@ -61,7 +61,7 @@ def test_claim_that_found_nothing_keeps_the_next_look(scripts: PartitionScripts)
     assert scripts.claim(5).next_look_s == pytest.approx(30, abs=5)
 
 
-def test_later_next_look_wakes_nobody_an_earlier_one_does(scripts: PartitionScripts) -> None:
+def test_later_next_look_wakes_no_consumer_an_earlier_one_does(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     delay(scripts, "b", 50)
@@ -72,7 +72,7 @@ def test_later_next_look_wakes_nobody_an_earlier_one_does(scripts: PartitionScri
     assert scripts.claim(5, "c1").next_look_s is None
 
 
-def test_who_gets_work_passes_the_next_look_on(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_gets_work_passes_the_next_look_on(scripts: PartitionScripts) -> None:
     delay(scripts, "later", 30)
     scripts.claim(5)
     scripts.push("a")
@@ -102,14 +102,14 @@ def test_next_look_of_a_lost_consumer_is_taken_over(scripts: PartitionScripts) -
     assert scripts.claim(5, "c2").next_look_s is not None
 
 
-def test_next_look_of_one_who_resigns_is_taken_over(scripts: PartitionScripts) -> None:
+def test_next_look_of_a_consumer_that_resigns_is_taken_over(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     scripts.partition.resign("c1").run(scripts.client)
     assert scripts.take_token()
 
 
-def test_who_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 0.1)
     delay(scripts, "b", 30)
     assert scripts.claim(5, "c1").next_look_s is not None
@@ -122,7 +122,7 @@ def test_who_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -
     assert not scripts.token()
 
 
-def test_who_hands_over_before_its_time_hands_the_next_look_on(scripts: PartitionScripts) -> None:
+def test_a_consumer_that_hands_over_before_its_time_hands_the_next_look_on(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5, "c1")
     assert scripts.partition.hand_over_wakeup("c1").run(scripts.client) is False
@@ -141,7 +141,7 @@ def test_a_handover_takes_no_next_look_from_others(scripts: PartitionScripts, wh
 
 
 def test_an_next_look_in_the_past_counts_for_nothing(scripts: PartitionScripts) -> None:
-    """Its owner lives, and is full or has forgotten it; somebody else was served meanwhile."""
+    """The owner of the next look lives, but is full or has forgotten it; another consumer was served."""
     delay(scripts, "a", 0.1)
     delay(scripts, "b", 30)
     scripts.claim(5, "c1")
@@ -163,7 +163,7 @@ def test_a_heartbeat_replaces_an_next_look_in_the_past(scripts: PartitionScripts
     assert scripts.token()
 
 
-def test_heartbeat_finds_what_nobody_was_woken_for(scripts: PartitionScripts) -> None:
+def test_heartbeat_finds_messages_without_a_wakeup(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 30)
     scripts.claim(5)
     scripts.client.zadd(scripts.keys.delayed, {"a": 5})

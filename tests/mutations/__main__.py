@@ -26,9 +26,9 @@ from tests.mutations.table import MUTATIONS
 
 SEEN, MISSED = "seen", "NOT SEEN"
 
-#: Where pytest says that tests failed, and nothing else went wrong.
+#: The exit status of pytest when tests failed, and no other error occurred.
 TESTS_FAILED = 1
-#: What is wrong with a mutation whose tests do not pass on the unbroken copy, by the status of pytest.
+#: The fault of a mutation whose tests fail on the unbroken copy, by the exit status of pytest.
 WITHOUT = {TESTS_FAILED: "fails without the mutation", None: "does not end in time without the mutation"}
 
 
@@ -91,7 +91,7 @@ def _run_all(copies: Sequence[Path], chosen: Sequence[Mutation], judge: Judge) -
 
 
 class Judge:
-    """Says whether tests see mutations.
+    """Finds out whether tests see mutations.
 
     Args:
         run: Runs tests in a copy; returns the status of pytest, or None if it did not end in time.

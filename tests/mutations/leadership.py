@@ -1,4 +1,4 @@
-"""Elections, terms, and what a leader says when it leaves."""
+"""Elections, terms, and the report of a leader that resigns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
-        "who led before needs no grace, whoever led before that",
+        "the previous leader needs no grace, even after a third one",
         "leadership/elector.py",
         "was_clean = won.clean or (won.former > 0 and won.former == self._clean_term)",
         "was_clean = won.clean or won.former > 0",
@@ -33,7 +33,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
-        "a clean hand-over that was not heard is forgotten by the next try",
+        "a clean hand-over that got no answer is forgotten by the next try",
         "leadership/elector.py",
         "self._resignation_pending = clean or bool(self._resignation_pending)",
         "self._resignation_pending = clean",

@@ -26,6 +26,7 @@ PROMISES = {
     "revoke": "A revoked task that has not started does not run.",
     "beat": "",
     "calls": "",
+    "shared": "",
 }
 
 
@@ -34,7 +35,7 @@ class Mutation(NamedTuple):
 
     Attributes:
         promise: the key of `PROMISES` that it breaks.
-        what: what is wrong then, in a few words; unique.
+        what: the fault, in a few words; unique.
         file: the file, relative to the package.
         old: text that stands exactly once in the file.
         new: the text in its place.

@@ -43,14 +43,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "recovery",
-        "the rest of what a lost consumer holds stands under no lease",
+        "the other messages of a lost consumer stand under no lease",
         "transport/redis/lua/include/reap.lua",
         "        call('ZADD', P .. 'leases', 0, name)\n",
         "",
         (
             "tests/lua/test_return.py",
             "-k",
-            "chunked or meanwhile",
+            "chunked or holds_no_old",
         ),
     ),
     Mutation(
@@ -139,7 +139,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             "tests/lua/test_refund.py",
             "-k",
-            "came_meanwhile",
+            "came_since",
         ),
     ),
     Mutation(
@@ -179,11 +179,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "fairness",
+        "claims take discards during their rest",
+        "transport/redis/lua/claim.lua",
+        " and not serving.has_suspect and dq.discards_rest() == 0 then",
+        " and not serving.has_suspect then",
+        ("tests/lua/test_discards.py", "-k", "rest"),
+    ),
+    Mutation(
+        "fairness",
+        "claims remove expired messages during a rest",
+        "transport/redis/lua/include/serve_tenant.lua",
+        "if serving.skips >= MAX_SKIPS or dq.discards_rest() > 0 then",
+        "if serving.skips >= MAX_SKIPS then",
+        ("tests/lua/test_discards.py", "-k", "expired_messages_rest"),
+    ),
+    Mutation(
+        "fairness",
+        "a consumer plans the look at a rest that ends while it is busy",
+        "transport/redis/lua/include/claim_discards.lua",
+        "return shared < rest",
+        "return false",
+        ("tests/lua/test_discards.py", "-k", "take_turns"),
+    ),
+    Mutation(
         "poison",
         "a suspect is claimed together with discards",
         "transport/redis/lua/claim.lua",
-        "if has_rare and most_discards > 0 and not serving.has_suspect then",
-        "if most_discards > 0 then",
+        "if has_rare and most_discards > 0 and not serving.has_suspect and dq.discards_rest() == 0 then",
+        "if most_discards > 0 and dq.discards_rest() == 0 then",
         (
             "tests/lua/test_discards.py",
             "-k",
@@ -219,7 +243,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             "tests/lua/test_followers.py",
             "-k",
-            "latest_takes",
+            "latest_replaces",
         ),
     ),
     Mutation(
@@ -243,12 +267,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             "tests/lua/test_followers.py",
             "-k",
-            "declined_stays or stays_so",
+            "declined_call_stays",
         ),
     ),
     Mutation(
         "revoke",
-        "a revoked message that somebody holds gets no tombstone",
+        "a revoked message that a worker holds gets no tombstone",
         "transport/redis/lua/cancel.lua",
         "(reply == 'none' or reply == 'claimed')",
         "reply == 'none'",
@@ -272,7 +296,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
-        "a leader claims on when its office has run out",
+        "a leader claims on when its lease has run out",
         "transport/redis/lua/claim.lua",
         "if dq.is_fenced_out(consumer) or (state.epoch > 0 and dq.has_lost_leadership()) then",
         "if dq.is_fenced_out(consumer) then",
@@ -284,7 +308,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
-        "a fence asks who is fenced out by the epoch before it",
+        "a fence uses the epoch before it to find fenced-out consumers",
         "transport/redis/lua/fence.lua",
         "state.epoch = token\ncall('HSET', KEYS[1], 'epoch', token)",
         "call('HSET', KEYS[1], 'epoch', token)",

@@ -1,4 +1,4 @@
-"""Led queues: terms, the guard, hand-overs, and what a leader runs on brokers without leaders."""
+"""Singleton queues: terms, the guard, hand-overs, and leaders on brokers without elections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton/leaderships.py",
         "return max(epoch, self._highest)",
         "return epoch",
-        (TESTS + "test_elections.py::test_a_server_that_forgets_everything_hands_out_no_token_anew",),
+        (TESTS + "test_elections.py::test_a_server_that_forgets_everything_hands_out_no_token_again",),
     ),
     Mutation(
         "singleton",
@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "                self._release(queue)\n"
         ),
         "            queue.held.append(message)\n",
-        (TESTS + "test_terms.py", "-k", "sends_when_the_term"),
+        (TESTS + "test_terms.py", "-k", "sent_after_the_end"),
     ),
     Mutation(
         "singleton",
@@ -105,7 +105,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/consuming/singleton_delivery.py",
         "own.out_of_order = held.will_return or own.out_of_order",
         "own.out_of_order = held.will_return",
-        (TESTS + "test_lanes.py", "-k", "behind_it_is_over"),
+        (TESTS + "test_singleton_delivery.py", "-k", "behind_it_is_over"),
     ),
     Mutation(
         "singleton",
@@ -113,6 +113,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/consuming/singleton_delivery.py",
         "own.permit is None or own.discards_claims:",
         "own.permit is None:",
-        (TESTS + "test_lanes.py", "-k", "before_a_message_came_back"),
+        (TESTS + "test_singleton_delivery.py", "-k", "before_a_message_came_back"),
     ),
 )

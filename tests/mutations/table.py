@@ -8,6 +8,7 @@ from tests.mutations import (
     leadership,
     publishing,
     scripts,
+    shared,
     singleton,
     transport,
     worker,
@@ -25,4 +26,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *zookeeper.MUTATIONS,
     *leadership.MUTATIONS,
     *beat.MUTATIONS,
+    *shared.MUTATIONS,
 )

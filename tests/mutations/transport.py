@@ -1,4 +1,4 @@
-"""The Python half of the tenant broker: what a process holds, claims, tells and publishes."""
+"""The Python half of the tenant broker: in-flight messages, claims, acks and publishes of a process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "recovery",
-        "an exiting worker resigns before it has told what it owes",
+        "an exiting worker resigns before it has sent its pending acks",
         "transport/redis/in_flight/heartbeat.py",
         (
             "                self.send_pending_acks(queue, client)\n"
@@ -70,7 +70,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "heartbeat",
-        "an unknown message is given back at the first look",
+        "an unknown message is released at the first look",
         "transport/redis/in_flight/in_doubt.py",
         "confirmed = strangers & seen_before",
         "confirmed = strangers",
@@ -126,7 +126,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "rate",
-        "a task that has started is given back with its token",
+        "a task that has started is released with its token",
         "transport/redis/qos.py",
         '"requeue" if message.started else "unstarted"',
         '"unstarted"',
@@ -198,9 +198,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "eta",
-        "no answer to a nudge is read before a task that blocks the loop",
+        "no answer to a handed-over wake-up is read before a task that blocks the loop",
         "transport/redis/consuming/fetcher.py",
-        "if self.pipeline.nudges():",
+        "if self.pipeline.hands_over_wakeup():",
         "if waited:",
         (
             "tests/broker/test_appointments.py",
@@ -234,7 +234,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "revoke",
-        "a cancelled message is what basic_get returns",
+        "basic_get returns a cancelled message",
         "transport/redis/channel.py",
         ("                if entry.reason:\n                    continue\n"),
         "",
@@ -265,7 +265,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "heartbeat",
-        "the older one of two renewals says until when a lease is trusted",
+        "the older one of two renewals decides until when a lease is trusted",
         "transport/redis/in_flight/in_flight_messages.py",
         'if sent_at > self._renewed.get(partition, float("-inf")):',
         "if True:",

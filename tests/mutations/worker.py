@@ -45,11 +45,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "worker/lifecycle.py",
         "if message.delivery_tag in self._cancelling and _is_killed(result):",
         "if message.delivery_tag in self._cancelling and not isinstance(result, tuple):",
-        ("tests/broker/test_cold_stops.py::test_what_a_cold_stop_cancels_comes_back[gevent-0.0]",),
+        ("tests/broker/test_cold_stops.py::test_a_task_that_a_cold_stop_cancels_comes_back[gevent-0.0]",),
     ),
     Mutation(
         "revoke",
-        "a message of a led queue that is revoked in a pool of threads runs",
+        "a message of a singleton queue that is revoked in a pool of threads runs",
         "worker/lifecycle.py",
         "request.id in state.revoked and request.revoked():",
         "False:",

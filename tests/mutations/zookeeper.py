@@ -60,9 +60,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "a forked child publishes under the stamps of its parent",
-        "transport/zookeeper/publisher.py",
-        "if self._pid != os.getpid():",
-        "if not self._pid:",
+        "per_process.py",
+        "        pid = os.getpid()\n",
+        "        pid = 0\n",
         (TRANSPORT + "test_doubts.py", "-k", "forked"),
     ),
     Mutation(
@@ -75,7 +75,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
-        "an answer in doubt is given again for an item that somebody else has locked since",
+        "an answer in doubt is given again for an item that another client has locked since",
         "transport/zookeeper/fetcher.py",
         "if stat is None or stat.ephemeralOwner != requests.session_id:",
         "if stat is None:",
@@ -83,7 +83,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
-        "what got no answer is told again without looking who has the lock",
+        "a request without answer is sent again without reading the owner of the lock",
         "transport/zookeeper/in_flight.py",
         "            held.doubtful = True\n",
         "            pass\n",
@@ -106,7 +106,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/zookeeper/subscription.py",
         "if stat is not None and stat.ephemeralOwner == requests.session_id:",
         "if stat is not None:",
-        (TRANSPORT + "test_doubts.py", "-k", "did_not_get"),
+        (TRANSPORT + "test_doubts.py", "-k", "without_the_lock"),
     ),
     Mutation(
         "zookeeper",
@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
         "the silence of a server counts from the last look",
-        "zookeeper/connection.py",
+        "compat/kazoo_connection.py",
         "if self._silent_since is None:\n            self._silent_since = now",
         "if True:\n            self._silent_since = now",
         (BASE + "test_connection.py", "-k", "dead_server"),

@@ -1,4 +1,6 @@
-"""``python -m tests.packaging [EXTRA …]``: installs the wheel with each extra into an empty environment.
+"""``python -m tests.packaging [EXTRA …]``: installs the package with each extra into an empty environment.
+
+One of the extras, ``zookeeper``, is installed from the sdist, the others from the wheel.
 
 Other than the tests, the program takes the libraries from the package index, which takes a minute or two per
 extra. In each environment it imports the libraries of the extra, and runs a task of each kind on each broker
@@ -36,6 +38,10 @@ EXTRAS = {
 }
 
 
+#: The extra that is installed from the sdist, not from the wheel.
+SDIST_WITH = "zookeeper"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.packaging", description=__doc__)
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"of: {', '.join(filter(None, EXTRAS))}")
@@ -48,10 +54,12 @@ def main() -> int:
         RedisServer() as redis,
         ZooKeeperServer(tick_ms=200) as zookeeper,
     ):
-        wheel = build(Path(folder)).wheel
+        built = build(Path(folder))
         for name in chosen:
             environment = Path(folder) / f"extra-{name or 'none'}"
-            installed = _install(environment, f"{wheel}[{name}]" if name else str(wheel))
+            # One environment has the sdist.
+            archive = built.sdist if name == SDIST_WITH else built.wheel
+            installed = _install(environment, f"{archive}[{name}]" if name else str(archive))
             for library in EXTRAS[name].libraries:
                 subprocess.run([installed.python, "-c", f"import {library}"], cwd=folder, check=True)
             # Each environment has its own database and namespace.

@@ -1,16 +1,17 @@
-"""A wheel and an sdist of this tree, built once, and an environment in which only the wheel is installed."""
+"""A wheel and an sdist of this tree, built once, and an environment with only one of them installed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.environment import Built, Installed, build
+from tests.packaging.environment import Built, Installed, build, build_wheel
 
 
 @pytest.fixture(scope="session")
@@ -21,14 +22,34 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install the wheel; the libraries come from the tests' environment by a path file."""
-    folder = tmp_path_factory.mktemp("environment")
+    """Install the wheel."""
+    return install(built.wheel, tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture(scope="session")
+def wheel_of_sdist(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip builds from the sdist in order to install it."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built.sdist) as sdist:
+        sdist.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return build_wheel(unpacked, folder)
+
+
+@pytest.fixture(scope="session")
+def installed_sdist(wheel_of_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Install the sdist."""
+    return install(wheel_of_sdist, tmp_path_factory.mktemp("environment"))
+
+
+def install(wheel: Path, folder: Path) -> Installed:
+    """Install a wheel; the libraries come from the tests' environment by a path file."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
     # Python 3.10 has no scheme of this name.
     scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
     site = Path(sysconfig.get_path("purelib", scheme, {"base": str(folder), "platbase": str(folder)}))
     # A pure wheel is installed by unpacking it. Python does not read path files in a folder that a path file
     # names, so an editable installation of this tree in that folder has no effect.
-    zipfile.ZipFile(built.wheel).extractall(site)
+    zipfile.ZipFile(wheel).extractall(site)
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Installed(folder / "bin" / "python", site / "celery_dq")

@@ -18,9 +18,9 @@ BUILD = """
 import sys
 from setuptools import build_meta
 
-folder = sys.argv[1]  # setuptools writes its own arguments there
-build_meta.build_sdist(folder)
-build_meta.build_wheel(folder)
+_, folder, *kinds = sys.argv  # setuptools writes its own arguments there
+for kind in kinds:
+    getattr(build_meta, f"build_{kind}")(folder)
 """
 
 
@@ -39,7 +39,7 @@ class Built(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """An environment with the wheel and the libraries of the tests' environment, but without this tree.
+    """An environment with a wheel and the libraries of the tests' environment, but without this tree.
 
     Attributes:
         python: Path of its interpreter.
@@ -62,16 +62,22 @@ def build(top: Path) -> Built:
     tree = frozenset(
         str(path.relative_to(top / "tree")) for path in (top / "tree").rglob("*") if path.is_file()
     )
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(top)],
-        cwd=top / "tree",
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    _build(top / "tree", top, "sdist", "wheel")
     (sdist,), (wheel,) = top.glob("*.tar.gz"), top.glob("*.whl")
     return Built(tree, sdist, wheel)
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build a wheel of a source tree, in which the build leaves files, into a folder."""
+    _build(source, folder, "wheel")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _build(source: Path, folder: Path, *kinds: str) -> None:
+    command = [sys.executable, "-c", BUILD, str(folder), *kinds]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 class Shop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
+from pathlib import Path
 
 from tests.packaging.environment import Built
 
@@ -21,3 +22,11 @@ def test_the_sdist_holds_every_file_of_the_tree(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         files = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
     assert {name for name in files if not name.startswith(METADATA)} == built.tree
+
+
+def test_the_sdist_makes_the_same_wheel(built: Built, wheel_of_sdist: Path) -> None:
+    def contents(path: Path) -> dict[str, bytes]:
+        with zipfile.ZipFile(path) as wheel:
+            return {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/RECORD")}
+
+    assert contents(wheel_of_sdist) == contents(built.wheel)

@@ -1,4 +1,4 @@
-"""An installed wheel works on each kind of broker, and one without a file reports the missing file."""
+"""An installed wheel or sdist works on each kind of broker, and an incomplete one names the missing file."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def test_a_task_of_each_kind_runs(shop: Shop, installed: Installed) -> None:
     assert where == str(installed.package / "__init__.py")
     assert results[:3] == ["notified bakery", "notified buffered bakery", "refreshed bread"]
     assert results[3].startswith("posted with token ")
+    assert "Traceback" not in shop.log
+
+
+def test_an_installed_sdist_works(tmp_path: Path, installed_sdist: Installed, redis_url: str) -> None:
+    conf = {"broker_url": redis_url.replace("redis://", "dq-redis://"), "result_backend": redis_url}
+    shop = Shop(tmp_path, installed_sdist, conf)
+    with shop.worker():
+        where, *results = shop.call()
+    assert where == str(installed_sdist.package / "__init__.py")
+    assert results[:3] == ["notified bakery", "notified buffered bakery", "refreshed bread"]
     assert "Traceback" not in shop.log
 
 

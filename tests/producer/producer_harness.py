@@ -28,7 +28,7 @@ class RecordingSender:
 
     def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
         if self.down:
-            raise BrokerUnreachable("told to be down")
+            raise BrokerUnreachable("set to be down")
         if any(b"refused" in message.payload for message in messages):
             raise PublishRefused("one of them")
         self.batches.append(len(messages))

@@ -75,9 +75,9 @@ from pathlib import Path
 from celery_dq.producer import segment_index
 from tests.producer.producer_harness import ProducerHarness, put
 segment_index.SEGMENT_BYTES = 2000
-desk = ProducerHarness(Path(sys.argv[1]))
-desk.shelf.down = True
-producer = desk.producer()
+harness = ProducerHarness(Path(sys.argv[1]))
+harness.shelf.down = True
+producer = harness.producer()
 for lane in "ab":
     put(producer, *range(int(sys.argv[2])), lane=lane)
 print("done", flush=True)

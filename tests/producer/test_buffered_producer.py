@@ -131,7 +131,7 @@ def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept
     wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
-def test_a_folder_that_is_taken_away_is_made_anew(harness: ProducerHarness) -> None:
+def test_a_folder_that_is_taken_away_is_made_again(harness: ProducerHarness) -> None:
     producer = harness.producer()
     harness.shelf.down = True
     put(producer, *range(5))
@@ -230,7 +230,7 @@ def test_an_idle_producer_is_woken_by_a_message(
     wait_until(lambda: arrived(harness) == [0, 1], 30)
 
 
-def test_closing_leaves_to_the_next_process_what_is_on_disk(harness: ProducerHarness) -> None:
+def test_closing_leaves_the_messages_on_disk_to_the_next_process(harness: ProducerHarness) -> None:
     producer = harness.producer()
     harness.shelf.down = True
     put(producer, *range(10))
@@ -253,7 +253,7 @@ def test_waiting_is_short_for_a_caller_while_the_broker_is_down(harness: Produce
     put(producer, *range(1, 1000))
     # A bound against a hang, not a measurement; the benchmarks measure.
     assert time.monotonic() - started < 5
-    wait_until(lambda: producer.snapshot().last_error == "told to be down", 30)
+    wait_until(lambda: producer.snapshot().last_error == "set to be down", 30)
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -274,7 +274,7 @@ def test_a_put_that_meets_a_close_is_not_lost(harness: ProducerHarness, memory: 
     assert arrived(harness) == [0, 1]
 
 
-def test_who_waits_for_room_while_the_buffer_is_closed_gets_it_in_the_next(harness: ProducerHarness) -> None:
+def test_a_call_that_waits_for_room_at_the_close_gets_it_in_the_next_buffer(harness: ProducerHarness) -> None:
     producer = harness.producer(memory=True, limits=Limits(max_messages=1))
     harness.shelf.down = True
     put(producer, 0)

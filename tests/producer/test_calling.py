@@ -106,7 +106,7 @@ def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
         (False, False, False, True, True),
     ],
 )
-def test_who_reports_whether_a_call_is_buffered(
+def test_the_setting_decides_whether_a_call_is_buffered(
     make_app: MakeApp,
     setting: bool,
     own: bool | None,
@@ -304,7 +304,7 @@ def test_on_the_stock_transport_messages_are_as_celery_writes_them(make_app: Mak
             message.ack()
 
 
-def test_what_is_pending_at_the_end_is_sent_by_the_next_app(make_app: MakeApp, tmp_path: Path) -> None:
+def test_messages_pending_at_the_end_are_sent_by_the_next_app(make_app: MakeApp, tmp_path: Path) -> None:
     with RedisServer(appendonly=True) as server:
         url = server.url(scheme="dq-redis")
         app = make_app(url)

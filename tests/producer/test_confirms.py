@@ -87,7 +87,7 @@ def test_calls_arrive_once_and_in_order(rabbitmq_server: RabbitMQServer, shop: S
     assert drain(rabbitmq_server.url(), shop.queue) == shop.called
 
 
-def test_what_is_not_confirmed_is_sent_again(
+def test_an_unconfirmed_message_is_sent_again(
     rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
 ) -> None:
     """Lose the confirms of a batch that the broker has stored."""
@@ -185,7 +185,7 @@ def test_a_batch_is_confirmed_up_to_the_first_message_that_the_broker_refuses(
         channel.queue_delete(queue)
 
 
-def test_what_a_full_queue_refuses_waits_in_the_buffer(
+def test_a_message_that_a_full_queue_refuses_waits_in_the_buffer(
     rabbitmq_server: RabbitMQServer, shop: Shop, queue: str
 ) -> None:
     limited = {"x-max-length": 5, "x-overflow": "reject-publish"}

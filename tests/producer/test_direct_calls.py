@@ -156,7 +156,7 @@ def test_a_policy_of_the_calls_own_is_followed() -> None:
         assert took > 0.35
 
 
-def test_what_a_task_publishes_is_always_tried() -> None:
+def test_publishes_of_a_task_are_always_tried() -> None:
     with deaf_port("refused") as port:
         app = make_app(URLS[2].format(port), dq_breaker_failures=1, task_publish_retry=False)
         failure(app)

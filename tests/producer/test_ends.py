@@ -47,7 +47,7 @@ def run(program: str, folder: Path | None, *, linger: float = 60.0, first: str =
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_the_end_of_a_program_sends_what_is_left(tmp_path: Path, memory: bool) -> None:
+def test_the_end_of_a_program_sends_the_rest(tmp_path: Path, memory: bool) -> None:
     program = "for n in range(5): producer.put(Addressed('a', b'', b'%d' % n))\n"
     assert run(program, None if memory else tmp_path).split() == list("01234")
 

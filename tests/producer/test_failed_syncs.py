@@ -76,7 +76,7 @@ def begin_stored(harness: ProducerHarness) -> tuple[Any, Any, Any]:
     return producer, box, open_file(box)
 
 
-def assert_written_anew(harness: ProducerHarness, segment: Any, sequences: list[int]) -> None:
+def assert_written_again(harness: ProducerHarness, segment: Any, sequences: list[int]) -> None:
     assert segment.path not in list(harness.folder.glob("*/*.seg"))
     assert on_disk(harness) == sequences
 
@@ -86,7 +86,7 @@ def put_unsynced(box: Any, number: int, size: int = LARGE) -> None:
     assert box.put("a", b"%d" % number, b"%d " % number + b"x" * size)
 
 
-def test_what_could_not_be_synced_is_written_anew(
+def test_an_unsynced_segment_is_written_again(
     harness: ProducerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = harness.producer(sync_every=1)
@@ -123,7 +123,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     assert arrived(harness) == [0, 1]
 
 
-def test_what_was_written_anew_in_part_does_not_stay(harness: ProducerHarness) -> None:
+def test_a_segment_that_was_rewritten_in_part_does_not_stay(harness: ProducerHarness) -> None:
     producer = harness.producer(sync_every=1)
     harness.shelf.down = True
     put(producer, *range(4), size=150_000)
@@ -152,7 +152,7 @@ def test_what_was_written_anew_in_part_does_not_stay(harness: ProducerHarness) -
 
 
 @pytest.mark.parametrize("reported", ["who seals", "who syncs"])
-def test_a_file_that_is_sealed_meanwhile_is_written_anew(
+def test_a_file_that_is_sealed_meanwhile_is_written_again(
     harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch, reported: str
 ) -> None:
     producer, box, segment = begin(harness)
@@ -172,11 +172,11 @@ def test_a_file_that_is_sealed_meanwhile_is_written_anew(
 
     monkeypatch.setattr(unsynced, "sync_data", sealed_meanwhile)
     box.sync()
-    assert_written_anew(harness, segment, [1, 2, 3])
+    assert_written_again(harness, segment, [1, 2, 3])
     deliver(harness, producer, [0, 1, 2])
 
 
-def test_a_file_that_was_sealed_before_is_written_anew(harness: ProducerHarness) -> None:
+def test_a_file_that_was_sealed_before_is_written_again(harness: ProducerHarness) -> None:
     producer, box, segment = begin(harness)
     put_unsynced(box, 1)
     break_syncs(segment)
@@ -184,11 +184,13 @@ def test_a_file_that_was_sealed_before_is_written_anew(harness: ProducerHarness)
     assert open_file(box) is not segment
     # The caller that put message 1 asks only now.
     box.sync()
-    assert_written_anew(harness, segment, [1, 2, 3])
+    assert_written_again(harness, segment, [1, 2, 3])
     deliver(harness, producer, [0, 1, 2])
 
 
-def test_a_sealed_file_that_cannot_be_written_anew_is_reported_until_it_can(harness: ProducerHarness) -> None:
+def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
+    harness: ProducerHarness,
+) -> None:
     producer, box, segment = begin(harness)
     box.tidy = lambda: None  # else it notices, once a second, that the folder is gone
     log = box.segment_index.log
@@ -202,7 +204,7 @@ def test_a_sealed_file_that_cannot_be_written_anew_is_reported_until_it_can(harn
     assert segment.path in list(harness.folder.glob("*/*.seg"))
     log._folder = folder
     put(producer, 5)
-    assert_written_anew(harness, segment, [1, 2, 3, 4, 5, 6])
+    assert_written_again(harness, segment, [1, 2, 3, 4, 5, 6])
     deliver(harness, producer, [0, 1, 2, 3, 4, 5])
 
 
@@ -216,7 +218,7 @@ def test_a_sealed_file_that_was_delivered_meanwhile_is_no_trouble(harness: Produ
     assert on_disk(harness) == []
 
 
-def test_a_sealed_file_of_which_nothing_is_in_memory_is_read_and_written_anew(
+def test_a_sealed_file_of_which_nothing_is_in_memory_is_read_and_written_again(
     harness: ProducerHarness,
 ) -> None:
     producer, box, segment = begin_stored(harness)
@@ -225,12 +227,12 @@ def test_a_sealed_file_of_which_nothing_is_in_memory_is_read_and_written_anew(
     put_unsynced(box, 3)
     assert open_file(box) is not segment
     box.sync()
-    assert_written_anew(harness, segment, [1, 2, 3, 4])
+    assert_written_again(harness, segment, [1, 2, 3, 4])
     del box.buffer.wants_loading
     deliver(harness, producer, [0, 1, 2, 3])
 
 
-def test_what_cannot_be_read_back_is_reported(harness: ProducerHarness) -> None:
+def test_a_segment_that_cannot_be_read_back_is_reported(harness: ProducerHarness) -> None:
     _, box, segment = begin_stored(harness)
     put_unsynced(box, 2)
     break_syncs(segment)

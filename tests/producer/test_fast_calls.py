@@ -151,8 +151,7 @@ def bench() -> Iterator[Bench]:
 
 def templates_of(app: Any) -> MessageTemplates:
     (stage,) = (each for each in app.send_task.stages if isinstance(each, TemplateStage))
-    assert stage.templates is not None
-    return stage.templates
+    return stage.templates.get()
 
 
 some_options = st.fixed_dictionaries(

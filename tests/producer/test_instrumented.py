@@ -42,19 +42,19 @@ def test_each_call_has_the_trace_of_its_caller(
     program = [sys.executable, "-m", "tests.producer.instrumented_shop", tool, order, dq_url]
     ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    made = told["made"]
+    reported = json.loads(ran.stdout)
+    made = reported["made"]
     assert len({trace for _, trace in made}) == len(made) == calls
     found = []
     for task_id, _ in made:
         trace = stored.message("celery", task_id)[0].get(header, "")
         found.append([task_id, re.search("[0-9a-f]{32}", trace)[0]])  # type: ignore[index]
     assert found == made
-    assert told["spans"] == calls
+    assert reported["spans"] == calls
     # Only the first call of each kind takes Celery's way.
     expected = {task_id for task_id, _ in made}
-    assert expected >= set(told["packed"])
-    assert len(told["packed"]) >= (calls if order == "last" else calls - 3)
+    assert expected >= set(reported["packed"])
+    assert len(reported["packed"]) >= (calls if order == "last" else calls - 3)
 
 
 class Patched:
@@ -201,6 +201,11 @@ def change_much(headers: dict[str, Any], properties: dict[str, Any], body: Any, 
     body[1]["more"] = [1]
 
 
+def change_headers(headers: dict[str, Any], **_: Any) -> None:
+    headers["timelimit"][0] = 60
+    headers["shadow"] = "another"
+
+
 def change_the_body(body: Any, **_: Any) -> None:
     body[1]["more"] = [1]
 
@@ -210,6 +215,7 @@ OBSERVERS: dict[str, tuple[Any, bool, bool, bool]] = {
     "looks": (look, False, False, True),
     "adds headers": (add_headers, False, False, True),
     "changes much": (change_much, False, False, False),
+    "changes headers": (change_headers, False, False, False),
     "changes the body": (change_the_body, False, False, True),
     "tools": (None, True, False, True),
     "tools and a receiver": (add_headers, True, False, True),

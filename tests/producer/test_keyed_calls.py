@@ -66,7 +66,7 @@ def test_the_message_is_celerys(
     assert len(quick) == 2
 
 
-def test_what_is_not_plain_goes_celerys_way(app: Any, quick: list[Any]) -> None:
+def test_a_call_that_is_not_plain_goes_celerys_way(app: Any, quick: list[Any]) -> None:
     task, plain = app.tasks["declining"], app.tasks["plain"]
     task.delay(0), task.delay(1)
     assert len(quick) == 1
@@ -138,17 +138,17 @@ def test_errors_are_those_of_the_long_way(app: Any, quick: list[Any]) -> None:
 def test_the_signal_is_sent(app: Any, quick: list[Any]) -> None:
     received: list[Any] = []
 
-    def hear(sender: str, **text: Any) -> None:
+    def receive(sender: str, **text: Any) -> None:
         received.append(
             (sender, text["verdict"], text["key"], text["task_id"], text["covering"], text["replaced"])
         )
 
     task = app.tasks["declining"]
     task.delay(0)
-    verdict_given.connect(hear)
+    verdict_given.connect(receive)
     first = task.delay(1)
     task.delay(1)
-    verdict_given.disconnect(hear)
+    verdict_given.disconnect(receive)
     assert len(quick) == 2
     assert received[0] == ("declining", Verdict.ACCEPT, "declining(a=1)", first.id, first.id, "")
     assert received[1][1:3] == (Verdict.DECLINE, "declining(a=1)")

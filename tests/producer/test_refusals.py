@@ -101,14 +101,14 @@ def busy(admin: Any) -> Iterator[None]:
         thread = threading.Thread(target=run)
         thread.start()
 
-        def says_busy() -> bool:
+        def answers_busy() -> bool:
             try:
                 admin.ping()
             except redis.ResponseError:
                 return True
             return False
 
-        wait_until(says_busy, 20)
+        wait_until(answers_busy, 20)
         try:
             yield
         finally:
@@ -183,7 +183,7 @@ def test_every_way_of_a_call_raises_kombus_error_with_a_remedy(app: Any, admin: 
         call()
 
 
-def test_what_is_buffered_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
+def test_a_buffered_message_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
     app.tasks["plain"].delay(1)
     for begin, remedy in TROUBLES.values():
         with begin(admin):

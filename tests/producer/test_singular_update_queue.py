@@ -93,7 +93,7 @@ def test_a_full_queue_raises_or_waits_as_reported() -> None:
     assert gate.seen == [0, 1, 2, 4]
 
 
-def test_close_handles_what_waits_and_refuses_more() -> None:
+def test_close_handles_waiting_messages_and_refuses_more() -> None:
     gate = Gate()
     queue = SingularUpdateQueue[int, int](gate)
     futures = [queue.submit(request) for request in range(5)]
@@ -106,7 +106,7 @@ def test_close_handles_what_waits_and_refuses_more() -> None:
     assert queue.close()
 
 
-def test_close_wakes_callers_who_wait_for_room() -> None:
+def test_close_wakes_calls_that_wait_for_room() -> None:
     gate = Gate()
     queue = SingularUpdateQueue[int, int](gate, capacity=1)
     queue.submit(0)
@@ -251,7 +251,7 @@ def test_an_asyncio_caller_awaits_it() -> None:
         assert asyncio.run(call()) == 42
 
 
-def test_what_waits_is_handled_at_exit_and_the_program_ends() -> None:
+def test_waiting_messages_are_handled_at_exit_and_the_program_ends() -> None:
     program = (
         "import time\n"
         "from celery_dq.producer.singular_update_queue import SingularUpdateQueue\n"

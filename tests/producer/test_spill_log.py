@@ -152,7 +152,7 @@ def test_files_are_ours_alone(tmp_path: Path) -> None:
     assert segment.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_folder_for_everybody_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(SpillFailed, match="all users may write"):
         SpillLog(tmp_path).create(PRODUCER, "lane")

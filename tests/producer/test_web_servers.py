@@ -121,9 +121,7 @@ def call(shop: Site) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["gunicorn", "uwsgi"])
 @pytest.mark.parametrize("early", [False, True], ids=["forked-before-the-first-call", "forked-after-it"])
-def test_sigterm_sends_what_is_left(
-    kind: str, early: bool, dq_url: str, stored: Stored, tmp_path: Path
-) -> None:
+def test_sigterm_sends_the_rest(kind: str, early: bool, dq_url: str, stored: Stored, tmp_path: Path) -> None:
     """Each message lingers longer than the test runs, so only the regular end can have sent it."""
     conf = {"LINGER": "60s", **({"EARLY": "1"} if early else {})}
     with site(kind, dq_url, tmp_path / "spill", "web", **conf) as shop:

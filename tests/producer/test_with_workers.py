@@ -70,7 +70,7 @@ def test_a_worker_runs_what_was_buffered(
     assert app.dq.buffer.inspect().counters["delivered"] == 7
 
 
-def test_what_a_task_publishes_is_not_buffered_unless_asked_for(
+def test_publishes_of_a_task_are_not_buffered_unless_asked_for(
     make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     app = make_app(result_backend=redis_url)

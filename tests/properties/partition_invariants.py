@@ -1,4 +1,4 @@
-"""What must hold of a partition after every step of ``test_partition_model``, and what is left in the end."""
+"""The invariants of a partition after every step of ``test_partition_model``, and at its end."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WatchedPartition(RuleBasedStateMachine):
         assert self.scripts.state("v") == pytest.approx(self.model.v)
 
     @invariant()
-    def somebody_will_wake(self) -> None:
+    def some_consumer_will_wake(self) -> None:
         assert self.client.llen(self.scripts.keys.wake) <= 1
         if self.token_taken or self.scripts.token():
             return
@@ -110,7 +110,7 @@ class WatchedPartition(RuleBasedStateMachine):
                     self.scripts.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
                     == 0
                 )
-        # Tokens of slow rates, quotas and what must be remembered; nothing else.
+        # Allow the times of slow rates, quotas and lasting records; no other key.
         allowed = {"leases", "quotas", "pauses", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
         allowed |= {f"reap_grace:{consumer}" for consumer in CONSUMERS}
         assert self.scripts.left_over() - allowed - {"producer:p", "wake"} == set()

@@ -1,6 +1,6 @@
-"""What a partition should do, told once more in plain Python: one message at a time, no chunks, no clocks.
+"""The expected behaviour of a partition in plain Python: one message at a time, no chunks, no clocks.
 
-Rates are so slow that no token comes back during a test; what a tenant has taken is a count.
+Rates are so slow that no token comes back during a test; the messages that a tenant has taken are a count.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Model:
         self.discards.append(message)
         self.discards.sort(key=lambda each: (each.score, each.id.encode()))
 
-    def bury(self, message: Message) -> None:
+    def add_dead_letter(self, message: Message) -> None:
         # A dead letter is a copy: it does not know why its message is delivered once more.
         self.dead.setdefault(message.id, dataclasses.replace(message, reason="", settled=False))
 
@@ -199,7 +199,7 @@ class Model:
             message = self.waiting[tenant][0]
             if message.expired or message.crashes >= max_deliveries:
                 if not message.expired:
-                    self.bury(message)
+                    self.add_dead_letter(message)
                 self.waiting[tenant].pop(0)
                 self.discard(message, "expired" if message.expired else "dead:max_deliveries")
                 self.put_in_place()
@@ -277,7 +277,7 @@ class Model:
             over = mode == "crashed" and message.crashes >= max_deliveries
             if message.reason:
                 if over and message.crashes >= 2 * max_deliveries:
-                    self.bury(message)
+                    self.add_dead_letter(message)
                     self.drop(message)
                 else:
                     again.append(message)
@@ -285,7 +285,7 @@ class Model:
             if mode == "unstarted" and self.quota(message.tenant).burst and self.used.get(message.tenant):
                 self.used[message.tenant] -= 1
             if over:
-                self.bury(message)
+                self.add_dead_letter(message)
                 new.append((message, "dead:max_deliveries"))
             elif message.task in self.tombstones:
                 new.append((message, "cancelled"))
@@ -293,7 +293,7 @@ class Model:
                 self.wait(message)
                 if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
                     charges[message.tenant] = charges.get(message.tenant, 0.0) + charge
-        # What comes back was among the first, whatever has come meanwhile.
+        # A returned message was among the first ones, whatever was pushed since.
         first = self.first_discard(math.inf)
         for message in again:
             message.score = min(message.score, first)
@@ -372,7 +372,7 @@ class Model:
             return "stale"
         if message.settled:
             return "no record"
-        self.bury(message)
+        self.add_dead_letter(message)
         self.finish(consumer, [tag])
         return "dead"
 

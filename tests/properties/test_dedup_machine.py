@@ -1,4 +1,4 @@
-"""The dedup machine against a list of what happened."""
+"""The dedup machine against a list of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT = 10.0
 
 
 class Histories(RuleBasedStateMachine):
-    """Plays calls against one machine, and knows of each what became of it."""
+    """Makes calls on one machine, and records the fate of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Histories(RuleBasedStateMachine):
         self.running: tuple[str, int, float] | None = None
         self.heir: str | None = None
         self.stale: list[tuple[str, int]] = []
-        self.served: dict[str, str] = {}  # declined or replaced call -> who covers it
+        self.served: dict[str, str] = {}  # declined or replaced call -> the call that covers it
         self.started_after: set[str] = set()
 
     def _new(self) -> str:
@@ -46,7 +46,7 @@ class Histories(RuleBasedStateMachine):
                 self.waiting[0] = call
                 self.heir = None if self.heir == first else self.heir
             elif replace and last != self.heir:
-                # What runs last has the latest arguments.
+                # The last run has the latest arguments.
                 assert (decision.verdict, decision.replaced) == (Verdict.BLOCK, last)
                 self.waiting[-1] = call
             elif replace and waiting:
@@ -71,7 +71,7 @@ class Histories(RuleBasedStateMachine):
             assert (decision.verdict, decision.covering) == (Verdict.BLOCK, self.running[0])
             self.waiting.append(call)
         if decision.verdict is Verdict.DECLINE:
-            # No lost update: who covers has not read anything yet.
+            # No lost update: the covering call has not read anything yet.
             assert decision.covering in self.waiting
         if decision.replaced is not None:
             assert decision.replaced not in self.waiting
@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running is None and self.waiting and self.heir is None)
     @rule()
-    def retry_of_what_was_given_back(self) -> None:
+    def retry_of_a_released_run(self) -> None:
         mine = self._new()
         assert self.machine.enqueue(mine, continues=(self.waiting[0], 0)).verdict is Verdict.ACCEPT
         self.waiting[0] = mine
@@ -121,7 +121,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running is not None)
     @rule()
-    def give_back(self) -> None:
+    def release(self) -> None:
         assert self.running is not None
         assert self.machine.release(*self.running[:2])
         self.stale.append(self.running[:2])

@@ -1,4 +1,4 @@
-"""Any interleaving of claims, deliveries and what the keeper gives back."""
+"""Any interleaving of claims, deliveries and releases by the heartbeat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.inbox = Inbox()
         self.number = 0
         self.lines: dict[tuple[str, str], list[int]] = {}
-        #: How often somebody else of the queue was served while the tenant had something here.
+        #: How often another tenant of the queue was served while the tenant had something here.
         self.passed: dict[tuple[str, str], Counter[str]] = {}
 
     @rule(queue=QUEUES, tenant=TENANTS, amount=st.integers(1, 4))
@@ -65,7 +65,7 @@ class InboxMachine(RuleBasedStateMachine):
                 assert tenant != DISCARDS, "a discard before a message"
                 passed = self.passed.setdefault((queue, other), Counter())
                 passed[tenant] += 1
-                # Nobody has two turns while somebody waits for one.
+                # No tenant has two turns while another one waits for one.
                 assert passed[tenant] <= 1, f"{tenant!r} before {other!r} again"
         self.passed.pop((queue, tenant), None)
 
@@ -76,7 +76,7 @@ class InboxMachine(RuleBasedStateMachine):
         assert not self.inbox
 
     @rule(queue=QUEUES)
-    def give_back(self, queue: str) -> None:
+    def release(self, queue: str) -> None:
         given: dict[tuple[str, str], list[int]] = {
             (queue, tenant): [] for tenant in ("", "a", "b", "c", DISCARDS)
         }
@@ -89,7 +89,7 @@ class InboxMachine(RuleBasedStateMachine):
     @invariant()
     def knows_how_many(self) -> None:
         assert len(self.inbox) == sum(map(len, self.lines.values()))
-        # What was given back may count until somebody looks for it.
+        # Released messages may count until the next look.
         assert self.inbox or not any(self.lines.values())
 
 

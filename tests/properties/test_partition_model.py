@@ -189,7 +189,7 @@ class PartitionMachine(WatchedPartition):
         self.token_taken = False
 
     def remembers(self, consumer: str, appointment_s: float | None) -> None:
-        """The consumer sets its timer to what a claim says, or has none."""
+        """The consumer sets its timer from the reply of a claim, or has none."""
         self.keeping.discard(consumer)
         if appointment_s is not None:
             self.keeping.add(consumer)
@@ -245,7 +245,7 @@ class PartitionMachine(WatchedPartition):
 
     @rule(first=st.sampled_from(CONSUMERS), claims=st.booleans())
     def come_back_after_an_outage(self, first: str, claims: bool) -> None:
-        """All leases are over, and nobody takes another one for dead."""
+        """End all leases; no consumer reaps another one."""
         for consumer in CONSUMERS:
             self.scripts.lose(consumer)
         for consumer in sorted(CONSUMERS, key=lambda each: each != first):
@@ -274,7 +274,7 @@ class PartitionMachine(WatchedPartition):
         self.token_taken = True  # time passes without a script
 
     @rule(consumer=st.sampled_from([*CONSUMERS, ""]))
-    def nudge(self, consumer: str) -> None:
+    def hand_over_wakeup(self, consumer: str) -> None:
         self.model.promote()
         served = self.scripts.partition.hand_over_wakeup(consumer).run(self.client)
         assert served == bool(self.model.start or self.model.discards)
@@ -283,7 +283,7 @@ class PartitionMachine(WatchedPartition):
 
     @rule()
     def take_token(self) -> None:
-        """Somebody takes the token and dies."""
+        """A consumer takes the wake-up and dies."""
         self.token_taken = self.scripts.take_token() or self.token_taken
 
     # -- operators

@@ -1,8 +1,8 @@
-"""Whatever comes back, ends or is passed over: who has something waiting is in line, and all of it comes out.
+"""After any events, each tenant with waiting messages is in line, and all messages come out.
 
-The machines of the other files know what each step does. This one knows only what must hold after any step,
-so it may do everything together that they do one by one: keyed messages and plain ones of one tenant, claims
-that pass over suspects, consumers that die or resign with settled and unsettled messages in hand.
+The other models check each step on its own. This one checks only invariants, and combines all steps: keyed
+and plain messages of one tenant, claims that pass over suspects, and consumers that die or resign with
+settled and unsettled messages.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class StandingMachine(RuleBasedStateMachine):
         more: list[tuple[str, str, str, dict[str, bool]]],
         dies: bool,
     ) -> None:
-        """A consumer takes what there is, further calls come, some of its tasks start, and it is gone."""
+        """A consumer takes all messages, further calls come, some tasks start, and the consumer dies."""
         self.claim_all(consumer, True)
         if more:
             self.push(more)
@@ -193,7 +193,7 @@ class StandingMachine(RuleBasedStateMachine):
         partition = self.scripts.partition
         (partition.pause if pauses else partition.resume)(tenant).run(self.client)
 
-    # -- what must always hold
+    # -- invariants
 
     def ids_in(self, key: str) -> list[str]:
         return [each.decode() for each in self.client.zrange(key, 0, -1)]
@@ -251,7 +251,7 @@ def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def test_who_has_something_waiting_is_in_line(client: Any) -> None:
+def test_a_tenant_with_waiting_messages_is_in_line(client: Any) -> None:
     machine = type("Machine", (StandingMachine,), {"client": client})
     run_state_machine_as_test(
         machine,

@@ -38,7 +38,7 @@ def election(request: pytest.FixtureRequest) -> str:
 def open_posting(
     redis_server: RedisServer, book_server: RedisServer, numbers: Iterator[int]
 ) -> Iterator[Callable[..., PostingWorkers]]:
-    """Return a function that makes a bank with the given settings."""
+    """Return a function that makes a posting app with the given settings."""
     opened: list[PostingWorkers] = []
 
     def open_one(**options: Any) -> PostingWorkers:
@@ -59,5 +59,5 @@ def posting(open_posting: Callable[..., PostingWorkers], election: str) -> Posti
 
 @pytest.fixture
 def redis_posting(open_posting: Callable[..., PostingWorkers]) -> PostingWorkers:
-    """A bank whose broker holds the election, for tests that do not depend on the kind of election."""
+    """A posting app whose broker holds the election, for tests that do not depend on the kind of election."""
     return open_posting()

@@ -37,16 +37,16 @@ STEADY = 8
 class SiegeWorker:
     """One worker and the proxies of its connections."""
 
-    worker: WorkerProcess
+    process: WorkerProcess
     zookeepers: list[EavesdroppingProxy]
     broker: Proxy
 
     @property
     def name(self) -> str:
-        return self.worker.name
+        return self.process.name
 
     def processes(self) -> list[psutil.Process]:
-        return [psutil.Process(self.worker.pid), *self.worker.children()]
+        return [psutil.Process(self.process.pid), *self.process.children()]
 
 
 class Siege:
@@ -68,7 +68,7 @@ class Siege:
         self._pace_s = pace_s
         self.ensemble = ZooKeeperEnsemble(tick_ms=tick_ms, route=self._route)
         self.redis, self.book_server = RedisServer(), RedisServer()
-        self.crews: list[SiegeWorker] = []
+        self.siege_workers: list[SiegeWorker] = []
         self.verdict = Verdict()
         self._stop = threading.Event()
         self._load = threading.Thread(target=self._publish, name="siege-load", daemon=True)
@@ -92,8 +92,8 @@ class Siege:
         self._stop.set()
         if self._load.is_alive():
             self._load.join(10)
-        for crew in self.crews:
-            self._dismiss(crew)
+        for siege_worker in self.siege_workers:
+            self._dismiss(siege_worker)
         self.posting.close()
         for proxy in self._links.values():
             proxy.stop()
@@ -113,7 +113,7 @@ class Siege:
             concurrency=1,
             conf={
                 "broker_url": f"dq-redis://127.0.0.1:{broker.port}/1",
-                "dq_election": f"zookeeper://{hosts}/bank",
+                "dq_election": f"zookeeper://{hosts}/posting",
                 "dq_election_session": self._session_s,
                 # With this setting, some messages are prefetched even on a slow machine.
                 "dq_claim_ahead": 1,
@@ -122,13 +122,13 @@ class Siege:
             },
         )
         worker.start().wait_ready()
-        crew = SiegeWorker(worker, zookeepers, broker)
-        self.crews.append(crew)
-        return crew
+        siege_worker = SiegeWorker(worker, zookeepers, broker)
+        self.siege_workers.append(siege_worker)
+        return siege_worker
 
-    def _dismiss(self, crew: SiegeWorker) -> None:
-        crew.worker.discard()
-        for proxy in (*crew.zookeepers, crew.broker):
+    def _dismiss(self, siege_worker: SiegeWorker) -> None:
+        siege_worker.process.discard()
+        for proxy in (*siege_worker.zookeepers, siege_worker.broker):
             proxy.stop()
 
     def _publish(self) -> None:
@@ -148,7 +148,7 @@ class Siege:
     def leader(self) -> SiegeWorker:
         """Return the worker that wrote the last entry."""
         worker = self.last().worker
-        return next(crew for crew in self.crews if crew.name == worker)
+        return next(siege_worker for siege_worker in self.siege_workers if siege_worker.name == worker)
 
     def progress(self, after: str, count: int = STEADY, deadline: float = 40.0) -> None:
         """Wait until `count` more messages are finished."""
@@ -170,34 +170,37 @@ class Siege:
         )
 
     def logs(self) -> str:
-        return "\n".join(f"--- {crew.name}\n{crew.worker.log[-3000:]}" for crew in self.crews)
+        return "\n".join(
+            f"--- {siege_worker.name}\n{siege_worker.process.log[-3000:]}"
+            for siege_worker in self.siege_workers
+        )
 
-    def server_of(self, crew: SiegeWorker) -> ZooKeeperServer:
+    def server_of(self, siege_worker: SiegeWorker) -> ZooKeeperServer:
         """Return the ZooKeeper server to which a worker is connected."""
-        return self.ensemble.servers[self.wire_of(crew)]
+        return self.ensemble.servers[self.server_index(siege_worker)]
 
-    def wire_of(self, crew: SiegeWorker) -> int:
+    def server_index(self, siege_worker: SiegeWorker) -> int:
         """Return the index of the proxy that a worker uses; the worker may be about to change it."""
-        return wait_until(lambda: self._wires_of(crew), 40, what="a connection to ZooKeeper")[0]
+        return wait_until(lambda: self._server_indexes(siege_worker), 40, what="a connection to ZooKeeper")[0]
 
-    def _wires_of(self, crew: SiegeWorker) -> list[int]:
+    def _server_indexes(self, siege_worker: SiegeWorker) -> list[int]:
         remote = {
             connection.raddr.port
-            for connection in psutil.Process(crew.worker.pid).net_connections("tcp")
+            for connection in psutil.Process(siege_worker.process.pid).net_connections("tcp")
             if connection.raddr and connection.status == psutil.CONN_ESTABLISHED
         }
-        return [number for number, proxy in enumerate(crew.zookeepers) if proxy.port in remote]
+        return [number for number, proxy in enumerate(siege_worker.zookeepers) if proxy.port in remote]
 
     # -- faults: each method returns a function that ends the fault
 
     def kill_leader(self) -> Callable[[], None]:
-        crew = self.leader()
-        crew.worker.process.kill()  # type: ignore[union-attr]
-        crew.worker.wait(30)
+        siege_worker = self.leader()
+        siege_worker.process.process.kill()  # type: ignore[union-attr]
+        siege_worker.process.wait(30)
 
         def heal() -> None:
-            self.crews.remove(crew)
-            self._dismiss(crew)
+            self.siege_workers.remove(siege_worker)
+            self._dismiss(siege_worker)
             self.hire()
 
         return heal
@@ -229,23 +232,27 @@ class Siege:
 
     def swallow_its_zookeeper(self) -> Callable[[], None]:
         """Keep the leader's connection to ZooKeeper open, and pass no data."""
-        crew = self.leader()
-        proxy = crew.zookeepers[self.wire_of(crew)]
+        siege_worker = self.leader()
+        proxy = siege_worker.zookeepers[self.server_index(siege_worker)]
         proxy.black_hole()
         return proxy.restore
 
     def cut_its_follower(self) -> Callable[[], None]:
         """Cut the leader's ZooKeeper server off from the ensemble, but not from the leader."""
         leader = self.ensemble.leader().number
-        crew = self.leader()
-        number = self.wire_of(crew) + 1
+        siege_worker = self.leader()
+        number = self.server_index(siege_worker) + 1
         if number == leader:
             number = next(server.number for server in self.ensemble.servers if server.number != leader)
-        others = [proxy for at, proxy in enumerate(crew.zookeepers) if at != number - 1]
+        others = [proxy for at, proxy in enumerate(siege_worker.zookeepers) if at != number - 1]
         for proxy in others:
             proxy.black_hole()
             proxy.sever()
-        wait_until(lambda: self._wires_of(crew)[:1] == [number - 1], 40, what="the worker at the follower")
+        wait_until(
+            lambda: self._server_indexes(siege_worker)[:1] == [number - 1],
+            40,
+            what="the worker at the follower",
+        )
         self.progress("moving to the follower", 2)
         link = self._links[number, leader]
         link.black_hole()
@@ -263,8 +270,8 @@ class Siege:
 
     def expire_session(self) -> Callable[[], None]:
         """End the leader's session; the leader gets to know it when a successor may lead already."""
-        crew = self.leader()
-        end_sessions(crew.zookeepers[self.wire_of(crew)], self.ensemble.hosts)
+        siege_worker = self.leader()
+        end_sessions(siege_worker.zookeepers[self.server_index(siege_worker)], self.ensemble.hosts)
         return lambda: None
 
     def cut_from_redis(self) -> Callable[[], None]:
@@ -301,11 +308,11 @@ class Siege:
 
     def roll(self) -> Callable[[], None]:
         """Restart every worker with a warm shutdown, under load."""
-        for crew in list(self.crews):
+        for siege_worker in list(self.siege_workers):
             self.hire()
-            crew.worker.stop(deadline=60)
-            self.crews.remove(crew)
-            self._dismiss(crew)
+            siege_worker.process.stop(deadline=60)
+            self.siege_workers.remove(siege_worker)
+            self._dismiss(siege_worker)
         return lambda: None
 
     # -- verdict
@@ -333,9 +340,11 @@ class Siege:
 
     def _replace_the_dead(self) -> None:
         """Replace dead workers, as a supervisor would. Without pool processes, the guard kills the worker."""
-        for crew in [crew for crew in self.crews if not crew.worker.alive]:
-            self.crews.remove(crew)
-            self._dismiss(crew)
+        for siege_worker in [
+            siege_worker for siege_worker in self.siege_workers if not siege_worker.process.alive
+        ]:
+            self.siege_workers.remove(siege_worker)
+            self._dismiss(siege_worker)
             self.hire()
 
     def _nothing_runs(self) -> None:

@@ -20,7 +20,7 @@ from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers
 
 
-def test_a_server_that_forgets_everything_hands_out_no_token_anew(redis_posting: PostingWorkers) -> None:
+def test_a_server_that_forgets_everything_hands_out_no_token_again(redis_posting: PostingWorkers) -> None:
     with redis_posting.worker("prefork", 1) as worker:
         redis_posting.post(range(3))
         redis_posting.finished(3)
@@ -46,7 +46,7 @@ def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
     assert {entry.token for entry in posting.book.entries()} == {1}
 
 
-def test_who_stands_by_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
+def test_a_standby_worker_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
     with (
         redis_posting.worker("threads", 1),
         redis_posting.worker("threads", 1),
@@ -75,7 +75,7 @@ def test_who_stands_by_has_nothing_to_hand_over(redis_posting: PostingWorkers) -
         wait_until(lambda: redis_posting.leader() != leader, 20)
 
 
-def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
+def test_rabbitmq_keeps_its_own_argument_without_an_election(
     open_posting: Callable[..., PostingWorkers], rabbitmq_server: RabbitMQServer
 ) -> None:
     name = f"one-{uuid.uuid4().hex[:8]}"
@@ -96,7 +96,7 @@ def test_rabbitmq_keeps_its_own_argument_where_nobody_holds_elections(
         channel.queue_delete(name)
 
 
-def test_nobody_to_hold_elections_is_an_error_that_reports_for_what() -> None:
+def test_a_missing_election_server_is_an_error_that_names_the_queues() -> None:
     with pytest.raises(ConfigurationError, match=r"'ledger' .* dq_election to zookeeper://"):
         Elections(resolve({}), "w1", None, "the queue 'ledger'")
 

@@ -68,7 +68,7 @@ def stubborn_at_work(guard: Guard, token: int = 1) -> int:
     return pid
 
 
-def test_who_is_not_confirmed_any_more_is_killed() -> None:
+def test_a_leader_that_is_not_confirmed_any_more_is_killed() -> None:
     guard = make()
 
     def work() -> None:
@@ -80,7 +80,7 @@ def test_who_is_not_confirmed_any_more_is_killed() -> None:
     assert 0.25 < time.monotonic() - began < 2
 
 
-def test_who_is_confirmed_in_time_lives() -> None:
+def test_a_leader_that_is_confirmed_in_time_lives() -> None:
     trust_s = 2.5
     guard = make(trust_s)
 

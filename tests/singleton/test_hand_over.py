@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -16,7 +18,7 @@ def resign(posting: PostingWorkers, worker: str) -> None:
 
 
 @pytest.mark.parametrize("hired", [2, 1])
-def test_abort_kills_what_runs_and_it_runs_again(
+def test_abort_kills_the_running_message_and_it_runs_again(
     hired: int, open_posting: Callable[..., PostingWorkers]
 ) -> None:
     """The message runs again on another worker, or after a fall in the next term of a lone worker."""
@@ -84,3 +86,25 @@ def test_gevent_hands_over_within_its_two_seconds_and_a_half(
     first = next(number for number, entry in enumerate(starts) if entry.token == 2)
     assert starts[first].monotonic - finishes[first - 1].monotonic < 2.5
     assert redis_posting.overlaps() == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_ordinary_stop_of_a_leader_logs_no_warning(posting: PostingWorkers, pool: str) -> None:
+    with posting.worker(pool, 1) as leader, posting.worker(pool, 1) as successor:
+        if posting.leader(2) != leader.name:
+            leader, successor = successor, leader
+        posting.send("hold", 0)
+        posting.wait_started(0)
+        os.kill(leader.pid, signal.SIGTERM)  # with a running message
+        leader.wait_for_log("Warm shutdown")
+        posting.book.release("0")
+        assert leader.wait() == 0
+        posting.post(range(1, 3))
+        assert posting.finished(3) == [0, 1, 2]
+        assert successor.stop() == 0  # without one
+        logs = [each.log.partition(" ready.")[2] for each in (leader, successor)]
+    levels = ("WARNING/", "ERROR/", "CRITICAL/")
+    lines = [line for log in logs for line in log.splitlines()]
+    assert "Warm shutdown" in logs[0]
+    assert "Warm shutdown" in logs[1]
+    assert [line for line in lines if any(level in line for level in levels)] == []

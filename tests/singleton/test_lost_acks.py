@@ -107,7 +107,7 @@ class SlowProxy(Proxy):
 
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_waits_for_a_late_confirmation_begins_when_it_comes(
+def test_a_message_that_waits_for_a_late_confirmation_begins_when_it_comes(
     redis_posting: PostingWorkers, redis_server: RedisServer, pool: str, most: int
 ) -> None:
     """The last messages start although no message wakes the worker and its next heartbeat is minutes away."""
@@ -146,7 +146,7 @@ class FirmTerm:
     report_fenced = report_doubt = add_listener = remove_listener = attach_consumer
 
 
-def test_what_the_heartbeat_is_reporting_is_not_reported_yet(
+def test_an_ack_that_the_heartbeat_is_sending_is_still_pending(
     redis_server: RedisServer, redis_url: str
 ) -> None:
     """A late ack is under way on another connection than the one on which the loop reads answers."""
@@ -175,27 +175,29 @@ def test_what_the_heartbeat_is_reporting_is_not_reported_yet(
             ledger.finish(tag)
             proxy.black_hole.set()
             far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
-            tell = threading.Thread(target=_tell, args=(process.heartbeat, process.heartbeat.queue(key), far))
-            tell.start()
+            sending = threading.Thread(
+                target=_send_pending_acks, args=(process.heartbeat, process.heartbeat.queue(key), far)
+            )
+            sending.start()
             wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)
             with suppress(TimeoutError):
                 while True:
                     connection.drain_events(timeout=0.5)
             assert [message.payload for message in got] == [0]
             proxy.cut_all()
-            tell.join(DEADLINE_S)
+            sending.join(DEADLINE_S)
             while len(got) < 2:
                 connection.drain_events(timeout=DEADLINE_S)
             assert not ledger.pending_acks(key)
             got[1].ack()
 
 
-def _tell(heartbeat: Any, queue: Any, client: Any) -> None:
+def _send_pending_acks(heartbeat: Any, queue: Any, client: Any) -> None:
     with suppress(redis.RedisError):
         heartbeat.send_pending_acks(queue, client)
 
 
-def test_who_sees_that_a_message_is_over_sees_that_it_is_to_be_reported() -> None:
+def test_a_message_that_is_seen_done_is_seen_pending() -> None:
     held: list[InFlightMessage] = []
     seen: list[bool] = []
 

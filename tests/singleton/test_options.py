@@ -37,7 +37,8 @@ def test_every_part_is_read() -> None:
 @pytest.mark.parametrize(
     ("settings", "reported"),
     [
-        ({"dq_singleton_queues": "ledger"}, "not a dict"),
+        ({"dq_singleton_queues": "ledger"}, r"neither a list of the names.*: write \['ledger'\]"),
+        ({"dq_singleton_queues": 3}, "neither a list of the names of queues nor a dict of their options$"),
         ({"dq_singleton_queues": [7]}, "not the name of a queue"),
         ({"dq_singleton_queues": {"a": 3}}, r"dq_singleton_queues\['a'\] = 3 is not a dict"),
         ({"dq_singleton_queues": {"a": {"handover": "abort"}}}, "did you mean 'hand_over'"),

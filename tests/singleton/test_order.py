@@ -9,7 +9,7 @@ from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers
 
 
-def test_what_was_claimed_while_the_loop_is_blocked_keeps_its_place(redis_posting: PostingWorkers) -> None:
+def test_a_message_claimed_while_the_loop_is_blocked_keeps_its_place(redis_posting: PostingWorkers) -> None:
     # This is longer than a quarter of the lease. For another queue, the heartbeat thread would abandon the
     # claim.
     redis_posting.post(range(1), seconds=2.5)

@@ -21,17 +21,17 @@ from tests.workers import ROOT
 
 @pytest.fixture
 def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A bank with Celery's own Redis transport; another database of the same server holds the election."""
-    return plain_bank(open_posting, redis_server)
+    """A posting app on Celery's Redis transport; another database of the same server holds the election."""
+    return plain_posting(open_posting, redis_server)
 
 
 @pytest.fixture
 def hasty(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A bank with a short session, so that a missing leader is replaced soon."""
-    return plain_bank(open_posting, redis_server, dq_election_session=SHORT_S)
+    """A posting app with a short session, so that a missing leader is replaced soon."""
+    return plain_posting(open_posting, redis_server, dq_election_session=SHORT_S)
 
 
-def plain_bank(
+def plain_posting(
     open_posting: Callable[..., PostingWorkers], redis_server: RedisServer, **conf: Any
 ) -> PostingWorkers:
     # The election is separate: a killed worker of another test may still lead in a shared one.
@@ -95,7 +95,7 @@ def test_a_paused_leader_starts_nothing_when_it_goes_on(hasty: PostingWorkers) -
     assert hasty.book.refused() == []
 
 
-def test_who_is_reported_to_consume_no_more_hands_over(plain: PostingWorkers) -> None:
+def test_a_worker_that_stops_to_consume_hands_over(plain: PostingWorkers) -> None:
     with plain.worker(), plain.worker():
         leader = plain.leader(2)
         plain.post(range(3))

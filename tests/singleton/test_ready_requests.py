@@ -61,7 +61,7 @@ def pid_of(posting: PostingWorkers, number: int) -> int:
     return next(entry.pid for entry in posting.book.entries("start") if entry.number == number)
 
 
-def test_what_is_behind_a_child_that_dies_begins_in_the_next_one_and_in_order(
+def test_messages_behind_a_child_that_dies_begin_in_the_next_one_and_in_order(
     redis_posting: PostingWorkers,
 ) -> None:
     """The child is killed, its task is terminated, or its task reaches the hard time limit."""
@@ -84,7 +84,7 @@ def test_what_is_behind_a_child_that_dies_begins_in_the_next_one_and_in_order(
     assert all(pids[number] != pids[number + 1] for number in doomed)
 
 
-def test_what_comes_back_from_a_killed_child_goes_before_what_is_behind_it(
+def test_a_message_from_a_killed_child_goes_before_the_ones_behind_it(
     redis_posting: PostingWorkers,
 ) -> None:
     with one_slot(redis_posting) as worker:
@@ -96,7 +96,7 @@ def test_what_comes_back_from_a_killed_child_goes_before_what_is_behind_it(
     assert redis_posting.book.numbers("start") == sorted([*ALL, BEFORE])
 
 
-def test_a_retry_goes_before_what_is_behind_it(redis_posting: PostingWorkers) -> None:
+def test_a_retry_goes_before_the_messages_behind_it(redis_posting: PostingWorkers) -> None:
     with one_slot(redis_posting, "threads") as worker:
         crowd(redis_posting, worker, "hold_and_retry")
         redis_posting.book.release(str(BEFORE), 2)
@@ -105,7 +105,7 @@ def test_a_retry_goes_before_what_is_behind_it(redis_posting: PostingWorkers) ->
     assert redis_posting.overlaps() == 1  # a retry ends without an entry in the book
 
 
-def test_a_retry_goes_before_what_is_behind_one_that_never_runs(redis_posting: PostingWorkers) -> None:
+def test_a_retry_goes_before_the_messages_behind_one_that_never_runs(redis_posting: PostingWorkers) -> None:
     redis_posting.post(range(BEFORE))
     redis_posting.send("hold_and_retry", BEFORE)
     # The message has expired when it is claimed, so it ends before it may start.
@@ -137,7 +137,7 @@ def test_a_revoked_one_is_passed_over(redis_posting: PostingWorkers, pool: str) 
     assert redis_posting.book.numbers("start") == left
 
 
-def test_a_term_that_ends_releases_what_is_behind_a_revoked_one(
+def test_a_term_that_ends_releases_the_messages_behind_a_revoked_one(
     redis_posting: PostingWorkers, redis_server: RedisServer
 ) -> None:
     """The pool never has the revoked one, and the queue is closed before its end is confirmed."""
@@ -149,7 +149,7 @@ def test_a_term_that_ends_releases_what_is_behind_a_revoked_one(
             redis_posting.post(range(BEFORE))
             redis_posting.send("hold", BEFORE)
             redis_posting.wait_started(BEFORE)
-            # Only the worker is told: the broker would not deliver the message as one to run.
+            # Only the worker is asked: the broker would not deliver the message as one to run.
             revoke: dict[str, Any] = {"task_id": doomed}
             assert redis_posting.app.control.broadcast(
                 "revoke", revoke, reply=True, limit=1, timeout=DEADLINE_S
@@ -172,7 +172,7 @@ def test_a_term_that_ends_releases_what_is_behind_a_revoked_one(
     assert redis_posting.book.entries("finish")[-1].token == 2
 
 
-def test_an_abort_releases_what_is_behind(open_posting: Callable[..., PostingWorkers]) -> None:
+def test_an_abort_releases_the_messages_behind(open_posting: Callable[..., PostingWorkers]) -> None:
     posting = open_posting(dq_singleton_queues={QUEUE: {"hand_over": "abort"}})
     with one_slot(posting) as first:
         crowd(posting, first, "hold_late")
@@ -186,7 +186,7 @@ def test_an_abort_releases_what_is_behind(open_posting: Callable[..., PostingWor
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_worker_that_stops_releases_what_is_behind(redis_posting: PostingWorkers, pool: str) -> None:
+def test_a_worker_that_stops_releases_the_messages_behind(redis_posting: PostingWorkers, pool: str) -> None:
     with one_slot(redis_posting, pool) as first:
         crowd(redis_posting, first)
         with one_slot(redis_posting, pool):
@@ -204,7 +204,7 @@ def test_a_worker_that_stops_releases_what_is_behind(redis_posting: PostingWorke
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_lost_connection_releases_what_is_behind(
+def test_a_lost_connection_releases_the_messages_behind(
     redis_posting: PostingWorkers, redis_server: RedisServer, pool: str
 ) -> None:
     with Proxy(redis_server.port) as proxy:
@@ -231,7 +231,7 @@ def wait_more(count: Callable[[], int], before: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_what_comes_back_after_a_lost_connection_goes_before_what_was_claimed_since(
+def test_a_message_returned_by_a_lost_connection_goes_before_later_claims(
     redis_posting: PostingWorkers, redis_server: RedisServer, slots: int
 ) -> None:
     """A retry, and the message of a killed child: both have started before the connection was lost."""

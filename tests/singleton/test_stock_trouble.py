@@ -23,7 +23,7 @@ OTHER = "errands"
 
 @pytest.fixture
 def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A bank with Celery's own Redis transport; another database of the same server holds the election."""
+    """A posting app on Celery's Redis transport; another database of the same server holds the election."""
     prefix = f"t{uuid.uuid4().hex[:8]}"
     return open_posting(broker="stock", election=redis_server.url(0), dq_key_prefix=prefix)
 
@@ -32,7 +32,7 @@ def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
 def stock(
     request: pytest.FixtureRequest, open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
 ) -> PostingWorkers:
-    """A bank with one of Celery's own brokers; only the one on Redis also has dedup locks."""
+    """A posting app with one of Celery's own brokers; only the one on Redis also has dedup locks."""
     if request.param == "redis":
         plain: PostingWorkers = request.getfixturevalue("plain")
         return plain
@@ -72,7 +72,7 @@ def acknowledged(request: pytest.FixtureRequest, posting: PostingWorkers, queue:
         wait_until(is_read, DEADLINE_S, interval_s=0.2)
 
 
-def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(
+def test_a_message_without_a_task_and_a_lost_connection_stop_nothing(
     stock: PostingWorkers, request: pytest.FixtureRequest
 ) -> None:
     queue = stock.conf["task_default_queue"]
@@ -118,7 +118,7 @@ def test_what_comes_to_no_task_and_what_loses_its_connection_stop_nothing(
     assert stock.book.refused() == []
 
 
-def test_what_is_declined_for_its_key_does_not_stop_the_queue(plain: PostingWorkers) -> None:
+def test_a_declined_call_does_not_stop_the_queue(plain: PostingWorkers) -> None:
     plain.send("retry", 0, 0.5, dedup={"key": "k"})
     # The retry holds the dedup lock until it runs, from the end of the queue.
     plain.send("retry", 1, dedup={"key": "k"}, ignore_result=True)
@@ -128,7 +128,7 @@ def test_what_is_declined_for_its_key_does_not_stop_the_queue(plain: PostingWork
     assert plain.book.numbers("start") == [0, 2, 0]
 
 
-def test_who_hands_over_does_not_wait_for_an_eta(plain: PostingWorkers) -> None:
+def test_a_leader_that_hands_over_does_not_wait_for_an_eta(plain: PostingWorkers) -> None:
     with plain.worker() as first:
         late = plain.send("post", 0, countdown=600).id
         received(first, late)

@@ -118,7 +118,7 @@ def test_a_worker_that_was_cut_off_in_an_older_term_is_not_cut_off_at_once_in_a_
     assert sequencer.is_cut_off(QUEUE, 2)
 
 
-def test_what_a_broker_sends_when_the_term_has_ended_meanwhile_goes_back(
+def test_a_message_sent_after_the_end_of_the_term_is_released(
     sequencer: SingletonSequencer, redis_url: str
 ) -> None:
     queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
@@ -158,13 +158,13 @@ def test_a_message_that_the_pool_is_offered_after_its_term_goes_back(
         sequencer._ask(queue)
         message = queue.held.popleft()
         stands = iter([False])
-        led = SingletonMessage(message, QUEUE, 1, stands.__next__, over.append)
+        message_of_term = SingletonMessage(message, QUEUE, 1, stands.__next__, over.append)
         request = Request(message, app=app, task=post)
         # The request has waited for a slot of the pool, and its term was not checked in the meantime.
-        assert led.take(request)
+        assert message_of_term.take(request)
         assert client.llen(QUEUE) == 0
         with pytest.raises(TaskRevokedError):
             request.execute_using_pool(consumer.pool)
-        assert over == [led]
+        assert over == [message_of_term]
         assert client.llen(QUEUE) == 1
     consumer.connection = None

@@ -28,7 +28,7 @@ def options() -> Options:
     return Options(environment="sandbox")
 
 
-def wires_of(connection: Connection) -> object:
+def context_of(connection: Connection) -> object:
     """Return the context that a connection passes to its transport."""
     return (connection.transport_options or {}).get(APP_CONTEXT)
 
@@ -66,7 +66,7 @@ def test_what_belongs_to_a_process_is_not_inherited_by_its_child() -> None:
     assert in_child(lambda: [context.process, context.capacity]) == "[None, None]"
     assert context.process == "mine"
     assert context.in_process(list) == "mine"  # type: ignore[comparison-overlap]  # the present state stays
-    assert in_child(lambda: context.in_process(lambda: "made anew")) == "made anew"
+    assert in_child(lambda: context.in_process(lambda: "made again")) == "made again"
 
 
 def test_context_travel_with_transport_options() -> None:
@@ -96,9 +96,9 @@ def test_every_connection_of_an_app_finds_its_context() -> None:
             one.connection(),
             one.amqp.Connection(),
         ):
-            assert wires_of(connection) is one.dq.context
-            assert wires_of(connection.clone()) is one.dq.context
-        assert wires_of(other.connection_for_write()) is other.dq.context
+            assert context_of(connection) is one.dq.context
+            assert context_of(connection.clone()) is one.dq.context
+        assert context_of(other.connection_for_write()) is other.dq.context
         # With equal labels, kombu's pools would share connections between the two apps.
         assert hash(one.connection_for_write()) != hash(other.connection_for_write())
         other.close()
@@ -131,7 +131,7 @@ def test_the_settings_stay_printable() -> None:
         assert json.dumps(app.connection_for_write().info(), default=str)
 
 
-def test_the_celery_command_equips_apps_that_nobody_set_up() -> None:
+def test_the_celery_command_sets_up_apps_that_were_not_set_up() -> None:
     before = set(Celery.builtin_fixups)
     try:
         equip_every_app()
@@ -140,7 +140,7 @@ def test_the_celery_command_equips_apps_that_nobody_set_up() -> None:
         with Celery(uuid4().hex, broker="dq-redis://localhost", set_as_current=False) as ours:
             assert "dq" not in vars(ours)
             assert ours.conf.broker_url
-            assert wires_of(ours.connection_for_write()) is vars(ours)["dq"].context
+            assert context_of(ours.connection_for_write()) is vars(ours)["dq"].context
         with Celery(uuid4().hex, broker="memory://", set_as_current=False) as stock:
             assert stock.conf.broker_url
             assert "dq" not in vars(stock)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 
 from benchmarks.at_claim import read_held
 from benchmarks.measure import Report, Series
+from benchmarks.peer_apps import PEER_APPS
+from benchmarks.peers import CELERY, PROMISES
 from benchmarks.quotas import rates_of, worst_excess
 from benchmarks.readme import HEADLINES, write_figures
+from benchmarks.shop import WAIT
 from benchmarks.summary import curve, summary
+from benchmarks.trickle import waits
 
 CLAIMS = {
     str(tenants): {"stock": {"rate": [100.0, 110.0]}, "dq": {"rate": [rate, rate], "cpu": [cpu]}}
@@ -133,3 +139,24 @@ def test_an_empty_folder_leaves_the_readme_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no results"):
         write_figures(tmp_path, readme, readme, tmp_path)
     assert "old" in readme.read_text()
+
+
+def test_each_peer_has_its_promises_and_can_be_installed() -> None:
+    assert set(PROMISES) == {*CELERY, *PEER_APPS}
+    setup = ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    extra = setup["options.extras_require"]["peers"].replace("-", "_")
+    assert [name for name in PEER_APPS if f"\n{name}" not in extra] == []
+
+
+def test_waits_are_counted_until_no_more_come() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reports,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as task,
+    ):
+        reports.bind(("127.0.0.1", 0))
+        for wait in (0.1, 0.2, 0.3):
+            task.sendto(WAIT.pack(wait), reports.getsockname())
+        assert list(waits(reports, 2)) == [0.1, 0.2]
+        reports.settimeout(0.01)
+        assert list(waits(reports, 2)) == [0.3]

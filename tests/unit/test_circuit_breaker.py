@@ -92,7 +92,7 @@ def test_the_wall_clock_does_not_matter() -> None:
         assert breaker.admit(5) == 2.0
 
 
-def test_a_forked_child_begins_anew() -> None:
+def test_a_forked_child_begins_again() -> None:
     breaker = opened(ManualClock())
     with breaker._lock:
         pid = os.fork()

@@ -43,12 +43,12 @@ def test_a_retry_that_never_came_is_a_loss(day: ModuleType) -> None:
     assert judged(day, (1, OTHER, 101, 500), (2, OTHER, 102, 500)) == {"lost": 1, "retries": 1}
 
 
-def test_what_the_killed_worker_had_in_hand_may_come_twice(day: ModuleType) -> None:
+def test_a_message_of_the_killed_worker_may_come_twice(day: ModuleType) -> None:
     again = judged(day, (1, KILLED, 109.5, 200), (1, OTHER, 115, 200))
     assert again == {"delivered": 1, "duplicates_by_kill": 1}
 
 
-def test_what_it_was_long_done_with_may_not(day: ModuleType) -> None:
+def test_a_message_finished_long_before_may_not_come_twice(day: ModuleType) -> None:
     again = judged(day, (1, KILLED, 101, 200), (1, OTHER, 115, 200))
     assert again == {"delivered": 1, "duplicates_unexplained": 1}
 

@@ -52,7 +52,7 @@ def test_an_overlap_shows(books: ModuleType) -> None:
     assert verdict["wrong"] == 1
 
 
-def test_what_is_missing_and_an_old_token_show(books: ModuleType) -> None:
+def test_a_missing_message_and_an_old_token_show(books: ModuleType) -> None:
     assert judged(books, [(1, 1000, 1), (2, 1100, 1)])["missing"] == (3,)
     verdict = judged(books, [(1, 1000, 5), (2, 1100, 4), (3, 1000, 5)])
     assert not verdict["clean"]

@@ -48,7 +48,7 @@ HOSTILE = {
     "a half pair": b'"\\ud800"',
     "a half pair, raw": b'"\xed\xa0\x80"',
     "an escaped name of a type": b'{"__\\u0074ype__": "bytes", "\\u005f_value__": "x"}',
-    "an unknown type": b'{"__type__": "nobody", "__value__": 1}',
+    "an unknown type": b'{"__type__": "unknown", "__value__": 1}',
     "a type that is none": b'{"__type__": [], "__value__": 1}',
     "a value that its type cannot be": b'{"__type__": "uuid", "__value__": {"hex": 1}}',
     "a value without methods": b'{"__type__": "bytes", "__value__": 1}',
@@ -156,7 +156,7 @@ def test_what_kombu_forbids_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_as_kombu(message)
 
 
-def test_json_that_somebody_else_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_for_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY._decoders, JSON, lambda body: "theirs")
     assert received(b"[]").decode() == "theirs"
 

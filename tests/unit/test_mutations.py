@@ -1,4 +1,4 @@
-"""The table of mutations fits the code, and covers what the README promises."""
+"""The table of mutations fits the code, and covers the promises of the README."""
 
 from __future__ import annotations
 

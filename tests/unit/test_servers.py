@@ -92,11 +92,11 @@ def test_a_server_that_does_not_start_reports_why() -> None:
         RedisServer(config={"nonsense": 1}).start()
 
 
-def test_a_server_takes_another_port_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as somebody:
-        somebody.bind(("127.0.0.1", 0))
-        somebody.listen()
-        taken = somebody.getsockname()[1]
+def test_a_server_takes_another_port_when_another_process_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        taken = occupied.getsockname()[1]
         found = iter([taken, taken, free_port()])
         monkeypatch.setattr(local_server, "free_port", lambda: next(found))
         with RedisServer() as server:
@@ -111,7 +111,7 @@ def test_a_server_takes_another_port_when_somebody_was_faster(monkeypatch: pytes
                     server.restart()
 
 
-def test_a_server_that_nobody_has_installed_leaves_no_folder(
+def test_a_server_that_is_not_installed_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -5,7 +5,7 @@ import pytest
 from celery_dq.testing.waiting import wait_until
 
 
-def test_the_result_is_what_became_true() -> None:
+def test_the_result_is_the_value_that_became_true() -> None:
     seen = iter([0, "", "there"])
     assert wait_until(lambda: next(seen), 5, interval_s=0.001) == "there"
 

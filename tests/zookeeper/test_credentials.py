@@ -94,7 +94,7 @@ def test_sasl(sasl_server: ZooKeeperServer) -> None:
     refused("serves no client without any: check sasl", f"{hosts}/shop", auth=[("digest", "shop:secret")])
 
 
-def test_a_password_that_was_changed_is_reported_to_the_next_one_who_asks(
+def test_a_changed_password_is_reported_to_the_next_caller(
     sasl_server: ZooKeeperServer,
 ) -> None:
     session = Session(sasl_server.hosts, timeout_s=15, sasl=LOGIN)
@@ -123,7 +123,7 @@ def test_tls_checks_the_host_name(tls_server: ZooKeeperServer, tls: dict[str, An
     assert works(Session(named, timeout_s=15, tls={**tls, "check_hostname": False}))
 
 
-def test_tls_trusts_nobody_unasked(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
+def test_tls_trusts_no_server_by_default(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:
     refused("is not valid .self-signed", tls_server.tls_hosts, tls={**tls, "ca": None})
 
 

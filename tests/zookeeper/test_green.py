@@ -19,7 +19,7 @@ import sys
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import ask_all
 
-def say(ask):
+def report(ask):
     try:
         ask()
     except Exception as error:
@@ -31,9 +31,9 @@ print(client.handler.name, flush=True)
 sys.stdin.readline()
 """
 UNANSWERED = """
-say(lambda: session.ask(lambda client: client.get_async("/"), 0.2))
-say(lambda: ask_all(session, lambda client: [client.get_async("/")], 0.2))
-say(client.get_async("/").get_nowait)
+report(lambda: session.ask(lambda client: client.get_async("/"), 0.2))
+report(lambda: ask_all(session, lambda client: [client.get_async("/")], 0.2))
+report(client.get_async("/").get_nowait)
 """
 #: The caller's own timeout is shorter than the timeout of the session.
 IMPATIENT = """

@@ -107,7 +107,7 @@ def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeepe
             with pytest.raises(ZooKeeperUnreachable):
                 session.open(0.5)
             assert time.monotonic() - began < 5
-            client = session._mine.client
+            client = session._state.get().client
             began = time.monotonic()
             with pytest.raises((client.handler.timeout_exception, TimeoutError)):
                 client.handler.create_connection(hole.getsockname(), timeout=30)

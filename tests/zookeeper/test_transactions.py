@@ -273,11 +273,11 @@ def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: 
     assert item_locks.holds(held[0])
     expire(session)
     assert not item_locks.holds(held[0])
-    thief = ItemLocks(other, "/presences").take(wanted("a"))
+    other_lock = ItemLocks(other, "/presences").take(wanted("a"))
     assert item_locks.finish(held) == [FinishOutcome.LOST, FinishOutcome.DONE]
     item_locks.release(held)
     assert other.open().get_children("/locks") == ["a"]
-    assert ItemLocks(other, "/presences").finish(thief.held) == [FinishOutcome.LOST]
+    assert ItemLocks(other, "/presences").finish(other_lock.held) == [FinishOutcome.LOST]
     other.close()
 
 

@@ -31,7 +31,7 @@ from tests.zookeeper_transport.kinds import transport_of
 NODES = BrokerNodes("online")
 
 
-def test_an_idle_consumer_gets_what_an_expired_session_held(connect: Callable[..., Connection]) -> None:
+def test_an_idle_consumer_gets_the_items_of_an_expired_session(connect: Callable[..., Connection]) -> None:
     # Given a consumer that holds two messages, and another consumer that waits
     holding = KombuQueue(connect(), "q")
     holding.publish("first", "second")
@@ -84,7 +84,7 @@ def test_a_connection_whose_session_expired_while_nothing_was_consumed_is_used_a
         answers.join()
 
 
-def test_a_connection_that_broke_keeps_what_it_holds(connect: Callable[..., Connection]) -> None:
+def test_a_connection_that_broke_keeps_its_items(connect: Callable[..., Connection]) -> None:
     room, other = KombuQueue(connect(), "q"), KombuQueue(connect(), "q")
     room.publish(*range(4))
     room.consume(prefetch_count=2)
@@ -191,36 +191,36 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
     producer = Producer(channel)
     Queue("q")(channel).declare()
     seen: set[int] = set()
-    crew: list[tuple[Any, Any]] = []
+    consumers: list[tuple[Any, Any]] = []
     published = 0
 
     def hire() -> None:
-        hears, tells = context.Pipe(duplex=False)
-        process = context.Process(target=consume_forever, args=(url, tells), daemon=True)
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=consume_forever, args=(url, writer), daemon=True)
         process.start()
-        tells.close()
-        crew.append((process, hears))
+        writer.close()
+        consumers.append((process, reader))
 
-    def heard() -> int:
+    def receive_all() -> int:
         """Return how many messages were reported."""
-        for _, hears in crew:
+        for _, reader in consumers:
             try:
-                while hears.poll():
-                    seen.add(hears.recv())
+                while reader.poll():
+                    seen.add(reader.recv())
             except (EOFError, OSError):
                 continue
         return len(seen)
 
     def wait_for(goal: int, deadline: float) -> None:
-        wait_until(lambda: heard() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
+        wait_until(lambda: receive_all() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
 
     def kill(position: int) -> None:
-        process, hears = crew[position]
+        process, reader = consumers[position]
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        heard()
-        hears.close()
-        del crew[position]
+        receive_all()
+        reader.close()
+        del consumers[position]
 
     try:
         for _ in range(2):
@@ -233,13 +233,13 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
             # Some messages later, a consumer is killed while it handles a message.
             goal = min(len(seen) + rng.randrange(5, 25), published)
             wait_for(goal, 60)
-            kill(rng.randrange(len(crew)))
+            kill(rng.randrange(len(consumers)))
             hire()
         wait_for(amount, 60)
         nodes = NODES.queue("q")
         wait_until(lambda: not looker.open().get_children(nodes.ready), 60)
     finally:
-        while crew:
+        while consumers:
             kill(0)
     assert seen == set(range(amount))
     wait_until(lambda: not looker.open().get_children(nodes.locks), 60)

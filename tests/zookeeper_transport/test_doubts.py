@@ -40,7 +40,7 @@ def doubting(proxy: Proxy, hosts: str, connect: Connect) -> KombuQueue:
     return KombuQueue(connect(url, session_timeout=60), "q")
 
 
-def test_who_has_released_does_not_release_for_the_next(
+def test_a_client_that_has_released_does_not_release_for_the_next(
     doubting: KombuQueue, proxy: Proxy, connect: Connect, looker: Session
 ) -> None:
     doubting.publish("x")
@@ -65,7 +65,9 @@ def test_who_has_released_does_not_release_for_the_next(
     assert other.drain(2, deadline=60) == ["x", "y"]
 
 
-def test_who_did_not_get_it_does_not_unlock_it(doubting: KombuQueue, proxy: Proxy, connect: Connect) -> None:
+def test_a_client_without_the_lock_does_not_unlock_it(
+    doubting: KombuQueue, proxy: Proxy, connect: Connect
+) -> None:
     doubting.consume()
     other = KombuQueue(connect(), "q")
     # The request for the lock never arrives, and another consumer takes the item.
@@ -111,9 +113,10 @@ def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect
     session = Session(hosts, timeout_s=30)
     publisher = ZooKeeperPublisher(session, SystemClock())
     assert publisher.put([item], {}) is None
-    assert publisher._own is not None
+    stamp = publisher._state.get().stamp
+    assert stamp is not None
     # A request of the parent with this stamp never arrived.
-    stamps = {"q": publisher._own}
+    stamps = {"q": stamp}
     pid = os.fork()
     if pid == 0:
         status = 1

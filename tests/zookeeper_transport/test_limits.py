@@ -63,7 +63,7 @@ def test_the_largest_message_can_be_released_and_given_up_on(connect: Callable[.
     assert stored(again)[0].body == body
 
 
-def test_what_is_too_large_leaves_everything_else_as_it_was(connect: Callable[..., Connection]) -> None:
+def test_an_item_that_is_too_large_leaves_all_others_as_they_were(connect: Callable[..., Connection]) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("before")
     session = transport_of(room.connection).session.id

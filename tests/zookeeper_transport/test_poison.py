@@ -67,7 +67,7 @@ def kill(connect: Connect, times: int) -> None:
         lose(room)
 
 
-def test_crashes_are_counted_and_what_is_released_is_not(connect: Connect) -> None:
+def test_crashes_are_counted_and_releases_are_not(connect: Connect) -> None:
     KombuQueue(connect(), "q").publish("poison")
     room = taken(connect)
     (message,) = stored(room)
@@ -85,7 +85,7 @@ def test_crashes_are_counted_and_what_is_released_is_not(connect: Connect) -> No
     assert message.deliveries == message.delivery_info["deliveries"] == message.headers["dq_deliveries"] == 1
 
 
-def test_what_lies_in_an_inbox_goes_back_uncounted(connect: Connect) -> None:
+def test_messages_in_an_inbox_are_released_uncounted(connect: Connect) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("first", "second")
     room.consume()
@@ -187,13 +187,13 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     task_id = app.send_task("poison", ("x",), queue="q").id
     letters = app.dq.dead_letters["q"]
 
-    def bury() -> None:
+    def dead_letter() -> None:
         kill(connect, 1)
         with app.connection_for_read() as connection:
             assert KombuQueue(connection, "q").bound.get() is None
         wait_until(lambda: len(letters) == 1)
 
-    bury()
+    dead_letter()
     with pytest.raises(InvalidMessage, match="only args, kwargs, priority"):
         letters.edit(task_id, tenant="t")
     assert letters.edit("unknown", args=()) is None
@@ -202,7 +202,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     assert room.received[0].payload[0] == ["other"]
     assert stored(room)[0].properties["priority"] == 7
     room.connection.close()
-    bury()
+    dead_letter()
 
     def run(*words: str) -> str:
         context = CLIContext(app=app, no_color=True, workdir=None)

@@ -105,7 +105,7 @@ def test_a_worker_behind_tls_and_sasl(celery_app: CeleryApp, looker: Session) ->
         died = celery_app.send("die", key := uuid4().hex, serializer="pickle")
         with pytest.raises(DeliveriesExhausted, match="dead-lettered after 1 deliveries"):
             died.get(timeout=WAIT)
-        assert len(celery_app.witness.told(f"attempt:{key}")) == 1
+        assert len(celery_app.witness.reports(f"attempt:{key}")) == 1
         (letter,) = wait_until(dq_of(celery_app.app).dead_letters[celery_app.queue].list, WAIT)
         assert (letter.id, letter.reason, letter.deliveries) == (died.id, "max_deliveries", 1)
         # A warm shutdown releases messages that were not started, and does not count them as lost consumers.
@@ -183,8 +183,8 @@ def test_a_worker_with_a_wrong_password_ends_and_reports_why(celery_app: CeleryA
 def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, folder: str) -> None:
     BROKERS["zookeeper"].prepare()
     owner = make_digest_acl("shop", "secret", all=True)
-    everybody = make_acl("world", "anyone", read=True)
-    options = {"session_timeout": 15, "acl": [owner, everybody]}
+    world = make_acl("world", "anyone", read=True)
+    options = {"session_timeout": 15, "acl": [owner, world]}
     with Connection(
         f"dq-zookeeper://shop:secret@{zookeeper.hosts}/{folder}", transport_options=options
     ) as connection:
@@ -201,7 +201,7 @@ def test_nodes_carry_the_acls_that_were_asked_for(zookeeper: ZooKeeperServer, fo
             # ZooKeeper hides the digests in ACLs from strangers.
             own = transport_of(connection).session.open()
             for path in found:
-                assert sorted(own.get_acls(path)[0]) == sorted([owner, everybody]), path
+                assert sorted(own.get_acls(path)[0]) == sorted([owner, world]), path
             with pytest.raises(NoAuthError):
                 client.delete(NODES.queue("q").item(client.get_children(NODES.queue("q").ready)[0]))
         with (

@@ -36,14 +36,14 @@ def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callab
     rooms[0].publish("now")
     assert rooms[0].count() <= 1
 
-    def all_heard() -> list[str]:
+    def all_received() -> list[str]:
         for room in rooms:
             drain_idle(room.connection, timeout=0.05)
         return [body for room in rooms for body in room.bodies]
 
-    wait_until(lambda: len(all_heard()) >= 3)
+    wait_until(lambda: len(all_received()) >= 3)
     assert time.time() - began >= 2
-    assert sorted(all_heard()) == ["late", "now", "soon"]
+    assert sorted(all_received()) == ["late", "now", "soon"]
     # The ETA has passed, so the worker must not hold the message back again.
     assert all(message.headers.get("eta") is None for room in rooms for message in room.received)
 
@@ -79,7 +79,7 @@ def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connecti
     assert room.drain(2, deadline=60) == ["now", "late"]
 
 
-def test_what_nobody_can_read_is_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
+def test_unreadable_items_are_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
     room = KombuQueue(connect(), "q")
     nodes = NODES.queue("q")
     looker.open().create(nodes.ready_prefix(9), b"not ours", sequence=True)
@@ -116,7 +116,9 @@ def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection]
     wait_until(lambda: looker.open().get_children(NODES.bindings("all")) == [])
 
 
-def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connection], looker: Session) -> None:
+def test_leftovers_of_a_crashed_process_are_removed(
+    connect: Callable[..., Connection], looker: Session
+) -> None:
     connection = connect()
     KombuQueue(connection, Queue("kept", auto_delete=True))
     looker.open().ensure_path(f"{NODES.transients}/left")
@@ -130,7 +132,7 @@ def test_what_a_crashed_user_left_is_swept_away(connect: Callable[..., Connectio
     assert looker.open().get_children(NODES.transients) == ["kept"]
 
 
-def test_broadcasts_to_one_who_does_not_listen_are_bounded(
+def test_broadcasts_to_a_silent_consumer_are_bounded(
     connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "TRANSIENT_CAP", 3)

@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection
 
 from celery_dq.errors import ConfigurationError, CorruptRecord, InvalidMessage
-from celery_dq.transport.zookeeper.address import address_in, host_list, nobody_listens, session_options
+from celery_dq.transport.zookeeper.address import address_in, host_list, no_server_listens, session_options
 from celery_dq.transport.zookeeper.publisher import Item, transactions
 from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of
 from celery_dq.znodes import BrokerNodes, QueueNodes, binding_of, due_ms_of, served_in_order
@@ -112,15 +112,15 @@ def test_without_kazoo_the_error_reports_what_to_install() -> None:
     assert "pip install 'celery-dq[zookeeper]'" in done.stdout, done.stderr
 
 
-def test_a_port_that_nobody_has() -> None:
+def test_a_port_without_a_server() -> None:
     import socket
 
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        assert nobody_listens(f"127.0.0.1:{port}/x")
+        assert no_server_listens(f"127.0.0.1:{port}/x")
         reserved.listen()
-        assert not nobody_listens(f"127.0.0.1:1,127.0.0.1:{port}/x")
+        assert not no_server_listens(f"127.0.0.1:1,127.0.0.1:{port}/x")
 
 
 def test_names_are_those_of_curator() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.inspector.redis_values import Client, check_text, text
@@ -62,7 +63,7 @@ class BrokerAccess:
             policy = self._app.conf.task_publish_retry_policy or {}
             known = ("max_retries", "interval_start", "interval_step", "interval_max")
             borrowed.ensure_connection(**{name: policy[name] for name in known if name in policy})
-            with borrowed._reraise_as_library_errors(), refusals_named():  # as Celery does when it publishes
+            with library_errors(borrowed), refusals_named():  # as Celery does when it publishes
                 yield borrowed.default_channel
 
     @contextmanager

@@ -160,7 +160,7 @@ class CoordinatedDedup:
             tail=tail_task,
             running=head.token > 0,
             token=head.token,
-            age_s=max(head.age, 0.0) if head.token else 0.0,
+            age_s=max(head.age, 0.0) if head.token else None,
             timeout_s=head.timeout,
             followers=head.followers,
             worker=head.owner,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
+import os
 from dataclasses import replace
 from datetime import datetime
+from getpass import getuser
 from socket import gethostname
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.errors import InvalidQuota
 from celery_dq.inspector.tenants import (
+    QuotaOrigin,
     SettingsQuota,
     own_quotas,
     paused_tenants,
     quota_in_force,
+    quota_origins,
     settings_quota,
     stored_quota,
 )
@@ -56,19 +62,19 @@ class QuotasApi:
             The quota that is in force now.
 
         Raises:
-            InvalidQuota: A part is unknown or impossible.
+            InvalidQuota: A part is unknown or impossible, or a burst has no effect because no rate is set.
             InvalidTenant: The name cannot be a tenant's.
         """
         name = check_tenant(tenant)
         with self._broker.open(queue) as (partition, client):
             base = stored_quota(partition, client, name)
-            quota = Quota.parse(parts, base=base, where=f"quota of tenant {name!r} in {queue!r}")
+            quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
             pause = parts.get("paused")
             if pause:
                 partition.pause(name).run(client)
                 quota = replace(quota, paused=base.paused)
             if quota != base or pause is None or len(parts) > 1:
-                partition.set_quota(name, quota.pack()).run(client)
+                partition.set_quota(name, quota.pack(), by=_author()).run(client)
             if pause is False:
                 partition.resume(name).run(client)
             return quota_in_force(partition, client, name)
@@ -110,8 +116,8 @@ class QuotasApi:
         """
         with self._broker.open(queue) as opened:
             base = quota_in_force(*opened, None)
-            quota = Quota.parse(parts, base=base, where=f"default quota of {queue!r}")
-            opened.partition.set_default_quota(quota.pack()).run(opened.client)
+            quota = _parse(parts, base, f"default quota of {queue!r}")
+            opened.partition.set_default_quota(quota.pack(), by=_author()).run(opened.client)
             place_held_back(*opened)
             return quota
 
@@ -121,6 +127,17 @@ class QuotasApi:
             opened.partition.set_default_quota(None).run(opened.client)
             place_held_back(*opened)
             return quota_in_force(*opened, None)
+
+    def origins(self, queue: str, *tenants: str | int | None) -> builtins.list[QuotaOrigin]:
+        """The user or worker that set the quota in force for each of the tenants, and the time.
+
+        Args:
+            queue: The name of the queue.
+            tenants: The tenants; None stands for all tenants without a quota of their own.
+        """
+        names = [None if tenant is None else check_tenant(tenant) for tenant in tenants]
+        with self._broker.open(queue) as (partition, client):
+            return quota_origins(partition, client, names)
 
     def from_settings(self, queue: str) -> SettingsQuota | None:
         """The quota that workers stored from their settings, with worker and time; None if there is none."""
@@ -142,5 +159,24 @@ class QuotasApi:
         options = self._broker.options.queue(queue)
         quota = options.quota if options.names_quota else None
         with self._broker.open(queue) as opened:
-            apply_settings(*opened, quota, f"celery dq quotas apply on {gethostname()}", force=True)
+            apply_settings(*opened, quota, f"{_author()} (celery dq quotas apply)", force=True)
             return quota_in_force(*opened, None)
+
+
+def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
+    """Return `base` with changed parts; refuse a burst that would have no effect."""
+    quota = Quota.parse(parts, base=base, where=where)
+    if quota.rate is None and parts.get("burst", 1) != 1:
+        raise InvalidQuota(
+            f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too (--rate)"
+        )
+    return quota
+
+
+def _author() -> str:
+    """Return the user and the host of this process."""
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # A user without an entry in the system's list, as in some containers.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{gethostname()}"

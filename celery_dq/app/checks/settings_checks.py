@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
 from celery_dq.app.publishing.amqp import TenantRules
 from celery_dq.app.publishing.dedup_stage import DedupRules
+from celery_dq.compat.table import READ_VERSIONS, unread
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError
@@ -54,7 +57,7 @@ def broker_scheme(app: Any) -> Iterator[Finding]:
 
 def client_libraries(app: Any) -> Iterator[Finding]:
     """Whether kazoo is installed where ZooKeeper is named."""
-    if importlib.util.find_spec("kazoo") is not None:
+    if find_spec("kazoo") is not None:
         return
     by_zookeeper = {
         "broker_url": _scheme(app) == ZOOKEEPER_SCHEME,
@@ -66,6 +69,22 @@ def client_libraries(app: Any) -> Iterator[Finding]:
             "E004",
             f"{setting} names ZooKeeper, which needs kazoo, and kazoo is not installed.",
             "pip install 'celery-dq[zookeeper]'",
+        )
+
+
+def library_versions(app: Any) -> Iterator[Finding]:
+    """Whether the private names that celery-dq uses were read in the installed releases."""
+    installed = {}
+    for library in READ_VERSIONS:
+        with suppress(PackageNotFoundError):
+            installed[library] = version(library)
+    for library, read in unread(installed).items():
+        yield Finding(
+            "warning",
+            "W017",
+            f"celery-dq replaces methods of {library}, and has been read against the releases {read} only.",
+            "Install one of them, or run your tests with this release first: a missing name stops the "
+            "process at its start.",
         )
 
 

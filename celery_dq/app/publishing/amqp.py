@@ -13,7 +13,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from celery._state import get_current_task
 from celery.utils.saferepr import saferepr
 from kombu import pools
 
@@ -21,6 +20,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
+from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
@@ -202,7 +202,7 @@ class TenantRules:
         return check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
 
     def _of_retried(self, task_id: str) -> str | None:
-        running = get_current_task()
+        running = running_task()
         if running is None or running.request.id != task_id:
             return None
         properties = running.request.properties
@@ -212,7 +212,7 @@ class TenantRules:
         """Return the compiled ``tenant`` option of the task, None when it has none."""
         app = self._app
         # An app that must not finalize itself has only its registered tasks.
-        tasks = app.tasks if app.finalized or app.autofinalize else app._tasks
+        tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
         task = tasks.get(name)
         if task is None:  # registered in other processes only
             return None

@@ -10,7 +10,6 @@ that option or by ``dq_buffer_in_workers``, because the task's message could be 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,16 +17,15 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.buffer import BufferApi
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.compat.celery_calls import in_task, registered_tasks, running_task
 from celery_dq.dedup.rule import Dedup
+from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
-from celery_dq.producer.sender import Sender
 
 __all__ = ["BufferChoice", "BufferStage", "LazyPoolProducer", "acquire_lazily"]
 
@@ -70,7 +68,7 @@ class BufferChoice:
             return bool(asked) and self._possible(options)
         task = get("task_type")
         if task is None:
-            task = self._app._tasks.get(name)
+            task = registered_tasks(self._app).get(name)
         if not self.wanted_by(task) or get("retry") is False:
             return False
         in_worker = self.in_worker() or in_task()
@@ -109,8 +107,7 @@ class BufferStage:
         self._app = app
         self._choice = BufferChoice(app)
         self._producer = BufferingProducer(self._accept)
-        self._sender: Sender | None = None
-        self._pid = 0
+        self._sender = PerProcess(lambda: dq_of(app).make_sender(app))
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
@@ -130,17 +127,15 @@ class BufferStage:
         return proceed(call)
 
     def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
-        dq = dq_of(self._app)
-        if self._sender is None or self._pid != os.getpid():
-            self._sender, self._pid = dq.make_sender(self._app), os.getpid()
-        dq.buffer.producer.put(self._sender.address(message, exchange, routing_key, declare))
+        addressed = self._sender.get().address(message, exchange, routing_key, declare)
+        dq_of(self._app).buffer.producer.put(addressed)
 
 
 def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
     """Whether a call with a dedup key may be published after it has returned."""
     if rule.verdict != "later":
         return False
-    running = _task_stack.top
+    running = running_task()
     # A message that a run publishes in its own place must be in the broker before the run ends.
     return running is None or running.request.id != options.get("task_id")
 

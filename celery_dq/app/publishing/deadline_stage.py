@@ -17,16 +17,15 @@ import time
 from functools import cached_property
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import prepare_for_results
 from celery_dq.app.timeouts import Deadline
 from celery_dq.clock import SystemClock
+from celery_dq.compat.celery_calls import in_task, running_task
 from celery_dq.options.publishing import PublishingOptions
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.circuit_breaker import CircuitBreaker
@@ -127,7 +126,7 @@ class DeadlineStage:
 
     def _must_not_be_lost(self) -> bool:
         """Whether a running task makes the call, on a broker that keeps the task's message while it waits."""
-        running = _task_stack.top
+        running = running_task()
         return running is not None and not running.request.get(FOLLOWS) and self._broker_is_ours
 
     @cached_property

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
-
 from celery_dq.app.publishing.pipeline import Call, Proceed
+from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
@@ -100,7 +99,7 @@ class DedupRules:
             ConfigurationError: The rule cannot be used for this task.
         """
         app = self._app
-        tasks = app.tasks if app.finalized or app.autofinalize else app._tasks
+        tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
         task = tasks.get(name)
         known = self._compiled.get(name)
         if known is None or known[0] is not task:
@@ -211,7 +210,7 @@ class DedupRequests:
 
 def _continued_run(task_id: Any) -> tuple[str, int]:
     """Message id and claim number of the run that publishes itself again, by ``retry`` or ``replace``."""
-    running = _task_stack.top
+    running = running_task()
     if running is None or running.request.id != task_id:
         return "", 0
     properties = running.request.properties or {}

@@ -11,7 +11,6 @@ others belong to one call: an option of the caller or a monitoring tool has set 
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple, TypeAlias
 
 from celery.app.amqp import task_message
@@ -34,7 +33,7 @@ from celery_dq.transport.tenant import Rule, check_tenant
 
 __all__ = ["Kind", "MessageTemplates", "MessageTemplate"]
 
-#: What calls with the same template have in common: the name of the task, and options with their values.
+#: The common part of the calls with one template: the name of the task, and options with their values.
 Kind: TypeAlias = tuple[Any, ...]
 
 #: Options by which calls are of different kinds.
@@ -112,7 +111,6 @@ class MessageTemplates:
         self._templates: dict[Kind, MessageTemplate | None] = {}
         self._rules = TenantRules(app)
         self._router = app.amqp.router
-        self.pid = os.getpid()
         #: Whether calls that are not buffered may use a template; None until a stage has asked.
         self.publishes: bool | None = None
         self.observers = Observers(app)

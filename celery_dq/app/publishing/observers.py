@@ -9,28 +9,17 @@ from types import FunctionType
 from typing import Any
 
 from celery import Celery, signals
-from celery._state import _task_stack  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute
 from kombu import Producer
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import DQAmqp
-from celery_dq.producer.template import json_is_kombus
+from celery_dq.compat.kombu_publishing import json_encoder_is_kombus, publish_prepared
 
-__all__ = ["Observers", "in_task"]
+__all__ = ["Observers"]
 
 _before, _after, _sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
-#: Celery's storage of the stacks of running tasks, unless Celery keeps them per thread.
-_running: Any = getattr(getattr(_task_stack, "_local", None), "__storage__", None)
-
-
-def in_task() -> bool:
-    """Whether a task makes the call: then the call is a child of that task."""
-    # The storage is empty while no task runs. Looking at it is quicker than looking for the stack.
-    if _running is not None and not _running:
-        return False
-    return bool(_task_stack.stack)
 
 
 class Observers:
@@ -48,7 +37,7 @@ class Observers:
         self._sends_event = bool(app.conf.task_send_sent_event)
         self._send_task = _original(Celery.send_task, "celery.app.base")
         self._publish = _original(Producer.publish, "kombu.messaging")
-        self._publish_prepared = _original(Producer._publish, "kombu.messaging")
+        self._publish_prepared = _original(publish_prepared(Producer), "kombu.messaging")
         self._stock = self._is_stock()
 
     def _is_stock(self) -> bool:
@@ -63,7 +52,7 @@ class Observers:
             and (conf.task_serializer or "json") == "json"
             and not conf.task_compression
             and all(isinstance(route, MapRoute) for route in amqp.router.routes)
-            and json_is_kombus()
+            and json_encoder_is_kombus()
         )
 
     @property
@@ -80,7 +69,7 @@ class Observers:
     @property
     def publish_is_replaced(self) -> bool:
         """Whether a tool has replaced the method of kombu with which a producer reaches its channel."""
-        return Producer._publish is not self._publish_prepared
+        return publish_prepared(Producer) is not self._publish_prepared
 
     @property
     def task_sender_is_replaced(self) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from celery._state import task_join_will_block  # type: ignore[attr-defined]  # not in its stubs
 from celery.app.task import Task
 from celery.result import AsyncResult
 from kombu.common import maybe_declare
@@ -19,6 +18,7 @@ from vine import promise
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.timeouts import Deadline
+from celery_dq.compat.celery_calls import has_own_backend, join_will_block, set_ignored
 from celery_dq.producer.buffering_producer import BufferingProducer
 
 __all__ = ["NO_SERVER_ASKED", "FlushingResult", "flushing_result_class", "prepare_for_results", "result_of"]
@@ -65,7 +65,7 @@ class _OnTaskCall:
 
     def _declare_reply_queue(self, producer: Any) -> None:
         """Do what the rpc backend does, with the retries of a publish."""
-        if task_join_will_block():
+        if join_will_block():
             return
         conf = self._app.conf
         policy = dict(conf.task_publish_retry_policy or {}, errback=self._deadline)
@@ -147,10 +147,10 @@ def result_of(app: Any, task_id: str, result_cls: Any, ignored: Any) -> Any:
     task = getattr(made, "__self__", None)
     if result_class.__init__ is AsyncResult.__init__ and (
         made is result_class
-        or (getattr(made, "__func__", None) is Task.AsyncResult and getattr(task, "_backend", 0) is None)
+        or (getattr(made, "__func__", None) is Task.AsyncResult and not has_own_backend(task))
     ):
         result = result_class.quick(task_id)
     else:
         result = made(task_id)
-    result._ignored = ignored
+    set_ignored(result, ignored)
     return result

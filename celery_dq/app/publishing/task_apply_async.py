@@ -7,7 +7,6 @@ call goes to Celery's method.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,9 +15,16 @@ from celery.app.task import Task
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
 from celery_dq.app.publishing.results import result_of
+from celery_dq.compat.celery_calls import (
+    dumps_pydantic_arguments,
+    in_task,
+    names_of_setting,
+    option_method_is_celerys,
+    options_of_plain_call,
+)
+from celery_dq.per_process import PerProcess
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
 
@@ -26,7 +32,7 @@ __all__ = ["TaskApplyAsync", "replace_apply_async"]
 class HasTemplates(Protocol):
     """The stage with the message templates of this process."""
 
-    templates: MessageTemplates | None
+    templates: PerProcess[MessageTemplates]
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
@@ -59,13 +65,13 @@ class TaskApplyAsync:
     ) -> None:
         self._task = task
         self._stage = stage
-        self._templates = stage.templates
+        self._templates = stage.templates.peek()
         self._template = template
         self._choice = choice
         self._buffer = dq_of(task.app).buffer
         self._pipeline = task.app.send_task
         #: Names under which ``task_always_eager`` may be set.
-        self._eager: tuple[str, ...] = tuple(task.app.conf._to_keys("task_always_eager"))
+        self._eager: tuple[str, ...] = names_of_setting(task.app, "task_always_eager")
         self._apply: Callable[..., Any] = Task.apply_async
 
     def __call__(
@@ -107,10 +113,9 @@ class TaskApplyAsync:
         templates, choice, app = self._templates, self._choice, task.app
         if (
             templates is None
-            or templates.pid != os.getpid()
             or type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
-            or self._stage.templates is not templates
+            or self._stage.templates.peek() is not templates
             or not templates.observers.allowed
             or templates.observers.send_task_is_replaced
             or templates.observers.observed
@@ -136,19 +141,20 @@ def replace_apply_async(
     if here is not None and not (isinstance(here, TaskApplyAsync) and not here.of(templates)):
         return
     kind_of_task = type(task)
-    own_ways = ("apply_async", "delay", "shadow_name", "_get_exec_options")
+    own_ways = ("apply_async", "delay", "shadow_name")
     if (
         type(task.app.send_task) is not CallPipeline
         or stage not in task.app.send_task.stages
         or any(getattr(kind_of_task, name) is not getattr(Task, name) for name in own_ways)
+        or not option_method_is_celerys(kind_of_task, Task)
         # A wrapped method belongs to a tool that must see every call.
         or hasattr(Task.apply_async, "__wrapped__")
         or Task.apply_async.__module__ != Task.__module__
         or task.__v2_compat__
-        or getattr(task, "_dump_pydantic_arguments", None) is not None
+        or dumps_pydantic_arguments(task)
     ):
         return
-    plain = dict(task._get_exec_options(), ignore_result=task.ignore_result, task_type=task)
+    plain = dict(options_of_plain_call(task), ignore_result=task.ignore_result, task_type=task)
     kind = templates.kind_of(task.name, plain)
     template = None if kind is None else templates.get(kind)
     if template is not None:

@@ -17,7 +17,6 @@ policy are kombu's. Only the first attempt is made without kombu's wrapper.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,7 +29,6 @@ from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests, conclude_verdict
 from celery_dq.app.publishing.message_template import Kind, MessageTemplate, MessageTemplates
-from celery_dq.app.publishing.observers import in_task
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import (
     NO_SERVER_ASKED,
@@ -40,6 +38,9 @@ from celery_dq.app.publishing.results import (
 )
 from celery_dq.app.publishing.task_apply_async import replace_apply_async
 from celery_dq.app.senders import lane_of
+from celery_dq.compat.celery_calls import in_task
+from celery_dq.compat.kombu_publishing import open_default_channel, publish_prepared
+from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.template import EMBED
@@ -62,16 +63,13 @@ class TemplateStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._choice = BufferChoice(app)
-        #: The message templates of this process.
-        self.templates: MessageTemplates | None = None
+        self.templates = PerProcess(partial(MessageTemplates, app))
         #: Kind of call to its dedup requests, for kinds that have a dedup key.
         self._requests: dict[Kind, DedupRequests] = {}
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
-        templates = self.templates
-        if templates is None or templates.pid != os.getpid():
-            templates = self.templates = MessageTemplates(self._app)
+        templates = self.templates.get()
         kind = self._kind_of(templates, call)
         if kind is not None:
             template = templates.get(kind)
@@ -135,8 +133,7 @@ class TemplateStage:
 
     def send_from(self, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
-        templates = self.templates
-        assert templates is not None
+        templates = self.templates.get()
         if call.producer is None and not self._may_publish(kind, call):
             return None
         if templates.observers.send_task_is_replaced or templates.observers.observed:
@@ -202,7 +199,7 @@ class TemplateStage:
         pool = self._app.amqp.producer_pool
         connection = pool.connections.acquire(block=True)
         try:
-            channel = connection._default_channel if connection.connected else None
+            channel = open_default_channel(connection)
             if channel is not None and (
                 type(channel).basic_publish is not Channel.basic_publish
                 or channel.transients.exists(channel.client, queue)
@@ -228,7 +225,7 @@ class TemplateStage:
         otherwise: Callable[..., Any]
         if call.producer is not None:
             self._prepare()
-            deliver, otherwise = dq_of(self._app).buffer.producer.put, call.producer._publish
+            deliver, otherwise = dq_of(self._app).buffer.producer.put, publish_prepared(call.producer)
         else:
             policy = self._policy(options.get("retry_policy"))
             deliver = partial(self._publish_packed, template.queue, policy, None)
@@ -249,7 +246,7 @@ class TemplateStage:
         """Publish a message that differs from its template, on a producer of the pool."""
         with self._app.producer_or_acquire() as producer:
             producer.connection.transport_options.update(policy)
-            producer.connection.ensure(producer, producer._publish, **policy)(*message)
+            producer.connection.ensure(producer, publish_prepared(producer), **policy)(*message)
 
 
 class TemplateProducer(BufferingProducer):

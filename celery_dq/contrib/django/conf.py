@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from celery import _state
 from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+
+from celery_dq.compat.celery_calls import current_app_if_any
 
 #: Optional setting with the path of the app, such as ``"shop.celery:app"``.
 APP_SETTING = "CELERY_DQ_APP"
@@ -27,8 +28,7 @@ def project_app() -> Any:
     if named:
         return _imported(str(named))
     # `celery.current_app` would create an app if there is none.
-    state: Any = _state
-    app = state._tls.current_app or state.default_app
+    app = current_app_if_any()
     if app is not None:
         return app
     package = (settings.SETTINGS_MODULE or "").rpartition(".")[0]

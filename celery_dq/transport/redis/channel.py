@@ -11,7 +11,6 @@ not durable or with ``x-expires``) is a plain Redis list that expires; see
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -388,7 +387,7 @@ class Channel(EventLoopChannel):
 
     def close(self) -> None:
         """Release all messages that are not running, send all pending acks, and disconnect."""
-        if not self.closed and self.process.pid != os.getpid():
+        if not self.closed and not self.process.owner.is_current:
             # In a forked child, the in-flight messages and the sockets belong to the parent.
             self.closed = True
             self.connection.close_channel(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import redis
@@ -85,7 +84,7 @@ class ConnectionContext:
         Raises:
             redis.ConnectionError: The connection was opened before a fork.
         """
-        if self.process.pid != os.getpid():
+        if not self.process.owner.is_current:
             raise redis.ConnectionError(
                 "This connection was opened before a fork: open a new one in the child process"
             )

@@ -217,7 +217,7 @@ class EventLoopChannel(RedisChannel):
 
     @property
     def has_inbox(self) -> bool:
-        """Whether the inbox holds messages, or a delivered message of a singleton queue may start."""
+        """Whether a message may be delivered, or a delivered one of a singleton queue may start."""
         return self.consumer.has_undelivered or self.consumer.has_startable
 
     @property
@@ -229,7 +229,8 @@ class EventLoopChannel(RedisChannel):
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
         fetcher = self.consumer.live_fetcher
-        return None if fetcher is None else fetcher.next_deadline()
+        times = (None if fetcher is None else fetcher.next_deadline(), self.consumer.overdue_at())
+        return min((at for at in times if at is not None), default=None)
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when ``drain_events`` returns, unless the inbox holds more messages."""

@@ -5,7 +5,7 @@
 ``record``, ``publisher``, ``batch``               a message as a node, published once
 ``fetcher``, ``subscription``, ``delays``          takes items in a thread of its own; delayed items
 ``in_flight``, ``delivery_count``                  items under locks, their outcomes, their deliveries
-``requests``, ``waker``                            asynchronous requests; wakes the event loop
+``requests``                                       asynchronous requests
 ``dead_letters``                                   messages that were given up on
 
 A message stays in its queue, under an ephemeral lock, until it is acknowledged. kombu opens the transport.

@@ -62,7 +62,7 @@ def host_list(hostname: str, port: int | None, chroot: str | None) -> str:
     return f"{hosts}/{chroot}" if chroot else hosts
 
 
-def nobody_listens(hosts: str) -> bool:
+def no_server_listens(hosts: str) -> bool:
     """Whether every host of a list refuses connections, so that waiting is useless."""
     for host in hosts.partition("/")[0].split(","):
         name, _, port = host.rpartition(":")

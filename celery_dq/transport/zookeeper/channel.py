@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
+from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import DiscardHandler
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
@@ -87,7 +87,7 @@ class Channel(VirtualChannel):
     def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._transport = connection
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._sources: dict[str, ZooKeeperSubscription] = {}
         self._called: dict[str, deque[Consumer]] = {}
         self._transients: set[str] = set()
@@ -390,7 +390,7 @@ class Channel(VirtualChannel):
         if self.closed:
             return
         transport = self._transport
-        if self._pid != os.getpid():
+        if not self._owner.is_current:
             # A forked child closes an inherited channel: the in-flight messages belong to the parent.
             self.closed = True
             transport.close_channel(self)

@@ -13,7 +13,6 @@ connection, and the stamp (node, version) stays on the message.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.per_process import PerProcess
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.znodes import JOURNALS
 from celery_dq.zookeeper.session import Session, SessionState
@@ -71,6 +71,15 @@ class Stamp(NamedTuple):
     version: int
 
 
+class _ProducerNode:
+    """The node of one process: after a fork, parent and child must not write to the same node."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        #: The stamp of the next transaction; None without a node.
+        self.stamp: Stamp | None = None
+
+
 class ZooKeeperPublisher:
     """The producer of one connection; thread-safe.
 
@@ -86,9 +95,7 @@ class ZooKeeperPublisher:
         self._clock = clock
         self._give_up_s = give_up_s
         self._chroot = session.hosts.partition("/")[2]
-        self._pid = 0
-        self._lock = threading.Lock()
-        self._own: Stamp | None = None
+        self._state = PerProcess(_ProducerNode)
 
     def put(self, items: Sequence[Item], stamps: dict[str, Stamp], key: str = "") -> str | None:
         """Create all of `items` in one transaction, once.
@@ -108,11 +115,9 @@ class ZooKeeperPublisher:
             MessageTooLarge: The request would be too large; nothing was sent.
             AccessDenied: An ACL forbids this session to create one of the nodes.
         """
-        if self._pid != os.getpid():
-            # After a fork, parent and child must not write to the same node.
-            self._pid, self._own, self._lock = os.getpid(), None, threading.Lock()
-        with self._lock:
-            asked = stamps.get(key) or self._stamp()
+        own = self._state.get()
+        with own.lock:
+            asked = stamps.get(key) or self._stamp(own)
             until = self._clock.monotonic() + self._give_up_s
             doubtful = key in stamps
             while True:
@@ -124,44 +129,45 @@ class ZooKeeperPublisher:
                     stamps[key], doubtful = asked, True
                     if self._clock.monotonic() < until:
                         continue
-                    self._own = None
+                    own.stamp = None
                     raise
                 except TransactionRefused as refusal:
                     if refusal.index > 0:
                         if isinstance(refusal.error, NoNodeError):
                             return items[refusal.index - 1].queue
                         raise refusal.error from None
-                    self._own = None
+                    own.stamp = None
                     if doubtful and isinstance(refusal.error, BadVersionError):
                         # An earlier attempt was carried out, and its answer was lost.
                         return None
                     # Another process has deleted the idle node of the producer; nothing was done.
                     stamps.pop(key, None)
-                    asked = self._stamp()
+                    asked = self._stamp(own)
                     continue
-                if self._own is not None and self._own.node == asked.node:
-                    self._own = Stamp(asked.node, asked.version + 1)
+                if own.stamp is not None and own.stamp.node == asked.node:
+                    own.stamp = Stamp(asked.node, asked.version + 1)
                 return None
 
-    def _stamp(self) -> Stamp:
-        if self._own is None:
+    def _stamp(self, own: _ProducerNode) -> Stamp:
+        if own.stamp is None:
             node = f"{JOURNALS}/{uuid.uuid4().hex}"
             # Without an answer, the node may exist: another process deletes it later.
             try:
                 self._session.ask(lambda client: client.create_async(node, b"", makepath=True), ANSWER_S)
             except (NoAuthError, NoNodeError) as error:
                 raise failure_of("create", node, error) from None
-            self._own = Stamp(node, 0)
-        return self._own
+            own.stamp = Stamp(node, 0)
+        return own.stamp
 
     def close(self) -> None:
         """Delete the producer's node: no attempt with its stamps follows."""
-        own, self._own = self._own, None
-        if own is not None and self._pid == os.getpid() and self._session.state is SessionState.CONNECTED:
+        own = self._state.get()
+        stamp, own.stamp = own.stamp, None
+        if stamp is not None and self._session.state is SessionState.CONNECTED:
             try:
-                self._session.ask(lambda client: client.delete_async(own.node), 1.0)
+                self._session.ask(lambda client: client.delete_async(stamp.node), 1.0)
             except Exception as error:
-                logger.debug("Producer node %s was not deleted and stays for now: %r.", own.node, error)
+                logger.debug("Producer node %s was not deleted and stays for now: %r.", stamp.node, error)
 
 
 def _creation(item: Item) -> Step:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Protocol
 
+from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.prefetch import PrefetchCount
 from celery_dq.transport.zookeeper.in_flight import ItemOutcome, ZooKeeperInFlight
 
@@ -32,7 +32,7 @@ class QoS(PrefetchCount):
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
 
     def ack(self, delivery_tag: str) -> None:
         """Delete the message from its queue."""
@@ -57,7 +57,7 @@ class QoS(PrefetchCount):
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
         self._on_collect.cancel()
-        if self._delivered.restored or self._pid != os.getpid():
+        if self._delivered.restored or not self._owner.is_current:
             # A forked child has inherited this object: the in-flight messages belong to the parent.
             return
         self._delivered.restored = True

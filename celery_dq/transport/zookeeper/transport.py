@@ -14,7 +14,6 @@ Features: direct, topic and fanout exchanges, priorities, ETA, remote control, b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.options import Options
+from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import DiscardHandler
 
 try:
@@ -44,7 +44,7 @@ from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,
     address_in,
     host_list,
-    nobody_listens,
+    no_server_listens,
     session_options,
 )
 from celery_dq.transport.zookeeper.bindings import Bindings
@@ -55,7 +55,7 @@ from celery_dq.transport.zookeeper.publisher import ZooKeeperPublisher
 from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
 from celery_dq.transport.zookeeper.requests import ZooKeeperRequests
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
-from celery_dq.transport.zookeeper.waker import Waker
+from celery_dq.waker import Waker
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session, SessionState
 
@@ -104,10 +104,12 @@ class Transport(VirtualTransport):
         self.bindings = Bindings(self.session, nodes)
         self.publisher = ZooKeeperPublisher(self.session, self.clock)
         self.in_flight = ZooKeeperInFlight("", lambda: None)
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._requests: ZooKeeperRequests | None = None
         self._fetcher: ZooKeeperFetcher | None = None
-        self._waker: Waker | None = None
+        self._waker = Waker(self._deliver_all)
+        #: Set at each wake-up, for `drain_events`; None until the connection consumes.
+        self._woken: Any = None
         self._sources: list[tuple[ZooKeeperChannel, ZooKeeperSubscription]] = []
         #: Queues of which single messages were taken.
         self._visited: dict[str, ZooKeeperSubscription] = {}
@@ -142,7 +144,7 @@ class Transport(VirtualTransport):
             try:
                 self.session.open(min(FIRST_LOOK_S, patience_s))
             except ZooKeeperUnreachable:
-                if nobody_listens(self.session.hosts):
+                if no_server_listens(self.session.hosts):
                     raise
                 self.session.open(patience_s)
         except BaseException:
@@ -171,21 +173,20 @@ class Transport(VirtualTransport):
         Raises:
             ZooKeeperUnreachable: This process did not open the connection.
         """
-        if self._pid != os.getpid():
+        if not self._owner.is_current:
             raise ZooKeeperUnreachable(
                 "This connection was opened before a fork: open a new one in the child process"
             )
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels, requeue their messages, and end the session."""
-        if self._pid == os.getpid():
+        if self._owner.is_current:
             super().close_connection(connection)
             fetcher, self._fetcher = self._fetcher, None
             if fetcher is not None:
                 fetcher.stop()
             self.publisher.close()
-            if self._waker is not None:
-                self._waker.close()
+            self._waker.close()
             self._visited = {}
         self.session.close()
 
@@ -194,15 +195,25 @@ class Transport(VirtualTransport):
     def _consuming(self) -> ZooKeeperFetcher:
         if self._fetcher is None:
             requests = self._requests = ZooKeeperRequests(self.session)
-            waker = self._waker = Waker(requests.client.handler.event_object)
+            self._woken = requests.client.handler.event_object()
             in_flight = self.in_flight = ZooKeeperInFlight(requests.guid, self.look_again)
             self._fetcher = ZooKeeperFetcher(
-                requests, in_flight, self.clock, self._room, waker.wake, self.queues.sweep
+                requests, in_flight, self.clock, self._room, self._wake, self.queues.sweep
             )
-            if self._loop is not None:
-                waker.attach_loop(self._loop, self._deliver_all)
+            self._attach()
             self._fetcher.start()
         return self._fetcher
+
+    def _wake(self) -> None:
+        """Wake the delivery; callable from any thread."""
+        self._woken.set()
+        self._waker.wake()
+
+    def _attach(self) -> None:
+        if self._loop is not None:
+            self._waker.attach(self._loop)
+            # Deliver messages that arrived before the loop was attached.
+            self._waker.wake()
 
     def look_again(self) -> None:
         """Wake the fetcher, to send acknowledgements or take more messages; callable from any thread."""
@@ -273,8 +284,8 @@ class Transport(VirtualTransport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages in the event loop *loop* from now on."""
         self._loop = loop
-        if self._waker is not None:
-            self._waker.attach_loop(loop, self._deliver_all)
+        if self._fetcher is not None:
+            self._attach()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message.
@@ -285,14 +296,13 @@ class Transport(VirtualTransport):
         """
         self.refuse_inherited()
         self._consuming()
-        waker = self._waker
-        assert waker is not None
         end = None if timeout is None else self.clock.monotonic() + timeout
         while not self._deliver_one():
             left = LONGEST_WAIT_S if end is None else end - self.clock.monotonic()
             if left <= 0:
                 raise TimeoutError
-            waker.wait(min(left, LONGEST_WAIT_S))
+            self._woken.wait(min(left, LONGEST_WAIT_S))
+            self._woken.clear()
 
     def _deliver_one(self) -> bool:
         fetcher, requests = self._fetcher, self._requests
@@ -319,13 +329,12 @@ class Transport(VirtualTransport):
             while self._deliver_one():
                 if self.clock.monotonic() > until:
                     # The solo pool runs tasks in this call: between them, the loop must notice a shutdown.
-                    assert self._waker is not None
-                    self._waker.wake()
+                    self._wake()
                     return
         except BaseException:
             # Deliver the remaining messages without waiting for the next event.
-            if self._waker is not None and any(source.inbox for _, source in self._sources):
-                self._waker.wake()
+            if any(source.inbox for _, source in self._sources):
+                self._wake()
             raise
 
 

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from celery_dq.testing.servers import RedisServer
-from tests.dedup.model.stories import KINDS, tell
+from tests.dedup.model.stories import KINDS, run_stories
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     with RedisServer() as server:
         for kind in chosen.kind or KINDS:
             began = time.monotonic()
-            reported = tell(
+            reported = run_stories(
                 kind,
                 server.url(1),
                 examples=chosen.examples,

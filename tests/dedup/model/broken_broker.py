@@ -28,7 +28,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "nobody is promoted",
+        "no call is promoted",
         "transport/redis/lua/include/dedup.lua",
         "c.head, c.follow.head, c.tail, c.follow.tail = c.tail, c.follow.tail, nil, false",
         "c.head = nil",
@@ -70,14 +70,14 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "whoever ends promotes",
+        "any end promotes",
         "transport/redis/lua/include/dedup.lua",
         "    if place == 'head' then\n      if over",
         "    if c then\n      if over",
     ),
     Mutation(
         "broker",
-        "a claimant is not forgotten",
+        "a member is not forgotten",
         "transport/redis/lua/include/dedup.lua",
         "if scope then call('HDEL', P .. 'dedup_members', id) end",
         "",
@@ -147,7 +147,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "followers are not told",
+        "followers get no result",
         "transport/redis/lua/include/dedup.lua",
         "if over and followed then settle_followers(id) end",
         "",
@@ -281,7 +281,7 @@ BROKER = (
     ),
     Mutation(
         "broker",
-        "who ends alone stays a claimant",
+        "a call that ends alone stays a member",
         "transport/redis/lua/include/dedup_fast_path.lua",
         "write('HDEL', P .. 'dedup_members', members)",
         "",

@@ -27,7 +27,7 @@ COORDINATORS = (
     ),
     Mutation(
         "local",
-        "nobody is promoted",
+        "no call is promoted",
         "dedup/machine.py",
         "self.head, self.tail = self.tail, None",
         "self.head = None",
@@ -202,7 +202,7 @@ COORDINATORS = (
     ),
     Mutation(
         "redis",
-        "nobody is told",
+        "no owner is woken",
         "dedup/other_brokers/lua/include/dedup_lock.lua",
         "call('PUBLISH', channel .. head.owner, KEYS[1])",
         "local _ = 1",

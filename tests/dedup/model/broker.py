@@ -65,7 +65,7 @@ class BrokerDriver:
     def forget_scripts(self) -> None:
         self.client.script_flush()
 
-    def told(self) -> set[tuple[str, str]] | None:
+    def woken_owners(self) -> set[tuple[str, str]] | None:
         return None
 
     # -- verbs

@@ -26,7 +26,7 @@ class BrokerOracle(World):
         self.outside: set[str] = set()
         self.leases: dict[str, int] = {}
         #: Owner that was away -> the time until which it takes no other owner for dead.
-        self.lenient: dict[str, int] = {}
+        self.reap_grace_until: dict[str, int] = {}
         self.zombies: list[tuple[str, Run]] = []
         self.counted: Counter[str] = Counter()
         self.sequence = 0
@@ -161,7 +161,7 @@ class BrokerOracle(World):
         for message, answer in zip(batch, reported, strict=True):
             assert (answer.id, (answer.status, answer.replaced)) == (message.id, self.expect(message))
             assert answer.covering in self.calls or (answer.status, answer.covering) == ("accepted", "")
-        if fate != "heard":
+        if fate != "answered":
             again = self.driver.push(self.sequence, batch)
             for message, answer in zip(batch, again, strict=True):
                 # Not stored: it was declined, or replaced within the batch. The answer has the other message.
@@ -169,7 +169,7 @@ class BrokerOracle(World):
                 assert answer.status == ("declined" if gone else "seen")
         self.sequence += len(batch)
 
-    def gave_back(self, message: Message, *, crashed: bool) -> None:
+    def released(self, message: Message, *, crashed: bool) -> None:
         message.token, message.retried = 0, False
         if not message.settled:
             message.crashes += crashed

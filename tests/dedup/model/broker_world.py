@@ -48,7 +48,7 @@ class BrokerWorld(BrokerOracle):
         run.retried = True
         self.meets(fate, run.owner)
 
-    def publish_for(self, run: Message, token: int, kind: str = "", fate: str = "heard") -> None:
+    def publish_for(self, run: Message, token: int, kind: str = "", fate: str = "answered") -> None:
         wanted = {"key": run.key, "policy": "decline", "waiting": 1, "timeout": run.timeout}
         self.push(
             [self.message({**wanted, "awaited": "result", "kind": kind}, run.task, (run.id, token))], fate
@@ -98,7 +98,7 @@ class BrokerWorld(BrokerOracle):
                 self.runs_now(message)
             assert entry.reason == message.reason
             if entry.reason.startswith("covered:"):
-                self.ledger.hears(message.id, self.calls[entry.reason.partition(":")[2]].task)
+                self.ledger.receives_result(message.id, self.calls[entry.reason.partition(":")[2]].task)
         # A claim may find more expired messages than it takes.
         for message_id, reason in self.driver.discarded().items():
             if message_id not in self.discards:
@@ -115,7 +115,7 @@ class BrokerWorld(BrokerOracle):
     def keeps_lease(self, owner: str) -> None:
         """Renew the lease of an owner. After a late renewal other owners may have been away as well."""
         if self.leases.get(owner, self.now + LEASE) - self.now < 0.4 * LEASE:
-            self.lenient[owner] = self.now + LEASE
+            self.reap_grace_until[owner] = self.now + LEASE
         self.leases[owner] = self.now + LEASE
 
     def runs_now(self, message: Message) -> None:
@@ -143,7 +143,7 @@ class BrokerWorld(BrokerOracle):
     def finish(self, data: st.DataObject, fate: str) -> None:
         self.over(data.draw(st.sampled_from(self.any_held())), fate)
 
-    def over(self, call: Call, fate: str = "heard") -> None:
+    def over(self, call: Call, fate: str = "answered") -> None:
         message = self.messages[call.id]
         tags = [(str(message.token), message.id)]
         assert self.driver.finish(message.owner, tags) == 0
@@ -174,15 +174,15 @@ class BrokerWorld(BrokerOracle):
 
     @precondition(lambda self: self.any_held())
     @rule(data=st.data(), mode=st.sampled_from(["unstarted", "requeue", "crashed"]), fate=World.fates)
-    def give_back(self, data: st.DataObject, mode: str, fate: str) -> None:
-        self.gives_back(data.draw(st.sampled_from(self.any_held())), mode, fate)
+    def release(self, data: st.DataObject, mode: str, fate: str) -> None:
+        self.releases(data.draw(st.sampled_from(self.any_held())), mode, fate)
 
     @precondition(lambda self: any(each.crashes for each in self.any_held(working=True)))
     @rule(data=st.data())
     def crash_again(self, data: st.DataObject) -> None:
         """Crash a worker by a message that did so before: it is dead, even if other calls wait behind it."""
         suspects = [each for each in self.any_held(working=True) if each.crashes]
-        self.gives_back(data.draw(st.sampled_from(suspects)), "crashed")
+        self.releases(data.draw(st.sampled_from(suspects)), "crashed")
 
     @precondition(lambda self: any(self.followers.get(x.id) for x in self.any_held(working=True)))
     @rule(data=st.data(), wanted=dedup_requests)
@@ -191,17 +191,17 @@ class BrokerWorld(BrokerOracle):
         held = [x for x in self.any_held(working=True) if self.followers.get(x.id)]
         run = data.draw(st.sampled_from(held))
         self.freed(run.key)
-        self.push([self.message({**wanted, "key": run.key})], "heard")
-        self.gives_back(run, "unstarted")
+        self.push([self.message({**wanted, "key": run.key})], "answered")
+        self.releases(run, "unstarted")
 
-    def gives_back(self, message: Message, mode: str, fate: str = "heard") -> None:
+    def releases(self, message: Message, mode: str, fate: str = "answered") -> None:
         tags = [(str(message.token), message.id)]
         assert self.driver.release(message.owner, tags, mode) == 0
         if fate == "resent":
             assert self.driver.release(message.owner, tags, mode) == 1
         owner = message.owner
-        self.ends(message, "given back")
-        self.gave_back(message, crashed=mode == "crashed")
+        self.ends(message, "released")
+        self.released(message, crashed=mode == "crashed")
         self.meets(fate, owner)
 
     @precondition(lambda self: self.stale or self.zombies)
@@ -226,12 +226,12 @@ class BrokerWorld(BrokerOracle):
         """Send the heartbeat, which reaps the messages of owners that are silent for a lease, dead or not."""
         name = self.owners[owner]
         self.keeps_lease(name)
-        judges = self.lenient.get(name, 0) <= self.now
+        judges = self.reap_grace_until.get(name, 0) <= self.now
         lost = [self.messages[each] for each in (self.driver.lost(but=name) if judges else ())]
         for message in lost:
             assert self.leases[message.owner] <= self.now
         if judges:
-            self.leases = {each: till for each, till in self.leases.items() if till > self.now}
+            self.leases = {each: until for each, until in self.leases.items() if until > self.now}
         assert self.driver.heartbeat(name) == len(lost)
         for message in lost:
             if not message.reason:
@@ -240,7 +240,7 @@ class BrokerWorld(BrokerOracle):
                     run.void = run.void or "lease lost"
                     self.zombies.append((message.owner, run))
             self.stale.append((dataclasses.replace(message), message.token))
-            self.gave_back(message, crashed=True)
+            self.released(message, crashed=True)
         self.evict_overdue()
 
     def die(self, owner: str) -> None:
@@ -270,7 +270,7 @@ class BrokerWorld(BrokerOracle):
 
     @precondition(lambda self: self.waiting_behind_a_deadline())
     @rule(data=st.data())
-    def nobody_waits_any_more(self, data: st.DataObject) -> None:
+    def cancel_waiting_behind_run(self, data: st.DataObject) -> None:
         """Remove the call that waits behind a run, which may then not be evicted."""
         self.is_cancelled(data.draw(st.sampled_from(self.waiting_behind_a_deadline())))
 
@@ -295,8 +295,8 @@ class BrokerWorld(BrokerOracle):
     # -- invariants
 
     @invariant()
-    def it_stands_as_the_machines_say(self) -> None:
-        super().it_stands_as_the_machines_say()
+    def keys_match_the_machines(self) -> None:
+        super().keys_match_the_machines()
         look = self.driver.members.__getitem__
         assert look("messages") == set(self.messages)
         places = {key: self.stands(key)[:3] for key in KEYS}
@@ -331,4 +331,4 @@ class BrokerWorld(BrokerOracle):
             self.time_passes(4)
             self.renew(0)
         assert not self.messages, "it does not come to an end"
-        self.it_stands_as_the_machines_say()
+        self.keys_match_the_machines()

@@ -9,7 +9,7 @@ from typing import Any
 from celery_dq.scripts.loader import Script, ScriptSet
 
 CLOCK = "model:clock"
-ASKS, IS_TOLD = "call('TIME')", f"call('HMGET', '{CLOCK}', 's', 'us')"
+ASKS, IS_SET = "call('TIME')", f"call('HMGET', '{CLOCK}', 's', 'us')"
 #: The model's time is ahead of the server's, so that no key expires during a story.
 AHEAD_S = 86_400
 
@@ -30,7 +30,7 @@ class TimedScripts(ScriptSet):
         if script is None:
             script = super().__getitem__(name)
             assert script.source.count("'TIME'") == script.source.count(ASKS) == 1
-            script = dataclasses.replace(script, source=script.source.replace(ASKS, IS_TOLD))
+            script = dataclasses.replace(script, source=script.source.replace(ASKS, IS_SET))
             self._timed[name] = script
         return script
 

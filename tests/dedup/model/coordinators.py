@@ -11,7 +11,7 @@ from celery_dq.dedup.other_brokers.coordinator import Coordinator, DedupResult, 
 from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 from celery_dq.keys import DedupKeys
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
-from tests.dedup.model.driver import KEYS, LEASE, Call, Standing, Told
+from tests.dedup.model.driver import KEYS, LEASE, Answer, Call, Standing
 
 
 class CoordinatorDriver:
@@ -21,12 +21,12 @@ class CoordinatorDriver:
         """The coordinator of this owner."""
         raise NotImplementedError
 
-    def ask(self, call: Call) -> Told:
+    def ask(self, call: Call) -> Answer:
         result = self.of(call.owner).enqueue(
             call.key, call.id, task=call.task, policy=call.policy, waiting=call.waiting, timeout=call.timeout
         )
         assert isinstance(result, DedupResult)
-        return Told(result.verdict, result.covering, result.token, result.replaced or "")
+        return Answer(result.verdict, result.covering, result.token, result.replaced or "")
 
     def start(self, call: Call) -> int | None:
         return self.of(call.owner).start(call.key, call.id)
@@ -34,7 +34,7 @@ class CoordinatorDriver:
     def end(self, call: Call, token: int) -> bool:
         return self.of(call.owner).finish(call.key, call.id, token)
 
-    def give_back(self, call: Call, token: int) -> bool:
+    def release_call(self, call: Call, token: int) -> bool:
         return self.of(call.owner).release(call.key, call.id, token)
 
     def withdraw(self, call: Call) -> bool:
@@ -82,7 +82,7 @@ class LocalDriver(CoordinatorDriver):
         token = machine.head.token if machine.head else 0
         return Standing._make([*(each.id if each else "" for each in places), token])
 
-    def told(self) -> set[tuple[str, str]] | None:
+    def woken_owners(self) -> set[tuple[str, str]] | None:
         return None  # threads wake each other
 
     def check(self, living: Sequence[Call]) -> None:
@@ -103,15 +103,15 @@ class RedisDriver(CoordinatorDriver):
         self.scripts = TimedScripts(load_scripts())
         self.keys = DedupKeys("online")
         self.names = {self.keys.dedup_lock(key): key for key in KEYS}
-        self.heard: Any = client.pubsub()
-        self.heard.psubscribe(f"{self.keys.channel.replace('{', '[{]')}*")
-        assert self.heard.get_message(timeout=30)["type"] == "psubscribe"
+        self.pubsub: Any = client.pubsub()
+        self.pubsub.psubscribe(f"{self.keys.channel.replace('{', '[{]')}*")
+        assert self.pubsub.get_message(timeout=30)["type"] == "psubscribe"
 
     def reset(self) -> None:
         self.client.flushdb()
         self.clock = ScriptClock(self.client)
         self.owners: dict[str, RedisCoordinator] = {}
-        self.told()
+        self.woken_owners()
 
     def of(self, owner: str) -> Coordinator:
         if owner not in self.owners:
@@ -133,11 +133,11 @@ class RedisDriver(CoordinatorDriver):
         ids = [each.call if each else "" for each in found[1:]]
         return Standing._make([*ids, found.head.token if found.head else 0])
 
-    def told(self) -> set[tuple[str, str]] | None:
+    def woken_owners(self) -> set[tuple[str, str]] | None:
         """The owners that were woken, with the key, since the last call of this method."""
-        self.heard.ping()
+        self.pubsub.ping()
         found = set()
-        while (message := self.heard.get_message(timeout=30))["type"] != "pong":
+        while (message := self.pubsub.get_message(timeout=30))["type"] != "pong":
             owner = message["channel"].decode().removeprefix(self.keys.channel)
             found.add((owner, self.names[message["data"].decode()]))
         return found

@@ -40,7 +40,7 @@ class Ledger:
         self.gone: dict[str, str] = {}
         self.waiting: dict[str, set[str]] = {}
         self.following: dict[str, tuple[str, int]] = {}
-        self.told: dict[str, str] = {}
+        self.settled_by: dict[str, str] = {}
         #: The reason of runs that overlapped another run of their key -> their number.
         self.overlaps: Counter[str] = Counter()
 
@@ -85,7 +85,7 @@ class Ledger:
         self.runs.append(Run(call, task, key, token, self._tick(), void))
 
     def ends(self, call: str, how: str, *, accepted: bool, token: int = 0) -> None:
-        """Note the end of a run: 'done', 'retried', 'given back', 'died'. `accepted`: it had its key."""
+        """Note the end of a run: 'done', 'retried', 'released', 'died'. `accepted`: it had its key."""
         run = self.run_of(call, token)
         assert not run.end, f"{call} ended twice"
         assert not (accepted and run.void), f"{call} ended with the token that {run.void} made void"
@@ -106,15 +106,15 @@ class Ledger:
 
     def follows(self, call: str, task: str) -> None:
         """Note that a declined call is to get the result of its covering call."""
-        assert call not in self.told
+        assert call not in self.settled_by
         self.following[call] = (task, self.now)
 
-    def hears(self, call: str, by: str) -> None:
+    def receives_result(self, call: str, by: str) -> None:
         """Note that a follower gets the end of `by`, which must have run to its end, or ended for good."""
-        assert call in self.following, f"{call} follows nobody"
+        assert call in self.following, f"{call} follows no call"
         task, since = self.following[call]
         late = any(each.late for each in self.turned_away if each.task == task)
-        passed_on = any(self.following[each][0] == by for each in self.told)
+        passed_on = any(self.following[each][0] == by for each in self.settled_by)
         assert (
             passed_on
             or by in self.gone
@@ -128,8 +128,8 @@ class Ledger:
 
     def is_settled(self, call: str, by: str) -> None:
         """Note that a follower got that end, and its callbacks were called."""
-        assert call not in self.told, f"{call} was settled twice"
-        self.told[call] = by
+        assert call not in self.settled_by, f"{call} was settled twice"
+        self.settled_by[call] = by
 
     def close(self) -> None:
         """Check at the end that every promise was kept."""
@@ -138,9 +138,11 @@ class Ledger:
         for task in self.asked:
             assert self._is_served(task, 0, ()), f"{task} neither ran nor is covered"
         for each in self.turned_away:
-            assert each.late or self._is_served(each.by, each.at, ()), f"nobody ran for {each} after its call"
+            assert each.late or self._is_served(each.by, each.at, ()), (
+                f"no call ran for {each} after its call"
+            )
         for call, (task, _) in self.following.items():
-            assert call in self.told or task in self.gone, f"the follower {call} was never settled"
+            assert call in self.settled_by or task in self.gone, f"the follower {call} was never settled"
 
     def _is_served(self, task: str, since: int, seen: tuple[str, ...]) -> bool:
         """Whether it, or its covering task, ran to its end in a run that began after `since`."""

@@ -37,8 +37,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.dedup.model.mutations", description=__doc__)
     parser.add_argument("--examples", type=int, default=400, help="stories to find a mutation in")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", default="", help="only those of one keeper")
-    parser.add_argument("--what", default="", help="only those that say this")
+    parser.add_argument("--kind", default="", help="only those of one implementation")
+    parser.add_argument("--what", default="", help="only those with this text")
     chosen = parser.parse_args()
     unfit = misfits(MUTATIONS)
     if unfit:

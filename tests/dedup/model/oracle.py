@@ -31,7 +31,7 @@ class Oracle(RuleBasedStateMachine):
         self.to_ask: list[Call] = []  # last requests of tasks that the broker delivers again
         self.stale: list[tuple[Call, int]] = []
         self.replaced: set[str] = set()
-        self.to_tell: set[tuple[str, str]] = set()
+        self.to_wake: set[tuple[str, str]] = set()
         self.count = 0
         self.now = 0
 
@@ -74,7 +74,7 @@ class Oracle(RuleBasedStateMachine):
         yield
         head = self.machine(key).head
         if head is not None and not head.started and head.id != before:
-            self.to_tell.add((self.calls[head.id].owner, key))
+            self.to_wake.add((self.calls[head.id].owner, key))
 
     def falls(self, call: Call, why: str) -> None:
         """Note that a head loses its key."""
@@ -97,7 +97,7 @@ class Oracle(RuleBasedStateMachine):
         elif decision.replaced is not None:
             replaced = self.calls[decision.replaced]
             self.replaced.add(replaced.id)
-            self.to_tell.add((replaced.owner, call.key))
+            self.to_wake.add((replaced.owner, call.key))
             self.ledger.waits_no_more(replaced.id, call.key)
             self.ledger.is_turned_away(replaced.task, call.task, late=False)
         if decision.verdict is Verdict.BLOCK:
@@ -138,7 +138,7 @@ class Oracle(RuleBasedStateMachine):
     def forgets(self, call: Call) -> None:
         self.holds[call.owner].remove(call)
 
-    def delivered_anew(self, call: Call) -> None:
+    def redelivered(self, call: Call) -> None:
         """Deliver a task again: the broker has had no ack, or the waiting call has lost its place."""
         if not self.ledger.gone.get(call.task):
             self.to_ask.append(call)
@@ -148,8 +148,8 @@ class Oracle(RuleBasedStateMachine):
         for call in self.holds.pop(owner, []):
             if call.token and not self.ledger.run_of(call.id).end:
                 self.ledger.ends(call.id, "died", accepted=False)
-            self.delivered_anew(call)
+            self.redelivered(call)
 
     def meets(self, fate: str, owner: str) -> None:
-        if fate == "unheard":
+        if fate == "unanswered":
             self.die(owner)

@@ -17,7 +17,7 @@ from tests.dedup.model.world import World
 KINDS = ("local", "redis", "broker")
 
 
-def tell(
+def run_stories(
     kind: str, url: str, *, examples: int, steps: int = 40, seed: int | None = None, shorten: bool = True
 ) -> int:
     """Run stories on an empty database, and return the number of those that came to their end.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from celery_dq.dedup.machine import Policy, Verdict
-from tests.dedup.model.driver import KEYS, LEASE, Call, Told
+from tests.dedup.model.driver import KEYS, LEASE, Answer, Call
 from tests.dedup.model.oracle import Oracle
 
 
@@ -28,7 +28,7 @@ class World(Oracle):
     # -- rules
 
     who = st.sampled_from([0, 1])
-    fates = st.sampled_from(["heard"] * 6 + ["resent", "unheard"])
+    fates = st.sampled_from(["answered"] * 6 + ["resent", "unanswered"])
     key_of = st.sampled_from([KEYS[0], KEYS[0], KEYS[0], KEYS[1]])
     #: Steps that end a story early are rare.
     seldom = st.sampled_from([False, False, False, True])
@@ -38,7 +38,7 @@ class World(Oracle):
         with self.looking(call.key, "ask"):
             reported = self.driver.ask(call)
             decision = self.decide(call)
-            assert reported._replace(token=0) == Told(
+            assert reported._replace(token=0) == Answer(
                 decision.verdict, decision.covering, replaced=decision.replaced or ""
             )
             begins = self.stands(call.key).head == call.id
@@ -89,7 +89,7 @@ class World(Oracle):
     def start(self, data: st.DataObject, fate: str) -> None:
         self.look_whose_turn(data.draw(st.sampled_from(self.held(running=False))), fate)
 
-    def look_whose_turn(self, call: Call, fate: str = "heard") -> None:
+    def look_whose_turn(self, call: Call, fate: str = "answered") -> None:
         with self.looking(call.key, "start"):
             standing = self.stands(call.key)
             reported = self.driver.start(call)
@@ -109,7 +109,7 @@ class World(Oracle):
     def loses_its_place(self, call: Call) -> None:
         """End a wait without a run: a replaced call is covered, a call without a lease asks again."""
         if call.id not in self.replaced:
-            self.delivered_anew(call)
+            self.redelivered(call)
 
     @precondition(lambda self: self.held(running=True))
     @rule(data=st.data(), fate=fates)
@@ -117,7 +117,7 @@ class World(Oracle):
         """End a run, which may have been evicted or fenced before."""
         self.over(data.draw(st.sampled_from(self.held(running=True))), fate)
 
-    def over(self, call: Call, fate: str = "heard") -> None:
+    def over(self, call: Call, fate: str = "answered") -> None:
         with self.looking(call.key, "leave"):
             expected = self.has_key(call)
             assert not self.driver.withdraw(call)
@@ -136,17 +136,17 @@ class World(Oracle):
 
     @precondition(lambda self: self.held(running=True))
     @rule(data=st.data(), fate=fates)
-    def give_back(self, data: st.DataObject, fate: str) -> None:
+    def release(self, data: st.DataObject, fate: str) -> None:
         """Release a run that did not take place, or will be repeated: it waits in its place, untimed."""
         call = data.draw(st.sampled_from(self.held(running=True)))
         with self.looking(call.key, "leave"):
             expected = self.has_key(call)
-            assert self.driver.give_back(call, call.token) == expected
+            assert self.driver.release_call(call, call.token) == expected
             if expected:
                 self.machine(call.key).release(call.id, call.token)
         if fate == "resent":
-            assert not self.driver.give_back(call, call.token)
-        self.ended(call, "given back", expected)
+            assert not self.driver.release_call(call, call.token)
+        self.ended(call, "released", expected)
         self.meets(fate, call.owner)
 
     @precondition(lambda self: self.held(running=False))
@@ -172,7 +172,7 @@ class World(Oracle):
         call, token = data.draw(st.sampled_from(self.stale))
         with self.looking(call.key, "leave"):
             assert not self.driver.end(call, token)
-            assert not self.driver.give_back(call, token)
+            assert not self.driver.release_call(call, token)
         with self.looking(call.key, "renew"):
             assert self.driver.renew(call.owner, [dataclasses.replace(call, token=token)]) == [False]
 
@@ -198,7 +198,7 @@ class World(Oracle):
     def freed(self, key: str) -> None:
         for each in filter(None, self.stands(key)[:3]):
             self.falls(self.calls[each], "freed")
-            self.to_tell.add((self.calls[each].owner, key))
+            self.to_wake.add((self.calls[each].owner, key))
         self.machines.pop(key, None)
         self.driver.free(key)
 
@@ -231,16 +231,16 @@ class World(Oracle):
         if sure:
             self.driver.forget_scripts()
 
-    # -- what must hold after every step
+    # -- invariants
 
     @invariant()
-    def it_stands_as_the_machines_say(self) -> None:
+    def keys_match_the_machines(self) -> None:
         self.driver.look()
         for key in KEYS:
             assert self.driver.standing(key) == self.stands(key)
-        reported = self.driver.told()
-        assert reported is None or reported == self.to_tell
-        self.to_tell.clear()
+        reported = self.driver.woken_owners()
+        assert reported is None or reported == self.to_wake
+        self.to_wake.clear()
         claimed = [each for key in KEYS for each in self.stands(key)[:3] if each]
         self.driver.check([self.calls[each] for each in claimed])
 
@@ -263,7 +263,7 @@ class World(Oracle):
                 self.look_whose_turn(call)
             for call in self.to_ask[:]:
                 self.to_ask.remove(call)
-                self.put(self.once_more(call, self.owners[0]), "heard")
+                self.put(self.once_more(call, self.owners[0]), "answered")
             self.time_passes(1)
             self.renew(0)
             self.renew(1)
@@ -272,7 +272,7 @@ class World(Oracle):
         self.time_passes(LEASE + 1)
         for key in KEYS:
             with self.looking(key, "start"):
-                assert self.driver.start(Call("nobody", "", key, "w")) is None
+                assert self.driver.start(Call("newcomer", "", key, "w")) is None
         assert not self.to_ask
         assert not self.held(running=True) + self.held(running=False), "it does not come to an end"
 

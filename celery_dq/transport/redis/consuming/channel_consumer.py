@@ -1,14 +1,19 @@
 """The consuming half of a channel: its consumers, its capacity, and the delivery of messages.
 
 Claimed messages wait in the *inbox* until they are delivered: at once with an event loop, one per
-``drain_events`` without. Messages in the inbox are in flight under the lease of the process and count
-against the prefetch count. If the consumer asks for no message during half a lease, the inbox is released
-to other consumers.
+``drain_events`` without. Messages in the inbox are in flight under the lease of the process.
+
+In a worker, only delivered messages count against Celery's prefetch count. The inbox may hold more: as many
+as fit the claim-ahead time, by the service time of tasks and by the *window*. The window grows with each
+message that was delivered within the claim-ahead time, and shrinks with each one that waited longer. If a
+worker delivers nothing for some time, the window closes and the inbox is released to other consumers. In
+plain kombu, the inbox counts against the prefetch count, and is released after half a lease.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +40,10 @@ MAX_AHEAD = 64
 LONG_SERVICE_S = 0.0005
 #: Maximum number of messages per claim, so that a script stays short.
 MAX_CLAIM = 200
+#: Number of messages by which one late message shrinks the window. Most messages are then in time.
+LATE_WEIGHT = 4
+#: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
+OVERDUE_S = 0.1
 
 
 class ChannelConsumer:
@@ -61,6 +70,8 @@ class ChannelConsumer:
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
+        #: Limit of the messages claimed ahead, and the time since which the inbox holds messages; see above.
+        self._window, self._filled_at = 1, self._delivered_at
         self._capacity: WorkerCapacity | None = None
         self._watching = False
         #: Delivery of the singleton queues; None while the channel consumes none.
@@ -152,30 +163,32 @@ class ChannelConsumer:
             redis.ConnectionError: The watchdog has found that the connection is dead.
         """
         self.watchdog.decide(may_stop=self._capacity is not None)
+        if (self.overdue_at() or math.inf) <= self._process.clock.monotonic():
+            self._release_overdue()
         return self._measure_capacity()
 
     def _measure_capacity(self) -> tuple[int, int]:
-        qos = self._channel.qos
-        # The method is looked up each time, because worker_disable_prefetch replaces it on the instance.
-        if self._channel.closed or not qos.can_consume():
+        qos, capacity = self._channel.qos, self._capacity
+        # worker_disable_prefetch replaces the method on the instance. Then only free slots are filled.
+        is_gated = "can_consume" in vars(qos)
+        if self._channel.closed or (is_gated and not qos.can_consume()):
             return 0, 0
         allowed = qos.can_consume_max_estimate()
-        capacity = self._capacity
         if capacity is None:
-            want = self._claims_that_fit() if allowed is None else allowed
+            want = self._claims_that_fit() if allowed is None else max(allowed - len(self._inbox), 0)
             return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
         slots, undelivered = capacity.free_slots(), self._inbox.message_count
-        free = MAX_CLAIM if slots is None else max(slots - undelivered, 0)
-        # Half the prefetch count at a time, unless a slot is free: the broker prepares one half while the
-        # worker runs the other, and each call brings enough messages to pay for itself.
-        half = (qos.prefetch_count + 1) // 2
-        if allowed is not None and free <= 0 and allowed < half:
+        room = MAX_CLAIM if slots is None else slots
+        free = max((room if allowed is None else min(room, allowed)) - undelivered, 0)
+        limit = 0 if is_gated else min(capacity.claim_ahead(), self._window, 2 * MAX_CLAIM)
+        # Celery holds the reserved messages beyond its slots: then the number of free slots is negative.
+        ahead = limit - max(undelivered - (slots or 0), 0)
+        # Half the limit at a time, unless a slot is free: the broker prepares one half while the worker runs
+        # the other, and each call brings enough messages to pay for itself.
+        half = (limit + 1) // 2
+        if free <= 0 and ahead < max(half, 1):
             return 0, 0
-        # The worker does not know of undelivered messages: those beyond its free slots are claimed ahead.
-        ahead = capacity.claim_ahead() - max(undelivered - max(slots or 0, 0), 0)
-        want = min(free + max(ahead, 0), MAX_CLAIM)
-        if allowed is not None:
-            want = min(want, allowed, max(half, free))
+        want = min(free + max(ahead, 0), max(half, free), MAX_CLAIM)
         return want, min(free, want)
 
     def _claims_that_fit(self) -> int:
@@ -192,7 +205,7 @@ class ChannelConsumer:
     def _can_keep_next_look(self) -> bool | None:
         if self._runs_in_loop:
             # A next look can be kept only between two messages, because a callback blocks the loop.
-            return None if self._inbox else False
+            return None if self.has_undelivered else False
         return True
 
     @property
@@ -253,13 +266,15 @@ class ChannelConsumer:
             self._put_in_inbox(message)
 
     def _put_in_inbox(self, message: Message) -> None:
-        self._channel.qos.append(message, message.delivery_tag)
+        message.claimed_at = self._process.clock.monotonic()
+        if not self._inbox:
+            self._filled_at = message.claimed_at
         self._inbox.add(message)
 
     @property
     def has_undelivered(self) -> bool:
-        """Whether the inbox holds anything."""
-        return bool(self._inbox)
+        """Whether the inbox holds a message that the prefetch count allows, or nothing but discards."""
+        return bool(self._inbox) and (self._channel.qos.can_consume() or not self._inbox.message_count)
 
     @property
     def has_messages(self) -> bool:
@@ -287,9 +302,10 @@ class ChannelConsumer:
         """Deliver all messages of the inbox. After an exception of a callback, the next ones stay there."""
         if self.has_startable and self._capacity is not None:
             self._capacity.start_ready()
-        while self._inbox:
-            while self._inbox:
-                self.deliver_one()
+        while self.has_undelivered:
+            self.deliver_one()
+            if self._inbox:
+                continue
             self.record_service_time()
             if self.singleton_delivery is not None:
                 # The next messages of a singleton queue need not wait for another turn of the event loop.
@@ -330,9 +346,12 @@ class ChannelConsumer:
             self._release(message)
             self.fetcher.look_again(message.queue)
             return False
+        channel.qos.append(message, tag)
         if message.discard:
             with self._process.discard_pace.timed():
                 return self._discard(message)
+        is_late = self._delivered_at - message.claimed_at > self._claim_ahead_s
+        self._window = min(max(self._window + (-LATE_WEIGHT if is_late else 1), 0), 2 * MAX_CLAIM)
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
@@ -375,15 +394,30 @@ class ChannelConsumer:
         for message in self._inbox.take_all(queue_name):
             self._release(message)
 
+    def overdue_at(self, loop_turns: bool = True) -> float | None:
+        """Return the monotonic time at which the inbox must be released; None for never."""
+        if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
+            return None
+        longest_s = self._process.lease_s / 2
+        if self._capacity is not None:
+            longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
+        return max(self._delivered_at, self._filled_at) + longest_s
+
+    def _release_overdue(self) -> None:
+        """Release the inbox, and claim nothing ahead before the next delivery."""
+        self._window, self._filled_at = 0, self._process.clock.monotonic()
+        for name in self._inbox.queues():
+            # No other worker may run messages of a singleton queue in this term.
+            if self.singleton_delivery is None or name not in self.singleton_delivery:
+                self._release_inbox(name)
+
     def _check_consumption(self, now: float) -> None:
         """Check, in the heartbeat thread, whether this consumer still consumes."""
         fetcher = self._fetcher
-        since = max(self._delivered_at, fetcher.claimed_at if fetcher is not None else 0.0)
-        if self._inbox and now - since > self._process.lease_s / 2:
-            for name in self._inbox.queues():
-                # No other worker may run messages of a singleton queue in this term.
-                if self.singleton_delivery is None or name not in self.singleton_delivery:
-                    self._release_inbox(name)
+        if (self.overdue_at(loop_turns=False) or math.inf) < now:
+            # A task blocks the event loop, which would send the releases.
+            self._release_overdue()
+            self._process.heartbeat.send_pending_acks_soon()
         if fetcher is not None:
             fetcher.pipeline.disown_claims(now - self._process.lease_s / 4)
             if self.watchdog.is_suspicious(

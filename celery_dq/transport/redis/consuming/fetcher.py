@@ -289,6 +289,7 @@ class RedisFetcher:
             max_deliveries=queue.max_deliveries,
             suspects=not self._runs_suspect,
             discards=process.discard_pace.room(),
+            discard_rest_s=process.discard_pace.rest_s(),
             settle=tags(settles),
             finish=tags(finishes),
         )
@@ -321,7 +322,8 @@ class RedisFetcher:
             return
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes = 0
-        source.may_have_work = claimed.more or len(claimed.entries) >= want
+        message_count = sum(not entry.reason for entry in claimed.entries)
+        source.may_have_work = claimed.more or message_count >= want
         if claimed.more and not claimed.entries:
             source.back_off(now, self._runs_suspect)
         else:
@@ -383,7 +385,7 @@ class RedisFetcher:
         for source in self._rotation:
             if waited or source.is_relied_on or source.next_look_at is not None:
                 self._hand_over_wakeup(source, now, 2 if waited else 1)
-        if self.pipeline.nudges():
+        if self.pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
             self.pipeline.read_all_answers()
 

@@ -10,10 +10,7 @@ its end is a bare file descriptor, and writing after close could hit a reused on
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable
 from queue import Empty
@@ -22,9 +19,12 @@ from typing import Any
 from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.clock import Clock
+from celery_dq.compat.redis_sockets import socket_of
+from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
+from celery_dq.waker import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class Poller:
     def __init__(self, clock: Clock) -> None:
         self.after_read = set()
         self._clock = clock
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
+        self._waker = Waker(self._woken)
         self._channels: list[PolledChannel] = []
         self._watched: dict[int, tuple[PolledChannel, str, Any]] = {}
         self._loop: Any = None
@@ -55,8 +56,6 @@ class Poller:
         self._waited_until = 0.0
         self._on_tick: Callable[[], None] | None = None
         self._poller: Any = None
-        self._wake_sockets: tuple[socket.socket, socket.socket] | None = None
-        self._wake_pending = False
         self._interrupted = False
         self._thread: int | None = None
 
@@ -95,7 +94,7 @@ class Poller:
         self._thread = None
         self._on_tick = self._tick
         loop.on_tick.add(self._on_tick)
-        loop.add_reader(self._open_wake_sockets(), self._clear_wake)
+        self._waker.attach(loop)
         # The sockets of channels that were opened before were watched without the event loop.
         for fd in list(self._watched):
             loop.add_reader(fd, self._read, fd)
@@ -115,8 +114,7 @@ class Poller:
             self._timer = None
         for fd in list(self._watched):
             loop.remove_reader(fd)
-        if self._wake_sockets is not None:
-            loop.remove_reader(self._wake_sockets[0].fileno())
+        self._waker.detach()
 
     def _tick(self) -> None:
         self._thread = threading.get_ident()
@@ -126,7 +124,7 @@ class Poller:
             if channel.has_inbox:
                 # Not delivered in the tick: the tick of the pool may already be over in this turn. The pool
                 # would then write the task to its child only after the next event.
-                self._send_wake()
+                self._waker.wake()
 
     def _set_timer(self) -> None:
         deadline = self._deadline()
@@ -216,8 +214,8 @@ class Poller:
             longest = min(longest, max(deadline - now, 0.0))
         delivered = False
         for fd, _event in self._open_poller().poll(longest) or ():
-            if self._wake_sockets is not None and fd == self._wake_sockets[0].fileno():
-                self._clear_wake()
+            if fd not in self._watched:
+                self._waker.clear()
             elif self._read(fd):
                 delivered = True
         # Time up to here was waiting, so it does not count as service time of the consumer.
@@ -230,7 +228,7 @@ class Poller:
     def _open_poller(self) -> Any:
         if self._poller is None:
             self._poller = poll()
-            self._poller.register(self._open_wake_sockets(), READ | ERR)
+            self._poller.register(self._waker.fileno(), READ | ERR)
             for fd in self._watched:
                 self._poller.register(fd, READ | ERR)
         return self._poller
@@ -239,7 +237,7 @@ class Poller:
 
     def _watch_connections(self, channel: PolledChannel) -> None:
         for kind, connection in channel.connections():
-            sock = getattr(connection, "_sock", None)
+            sock = socket_of(connection)
             fd = sock.fileno() if sock is not None else -1
             if fd < 0:
                 continue
@@ -292,7 +290,7 @@ class Poller:
 
     def wake(self) -> None:
         """End the wait of another thread or greenlet, if there is one."""
-        if self._wake_pending or self._wake_sockets is None or self._thread is None:
+        if self._waker.is_pending or self._thread is None:
             return
         if self._thread == threading.get_ident():
             # This thread drives the loop, and the tick before its next wait sends pending acks. The loop
@@ -302,9 +300,7 @@ class Poller:
             ):
                 self._set_timer()
             return
-        if self._pid != os.getpid():
-            return  # checked last, because it is a system call
-        self._send_wake()
+        self._waker.wake()
 
     def interrupt(self) -> None:
         """End the present wait and begin no other, because the worker stops.
@@ -312,36 +308,9 @@ class Poller:
         Safe in signal handlers.
         """
         self._interrupted = True
-        self._send_wake()
+        self._waker.wake()
 
-    def _send_wake(self) -> None:
-        wake_event = self._wake_sockets  # another thread may close it
-        if wake_event is None:
-            return
-        self._wake_pending = True
-        try:
-            wake_event[1].send(b"!")
-        except BlockingIOError:
-            pass  # the buffer is full, so the wait ends anyway
-        except OSError as exc:
-            self._wake_pending = False
-            logger.debug("The poller could not be woken: %r.", exc)
-
-    def _open_wake_sockets(self) -> int:
-        if self._wake_sockets is None:
-            self._wake_sockets = socket.socketpair()
-            for end in self._wake_sockets:
-                end.setblocking(False)
-            # Without sockets, an earlier wake had no effect.
-            self._wake_pending = False
-        return self._wake_sockets[0].fileno()
-
-    def _clear_wake(self) -> None:
-        if self._wake_sockets is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_sockets[0].recv(4096)
-        # Cleared after recv(). Before it, a wake in between would lose its byte and block all later wakes.
-        self._wake_pending = False
+    def _woken(self) -> None:
         if self._loop is not None:
             for channel in tuple(self._channels):
                 channel.follow_leaderships()
@@ -353,11 +322,12 @@ class Poller:
     def _forget_inherited(self) -> None:
         # Parent and child share one epoll interest list. A child that unregistered its inherited sockets
         # would stop the events of the parent.
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        if not self._owner.is_current:
+            self._owner = OwnerProcess()
             self._watched.clear()
             self._loop = self._timer = self._poller = None
-            self._close_wake_sockets()
+            self._waker.close()
+            self._waker = Waker(self._woken)
 
     def close(self) -> None:
         """Stop watching, and close the poller's own file descriptors."""
@@ -368,10 +338,4 @@ class Poller:
         if self._poller is not None:
             self._poller.close()
             self._poller = None
-        self._close_wake_sockets()
-
-    def _close_wake_sockets(self) -> None:
-        wake_event, self._wake_sockets = self._wake_sockets, None
-        if wake_event is not None:
-            for end in wake_event:
-                end.close()
+        self._waker.close()

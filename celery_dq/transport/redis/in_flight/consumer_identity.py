@@ -8,12 +8,12 @@ renews it.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.discard_pace import DiscardPace
@@ -37,9 +37,9 @@ class ConsumerIdentity:
     """
 
     def __init__(self, lease_s: float, clock: Clock | None = None) -> None:
-        self.pid = os.getpid()
+        self.owner = OwnerProcess()
         #: The process's name in the leases, unique; ``celery dq explain`` shows it.
-        self.consumer = f"{socket.gethostname()}:{self.pid}:{uuid.uuid4().hex[:12]}"
+        self.consumer = f"{socket.gethostname()}:{self.owner.pid}:{uuid.uuid4().hex[:12]}"
         self.clock: Clock = clock or SystemClock()
         self.server_clock = ServerClock(self.clock)
         self.lease_s = lease_s

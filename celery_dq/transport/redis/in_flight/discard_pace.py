@@ -1,6 +1,8 @@
-"""Decides how many discards one claim takes, so that they delay other messages only shortly.
+"""Decides how many discards one claim takes, and how long none follows, so that they delay no message much.
 
-A discard needs no pool slot, but the fetching thread records it, and delivers no message for that time.
+A discard needs no pool slot, but the fetching thread records it, and delivers no message for that time. The
+claim script applies the rest to the whole queue, whose consumers share it. So neither Redis nor a worker is
+busy with discards all the time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from celery_dq.clock import Clock
 SLICE_S = 0.001
 #: Discards of one claim before one was measured, and the most for any claim: receiving one takes time, too.
 FIRST, MOST = 4, 8
+#: Seconds from one claim of discards to the next by the same consumer, at least and at most.
+MIN_REST_S, MAX_REST_S = 0.002, 1.0
+#: Length of a rest, in times of the seconds that the discards of the claim take.
+REST_SHARE = 2
 
 
 class DiscardPace:
@@ -32,6 +38,11 @@ class DiscardPace:
         if self._seconds is None:
             return FIRST
         return max(1, min(int(SLICE_S / max(self._seconds, 1e-6)), MOST))
+
+    def rest_s(self) -> float:
+        """Return how long this process takes no other discards after a claim that brought some."""
+        took = 0.0 if self._seconds is None else self.room() * self._seconds
+        return min(max(REST_SHARE * took, MIN_REST_S), MAX_REST_S)
 
     @contextmanager
     def timed(self) -> Iterator[None]:

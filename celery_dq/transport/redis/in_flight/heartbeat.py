@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import math
-import os
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -133,7 +132,7 @@ class Heartbeat:
 
     def _send_pending_acks_at_exit(self) -> None:
         """Send the pending acks and end the leases, at interpreter exit."""
-        if self._connect is None or self._process.pid != os.getpid():
+        if self._connect is None or not self._process.owner.is_current:
             return
         # A thread that is alive when the interpreter ends is killed wherever it waits. Inside a greenlet
         # that is a crash of the process, with its exit status.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from celery_dq.clock import Clock
+from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.redis.in_flight.data_loss import DataLoss
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
@@ -16,7 +17,7 @@ from celery_dq.transport.redis.store.replies import HeartbeatReply
 class LeaseHolder(Protocol):
     """The process whose leases are renewed, as its heartbeat uses it."""
 
-    pid: int
+    owner: OwnerProcess
     consumer: str
     clock: Clock
     lease_s: float

@@ -1,4 +1,4 @@
-"""Logs which worker was lost, and what happens to its messages."""
+"""Logs which worker was lost, and the fate of its messages."""
 
 from __future__ import annotations
 

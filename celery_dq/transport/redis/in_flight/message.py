@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kombu import serialization
 from kombu.utils import json as kombu_json
 
+from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.stored_message import StoredMessage
@@ -35,10 +35,11 @@ class Message(StoredMessage):
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
         settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
-        burial: Reason with which a rejected message becomes a dead letter, or ``""``.
+        dead_letter_reason: Reason with which a rejected message becomes a dead letter, or ``""``.
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
         token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
             queues.
+        claimed_at: Monotonic time at which the message came into the inbox.
         permit: The term with this token; None for other queues.
     """
 
@@ -70,6 +71,7 @@ class Message(StoredMessage):
         self.crashed = False
         self.dead_letter_reason = ""
         self.token = 0
+        self.claimed_at = 0.0
         self.permit: TermPermit | None = None
 
     def enter_term(self, token: int, permit: TermPermit) -> None:
@@ -105,7 +107,7 @@ class Message(StoredMessage):
         if (
             self.content_type == JSON
             and (self.accept is None or JSON in self.accept)
-            and _json_is_kombus()
+            and json_decoder_is_kombus()
             and isinstance(self.body, bytes)
         ):
             with contextlib.suppress(Exception):  # kombu has its own errors
@@ -133,9 +135,3 @@ class Message(StoredMessage):
     def finish(self) -> None:
         """Finish the message after its task, with any outcome: its concurrency slot is free. Idempotent."""
         self.channel.basic_finish(self.delivery_tag)
-
-
-def _json_is_kombus() -> bool:
-    """Return whether the decoder of JSON is still that of kombu, and JSON is not disabled."""
-    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
-    return registry._decoders.get(JSON) is kombu_json.loads and JSON not in registry._disabled_content_types

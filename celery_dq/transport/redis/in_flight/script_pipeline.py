@@ -53,11 +53,11 @@ class InFlightCall:
         queue: the queue whose partition it changes.
         sent_at: monotonic time.
         claim: for a claim, called with its result, or with the :class:`ClaimFailure` for which there is none.
-        settles, finishes, releases, burials: the acks that it carries.
+        settles, finishes, releases, dead_letters: the acks that it carries.
         awaited: one element, popped by the thread that takes care of the claimed messages: the event loop's
             with the answer, or the heartbeat's after too long a wait. Both may pop at the same time, and
             popping is atomic.
-        nudges: above 0 for the hand-over of a wake-up: how often it is still to be sent. Each next one is
+        handovers: above 0 for the hand-over of a wake-up: how often it is still to be sent. Each next one is
             sent after the answer to the one before.
     """
 
@@ -173,8 +173,8 @@ class ScriptPipeline:
             (sent.finishes or sent.dead_letters) and sent.queue.key == queue.key for sent in self._under_way
         )
 
-    def nudges(self) -> bool:
-        """Return whether a nudge is on its way."""
+    def hands_over_wakeup(self) -> bool:
+        """Return whether the hand-over of a wake-up has no answer yet."""
         return any(sent.handovers for sent in self._under_way)
 
     def hand_over_wakeup(self, queue: Queue, now: float, times: int = 1) -> None:

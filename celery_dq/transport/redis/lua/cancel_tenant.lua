@@ -8,7 +8,7 @@
 -- ARGV
 --   tenant: the tenant of the messages
 --   reason: the reason of the discards
---   limit: most messages to move, at most 1000, and 200 where messages have dedup keys
+--   limit: most messages to move, at most 200
 -- RETURNS
 --   an array of two: messages moved, messages left
 -- COST
@@ -24,13 +24,12 @@
 local tenant = ARGV[1]
 local key = P .. 'tenant:' .. tenant
 dq.expand_singles({tenant})
-local fast_dedup = call('EXISTS', P .. 'dedup_members') == 1
-local ids = call('ZRANGE', key, 0, math.min(tonumber(ARGV[3]), fast_dedup and 200 or 1000) - 1)
+local ids = call('ZRANGE', key, 0, math.min(tonumber(ARGV[3]), 200) - 1)
 if #ids == 0 then return {'0', '0'} end
 local found = {}
 for i = 1, #ids do found[i] = {id = ids[i], tenant = tenant, reason = ARGV[2]} end
 dq.add_discards(found)
-if fast_dedup then
+if call('EXISTS', P .. 'dedup_members') == 1 then
   for i = 1, #ids do dq.dedup().leave(ids[i], false) end
 end
 call('ZREM', key, unpack(ids))

@@ -12,15 +12,17 @@
 --   deliveries HASH
 --   leases ZSET
 --   dedup_members HASH
+--   turn ZSET
 -- ARGV
 --   consumer: the consumer that claims
 --   lease_ms: how long the lease holds from now
 --   want: how many messages it has free slots for, at most 1000; 0 only settles, finishes and renews
 --   free: how many of them may belong to tenants with a concurrency limit
---   hold: '1' it may plan the next look even with messages, '0' only without, '-' never
+--   hold: '1' it may plan the next look even with messages, '0' only without or with discards only, '-' never
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
 --   discards: how many discards to take besides, at most 1000; none when want is 0
+--   rest_us: how long this consumer takes no discards after it has taken some here; 0 is no rest
 --   n_settle: number of tags to settle, at most 1000
 --   (claim, id)*: the tags
 --   n_finish: number of tags to finish, at most 1000
@@ -35,13 +37,15 @@
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
 --   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies
---   at most 128 of each kind; skips at most 64 messages that were removed or cannot run, and passes over at most 1000
---   tenants whose next message is a suspect or a 65th of those, at three commands each; some ten for discards
+--   at most 128 of each kind; removes at most 32 messages that cannot run, and passes over at most 1000
+--   tenants whose next message is a suspect or a 33rd of those, at three commands each; some ten for discards
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
---   becomes a discard and costs its tenant no turn.
+--   becomes a discard and costs its tenant no turn. After a claim that took discards, or
+--   removed messages that cannot run, no claim does so for rest_us divided by the number of consumers. At the end of
+--   this rest one consumer looks. Messages are served as if there were no discards.
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
 read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
@@ -66,7 +70,7 @@ local line, delivery = dq.line, dq.delivery
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
-local settled, stale_settled, behind = dq.read_tags(consumer, 9)
+local settled, stale_settled, behind = dq.read_tags(consumer, 10)
 if #settled > 0 then dq.settle(consumer, settled) end
 local finished, stale_finished = dq.read_tags(consumer, behind)
 if #finished > 0 then dq.finish(consumer, finished) end
@@ -89,7 +93,7 @@ if state.epoch > 0 then state.leader = consumer end
 
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
   suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
-  chunk = math.max(want, 1), passes = 0, skips = 0, is_full = false, has_suspect = false, discarded = {},
+  chunk = math.max(want, 1), passes = 0, skips = 0, resting = 0, is_full = false, has_suspect = false, discarded = {},
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
@@ -123,19 +127,25 @@ if #serving.discarded > 0 and call('EXISTS', P .. 'dedup_members') == 1 then
   for i = 1, #serving.discarded do dq.dedup().leave(serving.discarded[i].id, false) end
 end
 -- A message that may crash its worker is delivered alone.
-if has_rare and most_discards > 0 and not serving.has_suspect then dq.claim_discards(most_discards, consumer) end
+local message_count = delivery.count
+if has_rare and most_discards > 0 and not serving.has_suspect and dq.discards_rest() == 0 then
+  dq.claim_discards(most_discards, consumer)
+end
+local is_late = dq.rest_discards(tonumber(ARGV[9]), delivery.count - message_count, serving.skips)
 if delivery.count > 0 then
   state.claim = delivery.number
   state.held = state.held + delivery.count
 end
 local is_busy = dq.close_busy_period()
+local is_resting = serving.resting > 0 and dq.discards_rest() > 0
+if is_busy and is_resting then is_busy = call('ZCARD', P .. 'turn') > serving.resting end
 if dq.has_limits then
   collect(P .. 'finish_tags', text(state.v), PROMOTE)
   collect(P .. 'limiter', now, PROMOTE)
 end
 
-local may_keep = ARGV[5] == '1' or (ARGV[5] == '0' and delivery.count == 0)
-local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
+local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0))
+local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare, is_resting)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
 if serving.has_suspect then reply[4] = '1' end

@@ -1,4 +1,4 @@
--- Tells where a task is. Changes nothing.
+-- Finds the state of a task. Changes nothing.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition

@@ -4,9 +4,11 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   quotas HASH
+--   quota_info HASH
 -- ARGV
 --   field: 't:<tenant>', or 'default'
 --   packed: the quota, or '' to delete it
+--   by: the user who sets it
 -- RETURNS
 --   1
 -- COST
@@ -25,8 +27,10 @@ if not (tenant or field == 'default') then
 end
 if packed == '' then
   call('HDEL', P .. 'quotas', field)
+  call('HDEL', P .. 'quota_info', field)
 elseif dq.read_quota(packed, field) then
   call('HSET', P .. 'quotas', field, packed)
+  call('HSET', P .. 'quota_info', field, text(now) .. ' ' .. ARGV[3])
 else
   return redis.error_reply('DQINVALID quota: the packed quota cannot be read')
 end

@@ -5,7 +5,7 @@
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   quotas HASH
---   config_info HASH
+--   quota_info HASH
 --   config_before ZSET
 -- ARGV
 --   packed: the quota; '' when the settings have none
@@ -27,8 +27,8 @@ if packed ~= '' and not dq.read_quota(packed, 'config') then
   return redis.error_reply('DQINVALID settings_quota: the packed quota cannot be read')
 end
 local current = call('HGET', P .. 'quotas', 'config') or ''
-local info = call('HMGET', P .. 'config_info', 'by', 'at')
-local reply = {'same', current, info[1] or '', info[2] or '0'}
+local at, author = string.match(call('HGET', P .. 'quota_info', 'config') or '', '^(%d+) (.*)$')
+local reply = {'same', current, author or '', at or '0'}
 if packed == current then return reply end
 local replaced = tonumber(call('ZSCORE', P .. 'config_before', packed) or nil)
 if ARGV[4] ~= '1' and replaced and replaced + memory > now then
@@ -39,7 +39,7 @@ reply[1] = 'set'
 call('ZREM', P .. 'config_before', packed)
 call('ZADD', P .. 'config_before', now, current)
 call('PEXPIRE', P .. 'config_before', ARGV[3])
-call('HSET', P .. 'config_info', 'by', by, 'at', text(now))
+call('HSET', P .. 'quota_info', 'config', text(now) .. ' ' .. by)
 if packed == '' then
   call('HDEL', P .. 'quotas', 'config')
 else

@@ -1,7 +1,7 @@
 """The data of the tenant broker in Redis, and the calls that change it.
 
 ``pipelined_connection``   one raw connection that an event loop can watch
-``address``                what a broker URL says besides host and port
+``address``                the parts of a broker URL besides host and port
 ``record``, ``message_ids``  a message as bytes; pure
 ``replies``                the answers of the scripts, typed
 ``partition``, ``queue``   one partition as a set of script calls; a queue with its options

@@ -160,6 +160,7 @@ class Partition:
         max_deliveries: int = 5,
         suspects: bool = True,
         discards: int | None = None,
+        discard_rest_s: float = 0.0,
         settle: Sequence[tuple[str, str]] = (),
         finish: Sequence[tuple[str, str]] = (),
     ) -> ScriptCall[ClaimReply]:
@@ -175,6 +176,7 @@ class Partition:
             max_deliveries: deliveries after which a crashing message is dead; 0 is never.
             suspects: claim a message that has crashed a consumer before, alone; else pass its tenant over.
             discards: how many discards to claim besides; default: as many as ``want``.
+            discard_rest_s: when the claim takes discards, no other claim does so for that long.
             settle: tags to settle.
             finish: tags to finish.
         """
@@ -184,7 +186,8 @@ class Partition:
         keep = "-" if hold is None else int(hold)
         besides = min(want if discards is None else discards, MAX_CHUNK)
         numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects), besides)
-        tags = (len(settle), *_tags(settle), len(finish), *_tags(finish))
+        rest_us = int(discard_rest_s * 1e6)
+        tags = (rest_us, len(settle), *_tags(settle), len(finish), *_tags(finish))
         return self._call("claim", (consumer, *numbers, *tags), read_claim_reply)
 
     def take(
@@ -260,13 +263,13 @@ class Partition:
         """
         return self._call("hand_over_wakeup", (consumer,), read_flag)
 
-    def set_quota(self, tenant: str, packed: bytes | None) -> ScriptCall[None]:
-        """Set the quota of a tenant, or with None delete it; in force at once."""
-        return self._call("quota", (quota_field(tenant), packed or b""), read_nothing)
+    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
+        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once."""
+        return self._call("quota", (quota_field(tenant), packed or b"", by), read_nothing)
 
-    def set_default_quota(self, packed: bytes | None) -> ScriptCall[None]:
+    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
         """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog."""
-        return self._call("quota", (DEFAULT_QUOTA, packed or b""), read_nothing)
+        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by), read_nothing)
 
     def bring_settings_quota(
         self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
@@ -305,7 +308,7 @@ class Partition:
     def cancel_tenant(
         self, tenant: str, *, reason: str = "cancelled", limit: int = MAX_CHUNK
     ) -> ScriptCall[MoveReply]:
-        """Turn the waiting messages of a tenant into discards; delayed messages stay."""
+        """Turn the next 200 waiting messages of a tenant, or fewer, into discards; delayed messages stay."""
         return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), read_move_reply)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
@@ -347,7 +350,7 @@ class Partition:
         return self._call("explain_tenant", (tenant,), read_pairs)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
-        """Tell where a task is: see the contract of the script for the names; empty when it is not here."""
+        """Find the state of a task, by the names in the contract of the script; empty when it is not here."""
         return self._call("locate", (task_id,), read_pairs)
 
     def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> ScriptCall[T]:

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 from kombu.utils.eventio import ERR, READ, poll
 
+from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.transport.redis.store.server_checks import recognised_error
 
 #: Seconds after which an unanswered BLPOP is sent again: long enough to cost
@@ -22,7 +23,7 @@ OVERDUE_S = 5
 
 def has_arrived(connection: Any) -> bool:
     """Return whether the socket of a redis-py connection has data to read; False when it is closed."""
-    sock = getattr(connection, "_sock", None)
+    sock = socket_of(connection)
     if sock is None or sock.fileno() < 0:
         return False
     pending = getattr(sock, "pending", None)  # data that TLS has decrypted
@@ -55,7 +56,7 @@ class PipelinedConnection:
     @property
     def fd(self) -> int | None:
         """File descriptor of the socket; None without one."""
-        sock = getattr(self._connection, "_sock", None)
+        sock = socket_of(self._connection)
         if sock is None:
             return None
         number: int = sock.fileno()
@@ -73,7 +74,7 @@ class PipelinedConnection:
                 self._connection = self._pool.get_connection()
             else:
                 self._connection = self._pool.get_connection("_")
-        if getattr(self._connection, "_sock", None) is None:
+        if socket_of(self._connection) is None:
             self._connection.connect()
 
     def send(self, command: tuple[Any, ...]) -> None:

@@ -8,7 +8,6 @@ kombu publishes it again after a lost connection. The push script ignores a numb
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ import redis
 from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
+from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.errors import InvalidMessage, TooFewReplicas
 from celery_dq.options.sections import Options
+from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, DedupRequest
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.store.partition import ScriptCall
@@ -180,19 +181,19 @@ class RedisPublisher:
         self._pool = pool
         self._options = options
         self._clock = clock
-        self._pid = 0
-        self._sequence = ""
+        self._connection: PipelinedConnection | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owner = OwnerProcess()
+        self._sequence = uuid.uuid4().hex
         self._numbers: dict[str, int] = {}
         self._markers: set[str] = set()
-        self._connection: PipelinedConnection | None = None
 
     def _reset_after_fork(self) -> None:
         """Start a new producer sequence after a fork: parent and child must not share numbers or answers."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._sequence = uuid.uuid4().hex
-            self._numbers = {}
-            self._markers = set()
+        if not self._owner.is_current:
+            self._begin()
             self.close()
 
     def stamp(self, queue: Queue, message: dict[str, Any]) -> StampedMessage:
@@ -363,7 +364,7 @@ class RedisPublishBatch:
         Raises:
             OperationalError: Unanswered messages stay in the batch; flushing again is safe.
         """
-        with self.channel.connection.client._reraise_as_library_errors():
+        with library_errors(self.channel.connection.client):
             while self._waiting:
                 queue, first = self._waiting[0]
                 run = 1

@@ -5,12 +5,14 @@
 --   discards ZSET
 --   reasons HASH
 --   deliveries HASH
+--   leases ZSET
 --@include state
 --@include held_flags
 --@uses record
 --@uses dead_letter
 --@uses delivery
 --@uses discard
+--@uses wake
 -- Delivers up to `most` discards, in their order. `write_delivered` writes them under the consumer's name before they
 -- are removed from `discards`.
 function dq.claim_discards(most, consumer)
@@ -40,4 +42,14 @@ function dq.claim_discards(most, consumer)
   write('HDEL', P .. 'deliveries', lost)
   write('HDEL', P .. 'messages', unreadable)
   dq.tidy_discards(128)
+end
+
+-- Lets discards rest after a claim that took `count` of them and removed `skips` messages that cannot run. The
+-- consumers share the rest, but Redis needs some, too. Returns whether the consumer may still be recording its discards
+-- when the rest ends, so that another one must look.
+function dq.rest_discards(rest, count, skips)
+  if rest == 0 or (count == 0 and skips == 0) then return false end
+  local shared = math.max(rest / call('ZCARD', P .. 'leases'), (count + skips / 4 + 1) * 250)
+  state.discards_at = now + math.min(shared, dq.MAX_REST_US)
+  return shared < rest
 end

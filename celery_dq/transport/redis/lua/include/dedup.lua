@@ -281,7 +281,7 @@ local function make_dedup()
     end
   end
 
-  -- Returns what becomes of an in-flight message that is released: 'wait' (it goes to its old place), 'aside' (it
+  -- Returns the fate of an in-flight message that is released: 'wait' (it goes to its old place), 'aside' (it
   -- waits for another message) or 'gone' (it was evicted, and another message covers it).
   local function return_to_lock(entry, record)
     local scope = call('HGET', P .. 'dedup_members', entry.id)

@@ -1,4 +1,4 @@
--- Writes what the tenants that a claim has looked at have used up, where each belongs now, and removes what was
+-- Writes the usage and the new place of each tenant that a claim has looked at, and removes the messages that were
 -- taken from them.
 --
 -- DERIVES

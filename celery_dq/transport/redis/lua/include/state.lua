@@ -7,8 +7,8 @@ do
   local clock = call('TIME')
   now = clock[1] * 1000000 + clock[2]
 end
--- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`
--- and `accepted`. A field is read when a script first asks for it, or with others by `read_state`: a call that reads
+-- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
+-- `accepted` and `discards_at`. A field is read when a script first asks for it, or with others by `read_state`: a call that reads
 -- all of them takes longer than most commands of a script together.
 local TEXTS, read = {next_look_owner = true, leader = true}, {}
 local state = {}

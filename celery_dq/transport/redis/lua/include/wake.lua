@@ -9,16 +9,27 @@
 --   wake LIST
 --@include state
 --@uses quota
+-- A rest of discards is never longer.
+dq.MAX_REST_US = 1000000
+
 -- There is at most one wake-up, an element of `wake`. It is there when a message may be served, or when a message is
 -- due later and no living consumer is going to look then. Each script that may have made a message eligible ends with
 -- `wake`.
 
--- Returns when the next delayed message, throttled tenant or dedup lock is due, in µs, or nil.
-function dq.next_due()
+-- Returns the µs until a claim may take discards. A clock that went back shortens a rest.
+function dq.discards_rest()
+  local rest = state.discards_at - now
+  return rest > 0 and rest <= dq.MAX_REST_US and rest or 0
+end
+
+-- Returns when the next delayed message, throttled tenant or dedup lock is due, in µs, or nil. `rest` is the µs until
+-- discards may be taken, nil without discards.
+function dq.next_due(rest)
   local message = call('ZRANGE', P .. 'delayed', '0', '0', 'WITHSCORES')[2]
   local tenant = dq.has_limits and call('ZRANGE', P .. 'throttled', '0', '0', 'WITHSCORES')[2]
   local due = tonumber(message or tenant or nil)
   if message and tenant then due = math.min(tonumber(message), tonumber(tenant)) end
+  if rest then due = math.min(due or now + rest, now + rest) end
   if state.evict > 0 then return math.min(due or state.evict, state.evict) end
   return due
 end
@@ -34,8 +45,10 @@ end
 -- `is_ready`: the script knows that a message may be served.
 function dq.wake(is_ready)
   if call('EXISTS', P .. 'wake') == 1 then return end
-  if not is_ready and call('EXISTS', P .. 'turn', P .. 'discards') == 0 then
-    local due = dq.next_due()
+  local waiting = is_ready and 2 or call('EXISTS', P .. 'turn', P .. 'discards')
+  local rest = waiting == 1 and dq.discards_rest() or nil
+  if waiting == 0 or (rest and rest > 0 and call('EXISTS', P .. 'turn') == 0) then
+    local due = dq.next_due(rest)
     if not due then
       state.next_look_owner = ''
       return

@@ -18,16 +18,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, _prefix_root
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from celery_dq.clock import SystemClock
-from celery_dq.zookeeper.handler import bounded_handler
+from celery_dq.compat.guard import check
 
-__all__ = ["Address", "new_client"]
+__all__ = ["Address", "new_client", "path_of", "send_request", "session_id_of"]
+
+check("kazoo_connection")
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ GLANCE_S = 0.001
 def new_client(
     hosts: str,
     *,
+    handler: Any,
     timeout_s: float,
     auth: Sequence[tuple[str, str]],
     sasl: Mapping[str, Any] | None,
@@ -62,6 +65,7 @@ def new_client(
 
     Args:
         hosts: As for :class:`~celery_dq.zookeeper.session.Session`.
+        handler: The kazoo handler, of :mod:`celery_dq.zookeeper.handler`.
         timeout_s: As for :class:`~celery_dq.zookeeper.session.Session`.
         auth: As for :class:`~celery_dq.zookeeper.session.Session`.
         sasl: As for :class:`~celery_dq.zookeeper.session.Session`.
@@ -71,7 +75,6 @@ def new_client(
         on_failure: Called with the client, an address and the error of an attempt to connect to it. Returns
             the error that kazoo receives.
     """
-    handler = bounded_handler()
     options: dict[str, Any] = {}
     if acl:
         options["default_acl"] = acl
@@ -97,6 +100,23 @@ def new_client(
     sasl_options = dict(sasl) if sasl else None
     client._connection = WatchedConnection(client, sasl_options, on_connected, on_failure)
     return client
+
+
+def session_id_of(client: Any) -> int | None:
+    """Return the id of a client's session; None before the first."""
+    number: int | None = client._session_id
+    return number
+
+
+def path_of(client: Any, path: str) -> str:
+    """Return the path below the chroot of a client."""
+    whole: str = _prefix_root(client.chroot, path)
+    return whole
+
+
+def send_request(client: Any, request: Any, result: Any) -> None:
+    """Send a request of a kind that kazoo does not know; `result` gets the answer."""
+    client._call(request, result)
 
 
 class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships no types

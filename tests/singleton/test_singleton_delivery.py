@@ -34,13 +34,13 @@ CLAIM_AHEAD_S = 1000.0
 class Channel:
     """Delivers the messages of one term to a worker with one slot, when the test turns it."""
 
-    def __init__(self, desk: PartitionScripts, url: str) -> None:
+    def __init__(self, scripts: PartitionScripts, url: str) -> None:
         self.got: list[Message] = []
         self._pool = redis.ConnectionPool.from_url(url)
         process = ConsumerIdentity(LEASE_S)
         self.ledger = process.in_flight
         self.fetcher = RedisFetcher(process, self._pool, lambda: (16, 16), lambda: True, self._claimed)
-        self.lanes = SingletonDelivery(
+        self.delivery = SingletonDelivery(
             process,
             FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for
             fetcher=lambda: self.fetcher,
@@ -51,12 +51,12 @@ class Channel:
             in_turn=lambda: 64,
             in_loop=False,
         )
-        assert desk.partition.fence(1).run(desk.client).accepted
-        self.lanes.add(Queue(QUEUE, desk.partition))
+        assert scripts.partition.fence(1).run(scripts.client).accepted
+        self.delivery.add(Queue(QUEUE, scripts.partition))
 
     def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         record = replace(RedisRecord.unpack(entry.record), envelope=ENVELOPE)
-        self.lanes.add_message(Message(record, entry, tag, source.queue.name, self))
+        self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
 
     @property
     def ids(self) -> list[str]:
@@ -64,7 +64,7 @@ class Channel:
 
     def turn_until(self, condition: Callable[[], Any]) -> None:
         def turned() -> Any:
-            self.lanes.follow_leaderships()
+            self.delivery.follow_leaderships()
             self.fetcher.tick()
             for wire in (self.fetcher.pipeline.connection, self.fetcher.wakeups.connection):
                 if wire.has_unread_input() and wire.fd is not None:
@@ -85,21 +85,21 @@ class Channel:
         assert self.ids == ids
 
     def close(self) -> None:
-        self.lanes.close()
+        self.delivery.close()
         self.fetcher.close()
         self._pool.disconnect()
 
 
 @pytest.fixture
-def desk(redis_url: str) -> Iterator[PartitionScripts]:
+def scripts(redis_url: str) -> Iterator[PartitionScripts]:
     with redis.Redis.from_url(redis_url) as client:
         yield PartitionScripts(client, QUEUE)
 
 
 @pytest.fixture
-def channel(desk: PartitionScripts, redis_url: str) -> Iterator[Channel]:
-    channel = Channel(desk, redis_url)
-    desk.push("first")
+def channel(scripts: PartitionScripts, redis_url: str) -> Iterator[Channel]:
+    channel = Channel(scripts, redis_url)
+    scripts.push("first")
     channel.turn_until(lambda: channel.ids == ["first"])
     channel.ledger.finish(channel.got[0].delivery_tag)  # now the channel knows a pace, and delivers two
     yield channel
@@ -107,9 +107,9 @@ def channel(desk: PartitionScripts, redis_url: str) -> Iterator[Channel]:
 
 
 def test_a_message_comes_back_before_the_next_although_the_one_behind_it_is_over(
-    desk: PartitionScripts, channel: Channel
+    scripts: PartitionScripts, channel: Channel
 ) -> None:
-    desk.push("a", "b", "c", "d")
+    scripts.push("a", "b", "c", "d")
     channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
     channel.ledger.finish(channel.got[2].delivery_tag)  # it was revoked, say, and needed no slot
     channel.ledger.release(channel.got[1].delivery_tag, "requeue")
@@ -117,12 +117,12 @@ def test_a_message_comes_back_before_the_next_although_the_one_behind_it_is_over
 
 
 def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
-    desk: PartitionScripts, channel: Channel
+    scripts: PartitionScripts, channel: Channel
 ) -> None:
-    desk.push("a")
+    scripts.push("a")
     channel.turn_until(lambda: channel.ids == ["first", "a"])
     channel.turn_until(lambda: not channel.fetcher.expects_answer)
-    desk.push("b")
+    scripts.push("b")
     channel.fetcher.look_again(QUEUE)
     channel.fetcher.tick()
     assert channel.fetcher.expects_answer  # the claim that will bring "b"

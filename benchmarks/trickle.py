@@ -1,0 +1,173 @@
+"""The cost of a message at low and steady rates, where nothing batches, in workers with Celery's defaults."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
+from benchmarks.shop import DEFAULTS, NAME, WAIT, add_tasks
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import ACTIVE, BROKERS
+from tests.workers import ROOT, WorkerProcess, app_from_environment, environment
+
+RATES, QUICK_RATES = (10, 100, 500, 1_000, 5_000), (100, 500)
+WORKERS, QUICK_WORKERS = (1, 4), (1,)
+#: Messages/s of one publishing process. More would measure the publisher.
+PER_PUBLISHER = 1_000
+#: Seconds without a report after which the rest counts as not run.
+PATIENCE_S = 10.0
+
+
+def trickle(quick: bool) -> Report:
+    """Redis CPU, script calls, commands and round trips per message, and its latency, by rate and workers."""
+    report = Report("trickle")
+    report.header = ["msgs/s", "workers", "broker", "redis µs/msg", "vs stock", "scripts/msg", "commands/msg"]
+    report.header += ["trips/msg", "p50 ms", "p99 ms", "p99 vs stock", "run/s", "share run"]
+    report.notes.append(
+        "apply_async to task, early acks; prefork workers with two processes and the defaults"
+    )
+    report.notes.append(
+        "redis µs: used_cpu_user + used_cpu_sys, heartbeats and events of the workers included"
+    )
+    report.notes.append(
+        "scripts: EVALSHA and EVAL; commands: all in INFO commandstats, those of scripts included"
+    )
+    report.notes.append("trips: total_reads_processed, the number of times that Redis has read from a socket")
+    report.notes.append(
+        "p50, p99: from the call to the first line of the task; run/s: below msgs/s where the CPU is full"
+    )
+    seconds = 3.0 if quick else 15.0
+    for rate in QUICK_RATES if quick else RATES:
+        for workers in QUICK_WORKERS if quick else WORKERS:
+            measure = partial(_round, rate, workers, seconds)
+            found = interleave(ACTIVE, 1 if quick else 3, measure, 240)
+            stock = found.get("stock", {})
+            for name in ACTIVE:
+                row = found[name]
+                against = [ratio(row[key], stock.get(key, Series())) for key in ("cpu", "p99")]
+                counts = [row[key] for key in ("scripts", "commands", "trips", "p50", "p99")]
+                cells = [row["cpu"], against[0], *counts, against[1], row["rate"], row["run"]]
+                report.row(rate, workers, name, *cells)
+            report.data[f"{rate}/s, {workers} workers"] = dump(found)
+    return report
+
+
+def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, float]:
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer())
+        reports = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        reports.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+        reports.bind(("127.0.0.1", 0))
+        reports.settimeout(PATIENCE_S)
+        conf: dict[str, Any] = {
+            **DEFAULTS,
+            "broker_url": BROKERS[broker].url(server.port),
+            "clock_port": 0,
+            "report_port": reports.getsockname()[1],
+        }
+        running = [
+            WorkerProcess(
+                "benchmarks.shop",
+                broker=BROKERS[broker],
+                conf=conf,
+                name=f"w{number}",
+                arguments=(),
+                loglevel="WARNING",
+            )
+            for number in range(workers)
+        ]
+        for worker in running:
+            stack.enter_context(worker)
+        publish = partial(_publish, broker, conf)
+        # The first messages load the scripts, and make the connections of the workers.
+        with publish(50, 1.0):
+            list(waits(reports, 50))
+        probe = stack.enter_context(_probing(server.port))
+        before = probe.counts()
+        publishers = math.ceil(rate / PER_PUBLISHER)
+        with ExitStack() as publishing:
+            started = time.monotonic()
+            for _ in range(publishers):
+                publishing.enter_context(publish(rate / publishers, seconds))
+            amount = publishers * int(rate / publishers * seconds)
+            seen, last = [], started
+            for wait in waits(reports, amount):
+                seen.append(wait)
+                last = time.monotonic()
+        spent = {key: value - before[key] for key, value in probe.counts().items()}
+    return {
+        "cpu": spent["cpu"] / max(1, len(seen)) * 1e6,
+        **{key: spent[key] / max(1, len(seen)) for key in ("scripts", "commands", "trips")},
+        "p50": percentile(seen, 0.5) * 1e3,
+        "p99": percentile(seen, 0.99) * 1e3,
+        "rate": len(seen) / (last - started),
+        "run": len(seen) / amount,
+    }
+
+
+def waits(reports: socket.socket, amount: int) -> Iterator[float]:
+    """Yield the reports of `amount` tasks, in seconds; end when no report comes."""
+    with suppress(TimeoutError):
+        for _ in range(amount):
+            yield WAIT.unpack(reports.recv(WAIT.size))[0]
+
+
+@contextmanager
+def _publish(broker: str, conf: dict[str, Any], rate: float, seconds: float) -> Iterator[None]:
+    """Publish from another process during the block, which lasts until all is published."""
+    command = [sys.executable, "-m", "benchmarks.trickle", str(rate), str(seconds)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(BROKERS[broker], conf)) as process:
+        try:
+            yield
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+class _Counts(ServerProbe):
+    """The counters of a Redis server."""
+
+    def counts(self) -> dict[str, float]:
+        calls = {name: row["calls"] for name, row in self._info("commandstats").items()}
+        return {
+            "cpu": self.cpu_seconds(),
+            "scripts": sum(calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "fcall")),
+            "commands": sum(calls.values()),
+            "trips": self._info("stats")["total_reads_processed"],
+        }
+
+    def _info(self, section: str) -> Any:
+        return self._client.info(section)
+
+
+@contextmanager
+def _probing(port: int) -> Iterator[_Counts]:
+    probe = _Counts(port)
+    try:
+        yield probe
+    finally:
+        probe.close()
+
+
+def _main(rate: float, seconds: float) -> None:
+    """Publish at a steady rate; what is late is published at once."""
+    app = add_tasks(app_from_environment(NAME), 0)
+    trickled = app.tasks["trickled"]
+    due = time.monotonic()
+    with app.producer_pool.acquire(block=True) as producer:
+        for _ in range(int(rate * seconds)):
+            time.sleep(max(0.0, due - time.monotonic()))  # the interval of the messages
+            trickled.apply_async((time.monotonic(),), producer=producer)
+            due += 1 / rate
+
+
+if __name__ == "__main__":
+    _main(float(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,78 @@
+"""Private names of Celery on the way of a call: the running task, the app, the task, the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import _state
+
+from celery_dq.compat.guard import check
+
+check("celery_calls")
+
+_celerys: Any = _state
+_stack: Any = _celerys._task_stack
+#: Celery's storage of the stacks of running tasks. Without it, `in_task` asks for the stack at each call.
+_running: Any = getattr(getattr(_stack, "_local", None), "__storage__", None)
+
+#: Whether this process waits for results, so that it must not declare a queue for them.
+join_will_block = _celerys.task_join_will_block
+
+
+def running_task() -> Any:
+    """Return the task that runs in this thread; None outside of tasks."""
+    return _stack.top
+
+
+def in_task() -> bool:
+    """Whether a task makes the call: then the call is a child of that task."""
+    # The storage is empty while no task runs. Looking at it is quicker than looking for the stack.
+    if _running is not None and not _running:
+        return False
+    return bool(_stack.stack)
+
+
+def current_app_if_any() -> Any:
+    """Return the current or the default app; None if there is none. Creates no app."""
+    return _celerys._tls.current_app or _celerys.default_app
+
+
+def registered_tasks(app: Any) -> Any:
+    """Return the tasks that are registered now, without finalizing the app."""
+    return app._tasks
+
+
+def open_parts(app: Any) -> tuple[Any, Any, Any]:
+    """Return the pools of connections and of producers and the backend, each None if it was not made."""
+    return app._pool, app.amqp._producer_pool, app._backend
+
+
+def names_of_setting(app: Any, name: str) -> tuple[str, ...]:
+    """Return the names under which the setting may be written."""
+    return tuple(app.conf._to_keys(name))
+
+
+def options_of_plain_call(task: Any) -> dict[str, Any]:
+    """Return the options with which Celery sends a call of the task without options."""
+    options: dict[str, Any] = task._get_exec_options()
+    return options
+
+
+def option_method_is_celerys(kind: type, base: type) -> bool:
+    """Whether the class computes the options of a call as Celery's `base` does."""
+    return kind._get_exec_options is base._get_exec_options  # type: ignore[attr-defined]  # not in the stubs
+
+
+def dumps_pydantic_arguments(task: Any) -> bool:
+    """Whether the task converts its arguments from pydantic models. Only some versions of Celery can."""
+    return getattr(task, "_dump_pydantic_arguments", None) is not None
+
+
+def has_own_backend(task: Any) -> bool:
+    """Whether the task has another result backend than its app."""
+    return getattr(task, "_backend", 0) is not None
+
+
+def set_ignored(result: Any, ignored: Any) -> None:
+    """Mark a result with the option ``ignore_result`` of its call."""
+    result._ignored = ignored

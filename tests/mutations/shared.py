@@ -1,0 +1,67 @@
+"""The parts that all packages share: private names of other libraries, state of one process, wake-ups."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+NAMES = "tests/unit/test_private_names.py"
+WAKER = "tests/unit/test_waker.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "shared",
+        "a missing name of another library stops no process",
+        "compat/guard.py",
+        "        if problem:\n",
+        "        if False:\n",
+        (NAMES,),
+    ),
+    Mutation(
+        "shared",
+        "the parameters of a function of another library may differ",
+        "compat/guard.py",
+        "    if name.parameters:\n",
+        "    if False:\n",
+        (NAMES,),
+    ),
+    Mutation(
+        "shared",
+        "a newer release of a library counts as read",
+        "compat/table.py",
+        "if not oldest <= release <= newest:",
+        "if not oldest <= release:",
+        (NAMES,),
+    ),
+    Mutation(
+        "shared",
+        "the doctor does not look at the releases of libraries",
+        "app/checks/doctor.py",
+        "    settings_checks.library_versions,\n",
+        "",
+        ("tests/integration/test_doctor.py", "-k", "not_read"),
+    ),
+    Mutation(
+        "shared",
+        "a wake-up during the answer to another is lost",
+        "waker.py",
+        "        self._pending = False\n        self._on_wake()",
+        "        self._on_wake()\n        self._pending = False",
+        (WAKER,),
+    ),
+    Mutation(
+        "shared",
+        "a forked child wakes its parent's event loop",
+        "waker.py",
+        "if pair is None or self._pending or not self._owner.is_current:",
+        "if pair is None or self._pending:",
+        (WAKER,),
+    ),
+    Mutation(
+        "shared",
+        "a forked child keeps its parent's state beside its own",
+        "per_process.py",
+        "self._values.pop(inherited, None)",
+        "pass",
+        ("tests/unit/test_per_process.py",),
+    ),
+)
