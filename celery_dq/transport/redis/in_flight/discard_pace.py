@@ -1,8 +1,8 @@
 """Decides how many discards one claim takes, and how long none follows, so that they delay no message much.
 
 A discard needs no pool slot, but the fetching thread records it, and delivers no message for that time. The
-claim script applies the rest to the whole queue, whose consumers share it. So neither Redis nor a worker is busy
-with discards all the time.
+claim script applies the rest to the whole queue, whose consumers share it. So neither Redis nor a worker is
+busy with discards all the time.
 """
 
 from __future__ import annotations
