@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.replies import DeliveryTag
 from tests.lua.partition_scripts import PartitionScripts, tags_of
 
 
@@ -235,3 +239,48 @@ def test_a_wake_up_comes_at_the_end_of_a_rest_that_no_consumer_watches(scripts: 
 def test_a_cancellation_is_short(scripts: PartitionScripts) -> None:
     fill(scripts, "loud", 500)
     assert scripts.partition.cancel_tenant("loud").run(scripts.client).moved == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_wake_up_is_lost_while_they_rest(scripts: PartitionScripts, seed: int) -> None:
+    """Consumers claim only after a wake-up, at their planned look, or while there is more."""
+    draw = random.Random(seed)
+    looks: dict[str, float] = {}
+    tags: dict[str, list[DeliveryTag]] = {"c1": [], "c2": [], "c3": []}
+    ran: set[str] = set()
+
+    def claim(consumer: str) -> None:
+        more = True
+        while more:
+            looks.pop(consumer, None)
+            claimed = scripts.claim(
+                draw.choice([1, 4]),
+                consumer,
+                hold=draw.choice([True, False, None]),
+                discards=draw.choice([1, 8]),
+                discard_rest_s=draw.choice([0.001, 0.003, 0.02]),
+                finish=tags[consumer],
+            )
+            tags[consumer] = tags_of(claimed.entries)
+            ran.update(entry.id for entry in claimed.entries if not entry.reason)
+            if claimed.next_look_s is not None:
+                looks[consumer] = time.monotonic() + claimed.next_look_s
+            more = claimed.more
+
+    for number in range(3):
+        expire(scripts, f"old{number}", 60)
+        fill(scripts, f"gone{number}", 40)
+        cancel(scripts, f"gone{number}")
+    sent = 0
+    while scripts.client.exists(scripts.keys.discards, scripts.keys.turn):
+        if draw.random() < 0.2 and sent < 50:
+            sent += 1
+            scripts.push(f"q{sent}", tenant=f"quiet{sent % 4}")
+        if scripts.take_token():
+            claim(draw.choice(list(tags)))
+            continue
+        assert looks, "messages wait, and no consumer looks"
+        consumer = min(looks, key=lambda each: looks[each])
+        time.sleep(max(0.0, looks[consumer] - time.monotonic()))  # the consumer waits for its planned look
+        claim(consumer)
+    assert ran == {f"q{number}" for number in range(1, sent + 1)}
