@@ -23,8 +23,8 @@ DENIED, UNREADABLE = "denied by its ACL", "not in Curator's framing"
 #: What to do about each problem.
 REMEDIES = {
     "": "",
-    DENIED: "This command has no credentials. A consumer that the ACL denies, too, passes over the node: "
-    "change the ACL, with setAcl in zkCli.sh, so that it may read the node and create and delete children.",
+    DENIED: "This command has no credentials. A consumer that the ACL denies, too, passes over the node: let "
+    "it read the node and create and delete its children, with setAcl in zkCli.sh.",
     UNREADABLE: "No consumer can decode the node: check --kind and the program that wrote it, or delete it.",
 }
 KINDS = ("plain", "id", "priority", "delay", "simple")

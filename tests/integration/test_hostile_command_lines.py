@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -232,3 +235,17 @@ def test_what_is_meant_succeeds(busy: Any) -> None:
     busy.tasks["notify"].apply_async(("acme",), task_id="not-yet")
     assert busy.dq.queues["push"].find("not-yet").state == "discarded"
     assert "within 3h" in invoke(busy, ["cancel", "push", "other-id", "--in-advance"]).output
+
+
+@pytest.mark.parametrize("words", ["worker -P solo", "inspect ping", "call shop.add"])
+def test_the_celery_command_explains_a_misspelt_scheme_to_an_app_without_setup(
+    tmp_path: Path, words: str
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\napp = Celery(broker='dq_redis://localhost/0')\n"
+    )
+    command = [sys.executable, "-m", "celery", "-A", "shop", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith("a URL's scheme cannot hold an underscore; did you mean dq-redis://?")
