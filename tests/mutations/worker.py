@@ -48,6 +48,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/broker/test_cold_stops.py::test_what_a_cold_stop_cancels_comes_back[gevent-0.0]",),
     ),
     Mutation(
+        "dedup",
+        "the parts of a worker get the end of a task in the order of their boot steps",
+        "worker/task_events.py",
+        "        self._subscribers.sort(key=lambda each: ORDER.index(each.role))\n",
+        "",
+        ("tests/unit/test_task_events.py", "-k", "written_order"),
+    ),
+    Mutation(
+        "dedup",
+        "a request passes the gates in the order of their boot steps",
+        "worker/task_events.py",
+        "dict(sorted({**self._gates, place: receive}.items()))",
+        "{**self._gates, place: receive}",
+        ("tests/unit/test_task_events.py", "-k", "written_order"),
+    ),
+    Mutation(
         "revoke",
         "a message of a led queue that is revoked in a pool of threads runs",
         "worker/lifecycle.py",
