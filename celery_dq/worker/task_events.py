@@ -98,7 +98,7 @@ class TaskInPool:
 
     Attributes:
         request: Celery's request.
-        job: the pool's job; None before the pool has returned it.
+        job: the pool's job; None for a pool that is closed.
         started: the task has started.
     """
 
@@ -341,7 +341,7 @@ class TaskEvents:
             kept: the ``id`` of each job that the pool still knows.
         """
         for task in list(self._tasks.values()):
-            if task.job is not None and id(task.job) not in kept:
+            if id(task.job) not in kept:
                 self._forget(task)
 
     def _stop_then_forget(self) -> None:
