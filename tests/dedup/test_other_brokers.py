@@ -273,11 +273,11 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_a_run_that_fails_reports_no_lost_lock(shop: Shop) -> None:
-    @shop.app.task(shared=False, name="always_failing")
     @dedup(key="{sku}")
-    def always_failing(sku: Any) -> None:
+    def fail(sku: Any) -> None:
         raise KeyError(sku)
 
+    always_failing = shop.app.task(shared=False, name="always_failing")(fail)
     lost: list[int] = []
 
     def hear(token: int, **_: Any) -> None:
