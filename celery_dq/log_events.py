@@ -102,7 +102,6 @@ EVENTS: Final[dict[str, str]] = {
     "deliveries_exhausted": "Too many workers that ran a task were lost; it fails as a dead letter.",
     "invalid_task_dead_lettered": "No task can be made of a message; it is a dead letter.",
     "redis_rights_missing": "The broker's Redis user lacks rights; operations that need them fail.",
-    "singleton_lock_release_failed": "A released task may still hold its dedup lock; release the lock.",
     "singleton_queue_outage_began": "The broker fails for a singleton queue; the leader cannot consume it.",
     "singleton_queue_outage_over": "The broker answers again; the leader consumes its singleton queue.",
     "task_failure_not_recorded": "The failure of a dead-lettered task is not in the result backend.",

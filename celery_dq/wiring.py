@@ -32,12 +32,13 @@ STAGES: tuple[Callable[[Any], Stage], ...] = (
 #: The worker's boot steps, by name, so that a producer never imports them. Celery imports them when a worker
 #: starts.
 WORKER_STEPS = (
+    ("consumer", "celery_dq.worker.task_events:TaskEventsStep"),
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
     ("consumer", "celery_dq.worker.singleton:SingletonStep"),
     ("consumer", "celery_dq.worker.dedup_locks_step:DedupLocksStep"),
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
-    ("consumer", "celery_dq.worker.warm_shutdown:PromptStopStep"),
+    ("consumer", "celery_dq.worker.shutdown:PromptStopStep"),
     ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
 )

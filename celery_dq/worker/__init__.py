@@ -1,11 +1,12 @@
 """The part that runs in a Celery worker: boot steps, and the events of a task's life.
 
 ``bootsteps``                        the boot steps on a tenant broker
-``lifecycle``                        what the events of a task mean for its message
+``task_events``                      the gates before the pool, and the events of a task, in one order
+``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take
-``warm_shutdown``                    stopping at once, and what is released by whom
+``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
 ``rights_step``, ``unenforced``      checks at start
-``failed_tasks``                   tasks that were given up on
+``failed_tasks``                     tasks that were given up on
 ``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
 ``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``
                                      verdicts where the broker gives none

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.worker import state
 
 from celery_dq.clock import SystemClock
-from celery_dq.compat.pool_deaths import notice_deaths
-from celery_dq.compat.pool_results import deliver_results_promptly
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.ready_requests import ReadyRequests
+from celery_dq.worker.task_events import task_events
 
 logger = logging.getLogger(__name__)
 
@@ -29,45 +27,42 @@ class ConsumerStep(bootsteps.StartStopStep):
     constructor installs last as long as the worker.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = ("celery_dq.worker.task_events:TaskEventsStep",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._gate: PoolCapacity | None = None
-        self._lifecycle: TaskLifecycle | None = None
+        self._capacity: PoolCapacity | None = None
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
         if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
-            options = context.options
-            clock = SystemClock()
-            lifecycle = TaskLifecycle(consumer.pool, clock, options.dead_letter_failures)
-            self._lifecycle = lifecycle
+            options, events = context.options, task_events(consumer)
+            lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
+            events.subscribe(lifecycle)
             capacity = PoolCapacity(consumer, lifecycle, options.claim_ahead_us / 1e6)
-            self._gate = context.capacity = capacity
-            _start_with_care(consumer, lifecycle)
+            self._capacity = context.capacity = capacity
             if not lifecycle.asks_first:
-                lifecycle.ready_requests = ReadyRequests(consumer, lambda: capacity.closing)
+                capacity.ready_requests = ReadyRequests(consumer, events)
             _dead_letter_unrunnable(consumer)
-            consumer.create_task_handler = partial(
-                _careful_handler, consumer, lifecycle, consumer.create_task_handler
-            )
 
     def start(self, consumer: Any) -> None:
-        """Install the hooks in the pool, which runs now and has its own methods in place."""
-        if self._lifecycle is not None:
-            self._lifecycle.guard_flush(consumer.pool)
-            self._lifecycle.reserve_again()
-            notice_deaths(consumer.pool)
-            deliver_results_promptly(consumer.pool)
+        """Reserve the slots of the pool's jobs in Celery's state again, after a lost connection.
+
+        Celery 5.5 forgets all reserved requests, later versions those that have not begun. The pool would
+        seem empty.
+        """
+        if self._capacity is not None:
+            for request in task_events(consumer).requests:
+                # The set is weak, so a request that ends just now in another thread leaves it by itself.
+                state.reserved_requests.add(request)
 
     def stop(self, consumer: Any) -> None:
         """Release waiting requests: the connection is lost, or the worker stops."""
-        if self._lifecycle is not None and self._lifecycle.ready_requests is not None:
-            self._lifecycle.ready_requests.release_all()
+        if self._capacity is not None and self._capacity.ready_requests is not None:
+            self._capacity.ready_requests.release_all()
 
     def shutdown(self, consumer: Any) -> None:
         """Note that the pool is drained or killed: messages that are still held may run elsewhere."""
-        if self._gate is not None:
-            self._gate.over = True
+        if self._capacity is not None:
+            self._capacity.over = True
 
 
 def _dead_letter_unrunnable(consumer: Any) -> None:
@@ -111,68 +106,3 @@ def _dead_letter_unrunnable(consumer: Any) -> None:
 
     consumer.on_unknown_message, consumer.on_unknown_task = on_unknown_message, on_unknown_task
     consumer.on_invalid_task, consumer.on_decode_error = on_invalid_task, on_decode_error
-
-
-def _careful_handler(consumer: Any, lifecycle: TaskLifecycle, make: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return Celery's handler, wrapped so that no message stops the worker.
-
-    Celery expects a message that names a task to have the shape of one. A body of another shape, or a
-    header of another type, raises any error and ends the worker. The message would return to its place and
-    end the next worker.
-    """
-    handle = make(*args, **kwargs)
-
-    def on_task_received(message: Any) -> Any:
-        try:
-            return handle(message)
-        except (*consumer.connection_errors, *consumer.conninfo.channel_errors):
-            raise
-        except Exception as exc:
-            if not _dead_letter_invalid(message, lifecycle, exc):
-                raise
-            return None
-
-    return on_task_received
-
-
-def _start_with_care(consumer: Any, lifecycle: TaskLifecycle) -> None:
-    """Make a request that the pool cannot take a dead letter, and release its slot.
-
-    Celery passes a request to a prefork pool when its semaphore has a slot, maybe in the callback of another
-    task. An error there stops no worker, but the request keeps the slot and remains reserved for ever.
-    """
-    controller = consumer.controller
-    start = controller._process_task
-
-    def process_task(req: Any) -> Any:
-        try:
-            return start(req)
-        except (*consumer.connection_errors, *consumer.conninfo.channel_errors):
-            raise
-        except Exception as exc:
-            if not _dead_letter_invalid(req.message, lifecycle, exc):
-                raise
-            state.task_ready(req)
-            release_slot = getattr(controller, "_quick_release", None)
-            if release_slot is not None:  # as Celery does for a revoked task
-                release_slot()
-            return None
-
-    # The semaphore calls the method by its name. The consumer of a pool without semaphore holds the method
-    # itself.
-    controller._process_task = process_task
-    if consumer.on_task_request == start:
-        consumer.on_task_request = process_task
-
-
-def _dead_letter_invalid(message: Any, lifecycle: TaskLifecycle, exc: Exception) -> bool:
-    """Dead-letter a message of which no task can be made, unless it is over or in the pool."""
-    if not isinstance(message, Message) or message.acknowledged or message.delivery_tag in lifecycle.in_pool:
-        return False
-    logger.exception(
-        "Message %s goes to the dead letters: it is no valid task.",
-        message.message_id,
-        extra={"event": "invalid_task_dead_lettered"},
-    )
-    message.dead_letter(f"invalid task: {type(exc).__name__}: {exc}"[:500])
-    return True

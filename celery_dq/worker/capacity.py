@@ -12,6 +12,7 @@ from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.worker.failed_tasks import fail_task
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.lifecycle import TaskLifecycle
+from celery_dq.worker.ready_requests import ReadyRequests
 
 #: An expiry that is over on every clock: a worker with a slow clock must not run an expired message.
 _LONG_AGO = "1970-01-01T00:00:00+00:00"
@@ -32,6 +33,8 @@ class PoolCapacity:
         self._consumer = consumer
         self._lifecycle = lifecycle
         self._claim_ahead_s = claim_ahead_s
+        #: Requests that wait for the end of another; None where a task calls back before it starts.
+        self.ready_requests: ReadyRequests | None = None
         self._followers = Followers(consumer)
         self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
         #: The worker shuts down and its pool is empty or killed: no task runs.
@@ -48,18 +51,18 @@ class PoolCapacity:
     @property
     def has_startable(self) -> bool:
         """Return whether a request that waited for the end of another message may begin."""
-        ready = self._lifecycle.ready_requests
+        ready = self.ready_requests
         return ready is not None and ready.has_startable
 
     def awaits_end_of(self, tag: str) -> bool:
         """Return whether a request waits for the end of the message with this delivery tag."""
-        ready = self._lifecycle.ready_requests
+        ready = self.ready_requests
         return ready is not None and ready.awaits_end_of(tag)
 
     def start_ready(self) -> None:
         """Start the requests that may begin."""
-        if self._lifecycle.ready_requests is not None:
-            self._lifecycle.ready_requests.start_ready()
+        if self.ready_requests is not None:
+            self.ready_requests.start_ready()
 
     @property
     def closing(self) -> bool:

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery import states
-from celery.exceptions import Retry, TaskRevokedError
+from celery.exceptions import Retry
 from celery.worker import state
 
 from celery_dq.clock import Clock
@@ -39,6 +39,7 @@ from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
 from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.outside_prefetch import OutsidePrefetch
+from celery_dq.worker.task_events import TaskSubscriber, task_events
 from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
 
 logger = logging.getLogger(__name__)
@@ -54,15 +55,17 @@ class _WaitingRequest(NamedTuple):
     ahead: str
 
 
-class WorkerDedupLocks:
+class WorkerDedupLocks(TaskSubscriber):
     """Requests dedup locks between Celery's consumer and its pool.
 
     Args:
-        consumer: Celery's consumer; its ``on_task_request`` is replaced.
+        consumer: Celery's consumer.
         coordinator: gives the verdicts.
         request_of: returns the dedup request of a task, None when the task takes no part.
         clock: monotonic time, for retries that do not arrive.
     """
+
+    role = "dedup_locks"
 
     def __init__(
         self,
@@ -75,7 +78,9 @@ class WorkerDedupLocks:
         self._coordinator = coordinator
         self._request_of = request_of
         self._clock = clock
-        self._run = consumer.on_task_request
+        self._events = task_events(consumer)
+        self._run = self._events.add_gate(self.role, self.request_lock)
+        self._events.subscribe(self)
         self._followers = Followers(consumer)
         self._outside = OutsidePrefetch(consumer)
         self._declined = DeclinedCalls(
@@ -91,8 +96,7 @@ class WorkerDedupLocks:
         self._looks_again = False
         self._retried: dict[HeldDedupLock, float] = {}
         self._taken_from: set[HeldDedupLock] = set()
-        self._jobs: dict[HeldDedupLock, Any] = {}
-        consumer.on_task_request = self.request_lock
+        self._running: dict[Any, HeldDedupLock] = {}
 
     # -- before the pool -------------------------------------------------------
 
@@ -205,55 +209,28 @@ class WorkerDedupLocks:
 
     def _start(self, request: Any, holding: HeldDedupLock) -> Any:
         self._hold(holding)
-        over = self._when_over(request, holding)
+        self._running[request] = holding
         request.request_dict["dq_token"] = holding.token
-        execute = request.execute_using_pool
-
-        def execute_using_pool(pool: Any, **options: Any) -> Any:
-            try:
-                job = execute(pool, **options)
-            except TaskRevokedError:
-                over(None)
-                raise
-            if pool.uses_semaphore:
-                # A pool of child processes reports ends in this thread, so the run has not ended yet.
-                self._jobs[holding] = job
-            return job
-
-        request.execute_using_pool = execute_using_pool
         return self._run(request)
 
-    def _when_over(self, request: Any, holding: HeldDedupLock) -> Callable[[BaseException | None], None]:
-        success, failure, timed_out = request.on_success, request.on_failure, request.on_timeout
+    def follows(self, request: Any) -> bool:
+        """See :class:`TaskSubscriber`."""
+        return request in self._running
 
-        def over(exc: BaseException | None) -> None:
-            self._over(holding, exc)
+    def refused(self, request: Any) -> None:
+        """Release the lock of a task that does not get to the pool."""
+        self._over(self._running.pop(request), None)
 
-        def on_success(failed__retval__runtime: Any, **options: Any) -> Any:
-            result = failed__retval__runtime
-            try:
-                return success(result, **options)
-            finally:
-                over(_raised(result[1]) if isinstance(result, tuple) and result[0] else None)
+    def ended(self, request: Any, info: Any) -> None:
+        """Release the lock."""
+        self._over(self._running.pop(request), _raised(info))
 
-        def on_failure(exc_info: Any, *args: Any, **options: Any) -> Any:
-            try:
-                return failure(exc_info, *args, **options)
-            finally:
-                over(_raised(exc_info))
-
-        def on_timeout(soft: bool, timeout: float) -> Any:
-            try:
-                return timed_out(soft, timeout)
-            finally:
-                if not soft:
-                    over(None)
-
-        request.on_success, request.on_failure, request.on_timeout = on_success, on_failure, on_timeout
-        return over
+    def forgotten(self, request: Any) -> None:
+        """Release the lock of a job that the pool has dropped; the broker delivers the message again."""
+        holding = self._running.pop(request)
+        self._release_message(holding, self._coordinator.finish, *holding)
 
     def _over(self, holding: HeldDedupLock, exc: BaseException | None) -> None:
-        self._jobs.pop(holding, None)
         self._drop(holding)
         try:
             if self.unasked.outage:
@@ -353,7 +330,7 @@ class WorkerDedupLocks:
             self._coordinator.withdraw(holding.key, holding.call)
 
     def forget_waiting(self) -> None:
-        """Forget all waiting calls: the connection is lost, and the broker delivers their messages again."""
+        """Forget the calls that the pool does not have: the broker delivers their messages again."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
             self.unasked.clear()
@@ -361,17 +338,10 @@ class WorkerDedupLocks:
             self._outside.clear()
         for holding in waiting:
             self._release_message(holding, self._coordinator.withdraw, holding.key, holding.call)
-
-    def on_flushed(self, kept: frozenset[int]) -> None:
-        """Release the dedup locks of jobs that the pool has forgotten; the broker delivers them again.
-
-        Args:
-            kept: the ``id`` of each job that the pool still knows.
-        """
-        for holding, job in list(self._jobs.items()):
-            if id(job) not in kept:
-                self._jobs.pop(holding, None)
-                self._release_message(holding, self._coordinator.finish, *holding)
+        if self._consumer.pool.uses_semaphore:
+            # Celery has dropped the requests that waited for a slot of the pool.
+            for request in self._running.keys() - self._events.requests:
+                self.forgotten(request)
 
     def _release_message(self, holding: HeldDedupLock, leave: Callable[..., bool], *args: Any) -> None:
         self._drop(holding)

@@ -9,7 +9,6 @@ from typing import Any
 from celery import bootsteps
 
 from celery_dq.clock import SystemClock
-from celery_dq.compat.pool_flush import guard_flush
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.dedup.local import LocalCoordinator
 from celery_dq.dedup.other_brokers.coordinator import Coordinator
@@ -34,9 +33,9 @@ class DedupLocksStep(bootsteps.StartStopStep):
         ``dq_dedup_url``.
     """
 
-    # This step is made after the step of singleton queues, wraps it, and stops before it. So a message has
-    # released its dedup lock before it is released, and the token that its task sees is the leader's.
-    requires = ("celery.worker.consumer.tasks:Tasks", "celery_dq.worker.singleton:SingletonStep")
+    # This step stops before the step of singleton queues, so that a message has released its dedup lock
+    # before it is released.
+    requires = ("celery_dq.worker.task_events:TaskEventsStep", "celery_dq.worker.singleton:SingletonStep")
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -71,11 +70,9 @@ class DedupLocksStep(bootsteps.StartStopStep):
         claims.check_soon = self._wake
 
     def start(self, consumer: Any) -> None:
-        """Guard the flush of the running pool, and register with the event loop, which may be a new one."""
-        if self._locks is not None:
-            guard_flush(consumer.pool, self._locks.on_flushed)
-            if consumer.hub is not None:
-                self._waker.attach(consumer.hub)
+        """Register with the event loop, which may be a new one."""
+        if self._locks is not None and consumer.hub is not None:
+            self._waker.attach(consumer.hub)
         self._consumer = consumer
 
     def stop(self, consumer: Any) -> None:

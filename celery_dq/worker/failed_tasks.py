@@ -6,20 +6,12 @@ import logging
 import sys
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
 from celery import signals
 from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import DeliveriesExhausted
 
 logger = logging.getLogger(__name__)
-
-
-def is_crash(info: Any) -> bool:
-    """Whether the error of a pool means that the process of the task was lost."""
-    exc = getattr(info, "exception", None)
-    # billiard wraps an exception even if it did not come from another process.
-    return isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt))
 
 
 def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:

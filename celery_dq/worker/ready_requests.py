@@ -10,41 +10,54 @@ request can be released as if its message had not been delivered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
+from celery_dq.compat.stopping import stops
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
 from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.worker.task_events import TaskEvents, TaskSubscriber
 
 
-class ReadyRequests:
+class ReadyRequests(TaskSubscriber):
     """Orders requests between Celery's consumer and the pool. Used in the thread of the event loop only.
 
     Args:
-        consumer: Celery's consumer; its ``on_task_request`` is replaced.
-        closing: returns whether the worker shuts down.
+        consumer: Celery's consumer.
+        events: the events of its tasks.
     """
 
-    def __init__(self, consumer: Any, closing: Callable[[], bool]) -> None:
-        self._run = consumer.on_task_request
-        self._closing = closing
+    role = "ready_requests"
+
+    def __init__(self, consumer: Any, events: TaskEvents) -> None:
+        self._run = events.add_gate(self.role, self.add)
+        events.subscribe(self)
         self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
         # Delivery tag of the predecessor to the predecessor and the waiting request.
         self._waiting: dict[str, tuple[InFlightMessage, Any]] = {}
         self._over: deque[str] = deque()
         self._lets = False
-        consumer.on_task_request = self.add
 
     def add(self, request: Any) -> Any:
         """Run a request, at once or when its predecessor is over."""
         message = request.message
-        held = message.channel.in_flight.get(message.delivery_tag) if isinstance(message, Message) else None
-        before = None if held is None else held.unfinished_predecessor()
+        before = message.predecessor() if isinstance(message, Message) else None
         if before is None or (before.done and not before.is_over) or not message.may_deliver():
             # The pool refuses it if its predecessor will return, or the term is over.
             return self._run(request)
         self._waiting[before.tag] = (before, request)
         return None
+
+    def follows(self, request: Any) -> bool:
+        """See :class:`TaskSubscriber`."""
+        return isinstance(request.message, Message)
+
+    def refused(self, request: Any) -> None:
+        """Start the successor of a message that the pool does not get."""
+        self.end(request.message.delivery_tag)
+
+    def ended(self, request: Any, info: Any) -> None:
+        """Start the successor of a message whose task has ended."""
+        self.end(request.message.delivery_tag)
 
     def end(self, tag: str) -> None:
         """Start the successor of a message that is over, or that will return."""
@@ -53,7 +66,7 @@ class ReadyRequests:
             return  # the pool has refused a request: the outer call continues, so that the stack stays flat
         self._lets = True
         try:
-            while self._over and not self._closing():
+            while self._over and not stops():
                 waiting = self._waiting.pop(self._over.popleft(), None)
                 if waiting is not None:
                     self._start(waiting[1])
@@ -62,15 +75,11 @@ class ReadyRequests:
             self._over.clear()
 
     def _start(self, request: Any) -> None:
-        message = request.message
-        tag: str = message.delivery_tag
         try:
             self.add(request)
         except self._passing:
-            message.channel.in_flight.release(tag, "unstarted")
+            request.message.release("unstarted")
             raise
-        if message.channel.in_flight.get(tag) is None:
-            self._over.append(tag)  # the request has ended without the pool, e.g. because it was revoked
 
     def awaits_end_of(self, tag: str) -> bool:
         """Whether a request waits for the message with this delivery tag."""
@@ -91,5 +100,4 @@ class ReadyRequests:
         waiting = [request.message for _, request in self._waiting.values()]
         self._waiting.clear()
         for message in reversed(waiting):
-            message.channel.qos.forget(message.delivery_tag)
-            message.channel.in_flight.release(message.delivery_tag, "unstarted")
+            message.release("unstarted")

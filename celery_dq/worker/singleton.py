@@ -14,9 +14,6 @@ from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
 from celery_dq.clock import SystemClock
-from celery_dq.compat.pool_deaths import notice_deaths
-from celery_dq.compat.pool_flush import guard_flush
-from celery_dq.compat.pool_results import deliver_results_promptly
 from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
@@ -109,10 +106,6 @@ class SingletonStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         """Become a candidate for the singleton queues that the worker consumes."""
         if self._sequencer is not None:
-            # A hand-over waits for the death of a killed child. The pool runs now, and the loop not yet.
-            notice_deaths(consumer.pool)
-            deliver_results_promptly(consumer.pool)
-            guard_flush(consumer.pool, self._sequencer.flushed)
             self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:

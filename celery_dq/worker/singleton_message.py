@@ -14,7 +14,6 @@ released message: a timer, or a slot that gets free, passes it to the pool later
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +21,6 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER
-
-logger = logging.getLogger(__name__)
 
 
 class SingletonMessage:
@@ -62,8 +59,6 @@ class SingletonMessage:
         self._stands = stands
         self._notify = over
         self._request: Any = None
-        self._execute: Callable[..., Any] | None = None
-        self._job: Any = None
         message.dq_singleton_message = self
         message.headers[TOKEN_HEADER], message.headers[QUEUE_HEADER] = token, queue
         # Celery acknowledges or rejects an unknown, expired, revoked or declined message, mostly in a later
@@ -90,66 +85,33 @@ class SingletonMessage:
     # -- to the pool
 
     def take(self, request: Any) -> bool:
-        """Wrap the request on its way to the pool, and return whether it may continue."""
+        """Give a request the token on its way to the pool, and return whether it may continue."""
         if self.is_over:
             _forget(request)
             return False
-        self._request, self._execute = request, request.execute_using_pool
+        self._request = request
         request.request_dict[TOKEN_HEADER], request.request_dict[QUEUE_HEADER] = self.token, self._queue
-        revoked = request.revoked
-
-        def is_revoked() -> bool:
-            # Celery's last check before the pool gets the request, inside all other wrappers.
-            if self.is_over or not self._stands() or revoked():
-                return True
-            self.in_pool = True
-            return False
-
-        request.revoked = is_revoked
-        request.execute_using_pool = self._execute_using_pool
-        self._on_task_end(request)
         return True
 
-    def _execute_using_pool(self, pool: Any, **options: Any) -> Any:
-        assert self._execute is not None
-        if self.is_over:
+    def enter_pool(self) -> None:
+        """Note that the pool gets the message.
+
+        Raises:
+            TaskRevokedError: the message is over, or its term is.
+        """
+        if self.is_over or not self._stands():
             raise TaskRevokedError(self._request.id)
-        try:
-            self._job = self._execute(pool, **options)
-        except TaskRevokedError:
-            if self._request._already_revoked:
-                self.end()
-            else:
-                # Its term has ended while it waited. By now its dedup lock is released.
-                self._return(requeue=True)
-            raise
-        except BaseException:
-            self.in_pool = False
-            raise
-        return self._job
+        self.in_pool = True
 
-    def _on_task_end(self, request: Any) -> None:
-        timed_out = request.on_timeout
-
-        def on_timeout(soft: bool, timeout: float) -> Any:
-            try:
-                return timed_out(soft, timeout)
-            finally:
-                if not soft:
-                    self.end()
-
-        request.on_success = self._add_end_callback(request.on_success)
-        request.on_failure = self._add_end_callback(request.on_failure)
-        request.on_timeout = on_timeout
-
-    def _add_end_callback(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        def handle(*args: Any, **options: Any) -> Any:
-            try:
-                return handler(*args, **options)
-            finally:
-                self.end()
-
-        return handle
+    def refused(self) -> None:
+        """Note that the pool does not get the message: its task is revoked, or its term has ended."""
+        if self.is_over:
+            return
+        if self._request._already_revoked:
+            self.end()
+        else:
+            # Its term has ended while it waited. By now its dedup lock is released.
+            self._return(requeue=True)
 
     # -- its end
 
@@ -159,41 +121,29 @@ class SingletonMessage:
             self.is_over = True
             self._notify(self)
 
-    def release(self, pool: Any, *, requeue: bool) -> None:
+    def release(self, refuse: Callable[[Any], None], *, requeue: bool) -> None:
         """Release the message before the pool has it.
 
         Args:
-            pool: the worker's pool.
+            refuse: reports that the pool does not get the request, so that its dedup lock is released first.
+                Otherwise the next delivery would be taken for a duplicate.
             requeue: requeue it in the broker; False when the connection is lost, because then the broker
                 requeues it.
         """
         if self.is_over or self.in_pool:
             return
         self.is_over = True
-        if self._execute is not None:
-            # Let the pool refuse it now, so that its dedup lock is released first. Otherwise the next
-            # delivery would be taken for a duplicate.
-            try:
-                self._execute(pool)
-            except TaskRevokedError:
-                pass
-            except Exception:
-                logger.warning(
-                    "Task %s was released, but may still hold its dedup lock; release it with app.dq.dedup.",
-                    self._request,
-                    exc_info=True,
-                    extra={"event": "singleton_lock_release_failed"},
-                )
+        if self._request is not None:
+            refuse(self._request)
         self._return(requeue)
 
-    def flushed(self, kept: frozenset[int], *, requeue: bool) -> None:
-        """Release the message if the pool has forgotten its job, which then does not run.
+    def forgotten(self, *, requeue: bool) -> None:
+        """Release the message: the pool has dropped its job, which does not run.
 
         Args:
-            kept: the ``id`` of each job that the pool still knows.
             requeue: see :meth:`release`.
         """
-        if self.in_pool and not self.is_over and self._job is not None and id(self._job) not in kept:
+        if not self.is_over:
             self._return(requeue)
 
     def _return(self, requeue: bool) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
 from celery_dq.waker import Waker
 from celery_dq.worker.singleton_message import SingletonMessage
+from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +77,18 @@ class SequencedQueue:
         self.judged_at = 0.0
 
 
-class SingletonSequencer:
+class SingletonSequencer(TaskSubscriber):
     """Consumes the singleton queues of a worker in its terms; a ``SingletonConsumer``.
 
     Args:
-        consumer: Celery's consumer; its ``on_task_request`` is replaced.
+        consumer: Celery's consumer.
         leaderships: the leaderships of the worker.
         names: the singleton queues of this worker.
         lease_s: seconds without an answer of the broker after which another worker is to lead.
         clock: monotonic time, which measures the silence of the broker.
     """
+
+    role = "singleton_queues"
 
     def __init__(
         self, consumer: Any, leaderships: Leaderships, names: Iterable[str], lease_s: float, clock: Clock
@@ -102,8 +105,9 @@ class SingletonSequencer:
         self._waker = Waker(self._on_wake)
         #: Whether a wake-up asks for :meth:`look`, and not only for a sign that the loop runs.
         self._must_look = False
-        self._run: Callable[[Any], Any] = consumer.on_task_request
-        consumer.on_task_request = self.take
+        self._events = task_events(consumer)
+        self._run = self._events.add_gate(self.role, self.take)
+        self._events.subscribe(self)
         for name in self._queues:
             leaderships.attach_consumer(name, self)
         leaderships.add_listener(self._look_soon)
@@ -160,17 +164,6 @@ class SingletonSequencer:
                 queue.looks = False
             self._close(queue)
             self._release(queue, requeue=ends, paused=True)
-
-    def flushed(self, kept: frozenset[int]) -> None:
-        """Release messages whose jobs the pool has forgotten, after a lost connection or at the end.
-
-        Args:
-            kept: the ``id`` of each job that the pool still knows.
-        """
-        for queue in self._queues.values():
-            if queue.running is not None:
-                with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
-                    queue.running.flushed(kept, requeue=stops())
 
     def close(self) -> None:
         """Stop listening, and close the sockets: the worker ends."""
@@ -256,7 +249,7 @@ class SingletonSequencer:
         # A message that waits for its dedup lock is released with the connection, or when it gets the lock.
         if running is not None and (paused or not running.is_elsewhere):
             with contextlib.suppress(*errors):
-                running.release(self._consumer.pool, requeue=requeue)
+                running.release(self._events.refuse, requeue=requeue)
         while queue.held:
             message = queue.held.pop()
             if requeue:
@@ -359,9 +352,11 @@ class SingletonSequencer:
         else:
             self._look_soon()
 
+    # -- a task on its way through the pool
+
     def take(self, request: Any) -> Any:
-        """Wrap a request on its way from the consumer to the pool."""
-        message: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
+        """Give a request the token of its term, and pass it on."""
+        message = _message_of(request)
         if message is None:
             # A retry has inherited these headers, or they are forged: only the leader sets them.
             for headers in (request.message.headers, request.request_dict):
@@ -370,6 +365,31 @@ class SingletonSequencer:
         elif not message.take(request):
             return None
         return self._run(request)
+
+    def follows(self, request: Any) -> bool:
+        """See :class:`TaskSubscriber`."""
+        return _message_of(request) is not None
+
+    def offered(self, request: Any) -> None:
+        """Refuse a message that was released, or whose term has ended."""
+        request.message.dq_singleton_message.enter_pool()
+
+    def refused(self, request: Any) -> None:
+        """See :class:`TaskSubscriber`."""
+        request.message.dq_singleton_message.refused()
+
+    def failed_to_start(self, request: Any) -> None:
+        """See :class:`TaskSubscriber`."""
+        request.message.dq_singleton_message.in_pool = False
+
+    def ended(self, request: Any, info: Any) -> None:
+        """Start the next message."""
+        request.message.dq_singleton_message.end()
+
+    def forgotten(self, request: Any) -> None:
+        """Release a message whose job the pool has dropped, after a lost connection or at the end."""
+        with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+            request.message.dq_singleton_message.forgotten(requeue=stops())
 
     def _over(self, queue: SequencedQueue, message: SingletonMessage) -> None:
         if queue.running is not message:
@@ -380,3 +400,7 @@ class SingletonSequencer:
             self._advance(queue)
         else:
             self._look_soon()
+
+
+def _message_of(request: Any) -> SingletonMessage | None:
+    return getattr(request.message, "dq_singleton_message", None)

@@ -116,6 +116,19 @@ def test_cold_shutdown_releases_running_tasks(celery_app: CeleryApp) -> None:
     assert celery_app.waiting() == 1
 
 
+# An exception of Celery's signal handler is raised in the hub of gevent.
+@pytest.mark.logged_error("BlockingSwitchOutError")
+@pytest.mark.parametrize("broker", ["zookeeper"], indirect=True)
+def test_cold_shutdown_releases_tasks_of_a_green_pool(celery_app: CeleryApp) -> None:
+    key = uuid4().hex
+    with celery_app.worker("gevent", concurrency=2) as worker:
+        held(celery_app, key)
+        worker.stop(signal.SIGQUIT)
+    # The result of a killed greenlet is that of a success, after which Celery acknowledges.
+    assert celery_app.witness.reports(f"finished:{key}") == []
+    assert celery_app.waiting() == 1
+
+
 def test_soft_shutdown_waits_for_tasks_that_can_finish(celery_app: CeleryApp) -> None:
     quick, slow = uuid4().hex, uuid4().hex
     conf = {"worker_soft_shutdown_timeout": 3.0}

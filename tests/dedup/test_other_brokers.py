@@ -13,6 +13,7 @@ from celery import Celery, chain, group
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
+from celery_dq.dedup import dedup
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
@@ -268,6 +269,25 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
     # The loss is reported once, though a renewal and the end of the run both notice it.
     assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
     dedup_lock_lost.disconnect(receive)
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_a_run_that_fails_reports_no_lost_lock(shop: Shop) -> None:
+    @dedup(key="{sku}")
+    def fail(sku: Any) -> None:
+        raise KeyError(sku)
+
+    always_failing = shop.app.task(shared=False, name="always_failing")(fail)
+    lost: list[int] = []
+
+    def hear(token: int, **_: Any) -> None:
+        lost.append(token)
+
+    dedup_lock_lost.connect(hear)
+    with shop.working(), pytest.raises(KeyError):
+        always_failing.delay(1).get(timeout=40)
+    dedup_lock_lost.disconnect(hear)
+    assert lost == []
 
 
 def test_claims_can_be_looked_at_and_taken_away(shop: Shop, verdicts: list[Verdict]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import redis
+from celery.exceptions import TimeLimitExceeded
 
+from celery_dq.errors import DeliveriesExhausted
 from celery_dq.keys import DedupKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -140,6 +142,56 @@ def test_a_task_that_is_revoked_while_it_has_its_key_and_waits_for_a_process_giv
     dedup_workers.open()
     assert dedup_workers.send("early", 2).get(timeout=60) == [1, 2]
     company.gone()
+
+
+@pytest.mark.parametrize("company", ["redis"], indirect=True)
+def test_a_task_that_has_its_key_and_waits_for_a_process_gives_it_back_with_the_connection(
+    company: Company, redis_server: RedisServer, redis_url: str
+) -> None:
+    dedup_workers = company.dedup_workers
+    worker = company.worker().wait_ready()
+    others = [f"other-{child.pid}" for child in worker.children()]
+    for other in others:
+        dedup_workers.app.tasks["early"].apply_async((other, 0))
+    dedup_workers.ran(len(others))
+    result = dedup_workers.send("early", 1)
+    company.waits("head", worker)
+    kill_connections(redis_server.port, int(redis_url.rpartition("/")[2]))
+    worker.wait_for_log("Connection to broker lost", 40)
+    for other in others:
+        dedup_workers.witness.rpush(f"door:{other}", "go")
+    # The message is delivered again, and its first delivery never ends.
+    dedup_workers.open()
+    assert result.get(timeout=60) == [1, 1]
+    company.gone()
+
+
+@pytest.mark.parametrize("company", ["redis"], indirect=True)
+def test_a_run_that_a_time_limit_ends_reports_no_lost_lock(company: Company) -> None:
+    dedup_workers = company.dedup_workers
+    company.worker().wait_ready()
+    with pytest.raises(TimeLimitExceeded):
+        dedup_workers.send("early", 1, time_limit=1).get(timeout=60)
+    dedup_workers.left()
+    company.gone()
+    # The worker has read both reports of the end before it gets the result of another run.
+    assert dedup_workers.send("limited", 2).get(timeout=60) == [1, 2]
+    assert "lost its dedup lock" not in company.logs()
+
+
+@pytest.mark.parametrize("company", ["dq-zookeeper"], indirect=True)
+def test_a_lost_child_counts_as_a_delivery_of_a_task_with_a_key(company: Company) -> None:
+    dedup_workers = company.dedup_workers
+    dedup_workers.conf.update(task_reject_on_worker_lost=True, dq_max_deliveries=1)
+    worker = company.worker().wait_ready()
+    result = dedup_workers.send("late", 1)
+    dedup_workers.ran(1)
+    dedup_workers.left()
+    for child in worker.children():
+        child.kill()
+    with pytest.raises(DeliveriesExhausted):
+        result.get(timeout=60)
+    assert len(dedup_workers.runs()) == 1
 
 
 @pytest.mark.parametrize("company", ["amqp"], indirect=True)

@@ -75,8 +75,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "a message that has waited for a slot starts after its term",
         "worker/singleton_message.py",
-        "if self.is_over or not self._stands() or revoked():",
-        "if self.is_over or revoked():",
+        "if self.is_over or not self._stands():",
+        "if self.is_over:",
         (TESTS + "test_terms.py", "-k", "offered_after_its_term"),
     ),
     Mutation(

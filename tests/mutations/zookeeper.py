@@ -11,6 +11,14 @@ BASE = "tests/zookeeper/"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
+        "a lost child of a task with a key does not count as a delivery",
+        "worker/zookeeper_step.py",
+        "        request.message.crashed = crashed\n",
+        "        pass\n",
+        ("tests/dedup/test_other_processes.py", "-k", "lost_child_counts"),
+    ),
+    Mutation(
+        "zookeeper",
         "a question that was answered by its own lost try counts as a transaction that was made",
         "zookeeper/idempotent_writer.py",
         "return data == mark",

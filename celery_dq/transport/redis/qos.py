@@ -22,6 +22,11 @@ class QoS(PrefetchCount):
         """Remove the message from the prefetch count only; ``InFlightMessages`` tracks its ack."""
         self._delivered.pop(delivery_tag, None)
 
+    def release(self, delivery_tag: str, mode: str) -> None:
+        """Release a message to its place; the modes are those of ``InFlightMessages.release``."""
+        self.forget(delivery_tag)
+        self.channel.in_flight.release(delivery_tag, mode)
+
     def settle(self, delivery_tag: str) -> None:
         """Acknowledge a message whose task is about to run."""
         self._delivered.pop(delivery_tag, None)
@@ -59,7 +64,7 @@ class QoS(PrefetchCount):
         tag = message.delivery_tag
         self.forget(tag)
         if requeue:
-            self.channel.in_flight.release(tag, "crashed" if message.crashed else "requeue")
+            self.release(tag, "crashed" if message.crashed else "requeue")
         elif message.dead_letter_reason or self.channel.context.options.dead_letter_failures:
             self.channel.dead_letter(message, message.dead_letter_reason or "rejected")
         else:

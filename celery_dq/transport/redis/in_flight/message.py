@@ -91,6 +91,23 @@ class Message(StoredMessage):
         held = self.channel.in_flight.get(self.delivery_tag)
         return held is not None and held.unfinished_predecessor() is None and self._is_fresh(held)
 
+    def predecessor(self) -> InFlightMessage | None:
+        """Return the message on a singleton queue that must have ended before this one starts, if any."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        return None if held is None else held.unfinished_predecessor()
+
+    def expect_late_ack(self) -> None:
+        """Note that the ack comes after the run: until the broker has it, a kill returns the message."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        if held is not None:
+            held.acked_late = True
+
+    def expect_return(self) -> None:
+        """Note that a retry or replacement has this message's place: messages claimed after it must wait."""
+        held = self.channel.in_flight.get(self.delivery_tag)
+        if held is not None:
+            held.will_return = True
+
     def wait_for_confirmation(self) -> None:
         """Block this thread or greenlet until the broker has confirmed the required earlier ack."""
         held = self.channel.in_flight.get(self.delivery_tag)
@@ -127,6 +144,22 @@ class Message(StoredMessage):
             self._state = "ACK"
         else:
             super().ack(multiple=multiple)
+
+    def settle(self) -> None:
+        """Acknowledge the message before its task runs: it is never delivered again, and keeps its slot."""
+        self.settles = True
+        self.channel.basic_settle(self.delivery_tag)
+
+    def release(self, mode: str) -> None:
+        """Release the message to its old place; for the modes see ``InFlightMessages.release``. Idempotent.
+
+        Like :meth:`finish`, it may be called from any thread, and after the channel was closed.
+        """
+        self.channel.qos.release(self.delivery_tag, mode)
+
+    def record_reject(self, requeue: bool) -> None:
+        """Reject the message, without sending the ack at once; callable from any thread."""
+        self.channel.qos.reject_message(self, requeue)
 
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""

@@ -1,9 +1,25 @@
-"""The beginning of a warm shutdown: the boot step that wakes a worker at once when it is to stop.
+"""What a warm, a soft and a cold shutdown do; and the boot step that begins one at once.
 
-The steps after it are in the order of Celery's blueprint: ``ready_requests`` releases requests that wait for
-their turn, ``transport/redis/consuming/channel_consumer.py`` releases messages that were claimed ahead
-(``release.lua``), the pool ends its tasks, whose acks ``transport/redis/in_flight/heartbeat.py`` sends, and
-gives the lease back (``resign.lua``).
+A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
+
+1. :class:`PromptStopStep` wakes the worker.
+2. The boot steps stop. ``dedup_locks`` withdraws the calls that wait for a dedup lock,
+   ``singleton_sequencer`` ceases to consume and requeues the messages that it holds, ``singleton`` begins to
+   hand over, and ``ready_requests`` releases the requests that wait for their turn.
+3. ``transport/redis/consuming/channel_consumer.py`` cancels its consumers. It releases the messages that were
+   claimed and not delivered (``release.lua``), so that other workers may take them from then on.
+4. The pool ends its tasks, and each task has its usual events. ``compat/pool_flush.py`` keeps the jobs that a
+   child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
+   forgotten. No loop turns any more, so ``transport/redis/in_flight/heartbeat.py`` sends the acks, and keeps
+   the lease until the last task has ended.
+5. The boot steps shut down. ``singleton`` gives leaderships up, ``bootsteps`` notes that no task runs, and
+   ``transport/redis/channel.py`` closes. The heartbeat then gives the lease back (``resign.lua``).
+
+A *soft* shutdown (``worker_soft_shutdown_timeout``) waits for tasks in the same way, and then continues as a
+cold one. A *cold* shutdown (``SIGQUIT``) cancels the tasks in step 4: Celery terminates a child process, and
+leaves the redelivery to the broker; ``TaskInPool.cancel`` does the same for a task of a solo or green pool,
+which Celery would take for finished. A killed process does none of this: its messages are reaped when its
+lease expires.
 
 The handlers of Celery's signals set a flag for the event loop, and do not wake it: Python resumes the wait
 that the signal has interrupted. The loop of a stock worker on Redis wakes every second, to poll its broker.

@@ -1,0 +1,394 @@
+"""The events of a task's life in a worker, and the gates that its request passes before the pool.
+
+::
+
+    received ──gates──▶ offered ─────▶ in the pool ──▶ accepted ──▶ ending ──▶ (Celery) ──▶ ended
+                           │               │
+                        refused        forgotten: the pool has dropped the job, and calls nothing back
+
+Celery and billiard call back in several places, and differently for each pool. This module wraps each of
+those places once, and reports one event to every subscriber that follows the task, in the order of
+:data:`ORDER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from billiard.exceptions import WorkerLostError
+from celery import bootsteps
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import TaskRevokedError, WorkerTerminate
+from celery.platforms import EX_FAILURE
+from celery.worker import state
+
+from celery_dq.compat.pool_deaths import notice_deaths
+from celery_dq.compat.pool_flush import guard_flush
+from celery_dq.compat.pool_results import deliver_results_promptly
+
+__all__ = ["ORDER", "TaskEvents", "TaskEventsStep", "TaskSubscriber", "task_events"]
+
+#: The order in which a request passes the gates, and in which the subscribers get each event.
+ORDER = (
+    "zookeeper",  # counts a crash, before Celery requeues the message
+    "lease",  # ends the message on a tenant broker
+    "ready_requests",  # starts the next request, after the message of this one has ended
+    "dedup_locks",  # releases the lock of the task, before its message is released
+    "singleton_queues",  # starts the next message, after the lock of this one was released
+)
+
+
+class TaskSubscriber:
+    """A part of the worker that takes part in the life of tasks. A method that is not defined does nothing.
+
+    Attributes:
+        role: its place in :data:`ORDER`.
+    """
+
+    role: ClassVar[str]
+
+    def follows(self, request: Any) -> bool:
+        """Return whether the subscriber gets the events of this task; asked when the pool is offered it."""
+        raise NotImplementedError
+
+    def offered(self, request: Any) -> None:
+        """Prepare a request for the pool, before Celery's own check of revoked tasks.
+
+        Raises:
+            TaskRevokedError: the pool must not get the request. Celery frees its slot.
+        """
+
+    def refused(self, request: Any) -> None:
+        """Note that the pool does not get the request: it is revoked, invalid, or a subscriber refused it."""
+
+    def failed_to_start(self, request: Any) -> None:
+        """Note that Celery or the pool raised an error on the way to the pool."""
+
+    def dead_letter_invalid(self, message: Any, error: Exception) -> bool:
+        """Dead-letter a message that has raised an error in Celery or the pool; return whether it did."""
+        return False
+
+    def accepted(self, request: Any) -> None:
+        """Note that the task starts, or has started in a child process.
+
+        Raises:
+            TaskRevokedError: a task of a thread or greenlet must not start.
+        """
+
+    def ending(self, request: Any, info: Any, crashed: bool) -> None:
+        """Note the outcome, before Celery acknowledges or rejects the message.
+
+        Args:
+            request: the request.
+            info: the ``ExceptionInfo`` of a task that has failed; None after a success.
+            crashed: the process of the task was lost.
+        """
+
+    def ended(self, request: Any, info: Any) -> None:
+        """Note the end of a task that was in the pool: once, after Celery's bookkeeping."""
+
+    def forgotten(self, request: Any) -> None:
+        """Note that the pool has dropped the task, which does not run."""
+
+
+class TaskInPool:
+    """One task, from its offer to the pool until its end. Its methods take the place of Celery's callbacks.
+
+    Attributes:
+        request: Celery's request.
+        job: the pool's job; None for a pool that is closed.
+        started: the task has started.
+    """
+
+    def __init__(self, events: TaskEvents, request: Any, followers: list[TaskSubscriber]) -> None:
+        self.request = request
+        self.followers = followers
+        self.job: Any = None
+        self.started = False
+        self._cancelled = False
+        self._events = events
+
+    def wrap(self, options: dict[str, Any], *, cancel: bool) -> dict[str, Any]:
+        """Replace the callbacks among the arguments of the pool's ``apply_async``, and ``request.cancel``."""
+        names = ("accept_callback", "callback", "error_callback", "timeout_callback")
+        self._accept, self._succeed, self._fail, self._time_out = [
+            options.get(name) or _nothing for name in names
+        ]
+        if cancel:
+            self._cancel, self.request.cancel = self.request.cancel, self.cancel
+        return {
+            **options,
+            "accept_callback": self.on_accepted,
+            "callback": self.on_success,
+            "error_callback": self.on_failure,
+            "timeout_callback": self.on_timeout,
+        }
+
+    def on_accepted(self, pid: int, time_accepted: float) -> Any:
+        """Report the start. A child process has begun before; a thread or greenlet begins after it."""
+        try:
+            for each in self.followers:
+                each.accepted(self.request)
+        except BaseException:
+            self._events.remove(self)
+            raise
+        self.started = True
+        return self._accept(pid, time_accepted)
+
+    def on_success(self, failed__retval__runtime: Any, **options: Any) -> Any:
+        """Report the end of a task that has returned, or has raised an exception in its child."""
+        result = failed__retval__runtime
+        if self._cancelled and _is_killed(result):
+            # Celery would take the task for finished, and acknowledge it.
+            return self._end(None)
+        info = result[1] if isinstance(result, tuple) and result[0] else None
+        return self._handle(info, False, self._succeed, result, **options)
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
+        """Report the end of a task whose pool has failed to run it."""
+        return self._handle(exc_info, is_crash(exc_info), self._fail, exc_info, *args, **options)
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """Report the end of a task by its hard time limit, where the pool reports no failure before it.
+
+        Billiard calls it with keywords, and the pool of gevent by position.
+        """
+        try:
+            return self._time_out(soft, timeout)
+        finally:
+            if not soft:
+                self._end(None)
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> Any:
+        """Cancel the task at a cold shutdown, in a pool where Celery would take it for finished.
+
+        A solo pool cannot terminate a job, and raises an error inside the task, which then fails. A green
+        pool kills the greenlet, whose result is that of a success. Both would send a late ack.
+        """
+        self._cancelled = True
+        try:
+            return self._cancel(pool, *args, **options)
+        except NotImplementedError:
+            if isinstance(pool, SoloPool) and self._events.has(self):
+                # A signal handler runs on the stack of the task: this error ends both, and the task's own
+                # error handlers do not catch it.
+                raise WorkerTerminate(EX_FAILURE) from None
+            self._cancelled = False
+            raise
+
+    def _handle(
+        self, info: Any, crashed: bool, celerys: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        for each in self.followers:
+            each.ending(self.request, info, crashed)
+        try:
+            return celerys(*args, **options)
+        finally:
+            self._end(info)
+
+    def _end(self, info: Any) -> None:
+        # Billiard reports a hard time limit twice: as a failure, and as a timeout.
+        if self._events.remove(self):
+            for each in self.followers:
+                each.ended(self.request, info)
+
+
+class TaskEvents:
+    """Reports the events of the tasks of one worker. :func:`task_events` makes it.
+
+    Args:
+        consumer: Celery's consumer; its ``create_task_handler`` and ``on_task_request``, the
+            ``_process_task`` of its worker, and ``apply_async`` and ``on_stop`` of its pool are replaced.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._pool = pool = consumer.pool
+        self._controller = controller = consumer.controller
+        self._subscribers: list[TaskSubscriber] = []
+        self._gates: dict[int, Callable[[Any], Any]] = {}
+        self._tasks: dict[int, TaskInPool] = {}
+        self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
+        self._make_handler, consumer.create_task_handler = consumer.create_task_handler, self._task_handler
+        self._apply, pool.apply_async = pool.apply_async, self._apply_async
+        # Celery's semaphore calls the method by its name; without one the consumer holds the method itself.
+        self._process, self._run = controller._process_task, consumer.on_task_request
+        if self._run == self._process:
+            self._run = self._start
+        controller._process_task = self._start
+        consumer.on_task_request = partial(self._pass_on, -1)
+        self._stop_pool = pool.on_stop
+        if not pool.uses_semaphore:
+            pool.on_stop = self._stop_then_forget
+
+    def subscribe(self, subscriber: TaskSubscriber) -> None:
+        """Report all later events to a subscriber."""
+        self._subscribers.append(subscriber)
+        self._subscribers.sort(key=lambda each: ORDER.index(each.role))
+
+    def add_gate(self, role: str, receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Pass each received request to `receive`.
+
+        Args:
+            role: the place of the gate in :data:`ORDER`.
+            receive: passes the request on, now or later, or ends it.
+
+        Returns:
+            The function that passes a request on, to the next gate or to Celery.
+        """
+        place = ORDER.index(role)
+        self._gates = dict(sorted({**self._gates, place: receive}.items()))
+        return partial(self._pass_on, place)
+
+    def _pass_on(self, passed: int, request: Any) -> Any:
+        for place, receive in self._gates.items():
+            if place > passed:
+                return receive(request)
+        return self._run(request)
+
+    # -- on the way to the pool
+
+    def _task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """Return Celery's handler of messages, wrapped so that no message stops the worker.
+
+        Celery expects a message that names a task to have the shape of one. A body of another shape, or a
+        header of another type, raises any error and ends the worker. The message would return to its place
+        and end the next worker.
+        """
+        handle = self._make_handler(*args, **options)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                return handle(message)
+            except Exception as error:
+                if not self._dead_letters(message, error):
+                    raise
+                return None
+
+        return on_task_received
+
+    def _dead_letters(self, message: Any, error: BaseException) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._passing):
+            return False
+        return any(each.dead_letter_invalid(message, error) for each in self._subscribers)
+
+    def _start(self, request: Any) -> Any:
+        """Pass a request to the pool, as Celery's worker does.
+
+        A message that the pool cannot take must not leave the request reserved: in a prefork pool the error
+        may come up in the callback of another task, and would stop no worker.
+        """
+        followers = self._followers(request)
+        if not followers:
+            return self._process(request)
+        self._tasks[id(request)] = TaskInPool(self, request, followers)
+        try:
+            for each in followers:
+                each.offered(request)
+            return request.execute_using_pool(self._pool)
+        except TaskRevokedError:
+            pass
+        except BaseException as error:
+            self._tasks.pop(id(request), None)
+            for each in followers:
+                each.failed_to_start(request)
+            if not self._dead_letters(request.message, error):
+                raise
+            state.task_ready(request)
+        self.refuse(request)
+        release_slot = getattr(self._controller, "_quick_release", None)
+        if release_slot is not None:
+            release_slot()
+        return None
+
+    def refuse(self, request: Any) -> None:
+        """Report that the pool does not get a request."""
+        self._tasks.pop(id(request), None)
+        for each in self._followers(request):
+            each.refused(request)
+
+    def _followers(self, request: Any) -> list[TaskSubscriber]:
+        return [each for each in self._subscribers if each.follows(request)]
+
+    def _apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        task = self._tasks.get(id(getattr(options.get("callback"), "__self__", None)))
+        if task is None:
+            return self._apply(target, args, kwargs, **options)
+        options = task.wrap(options, cancel=not self._pool.uses_semaphore)
+        task.job = self._apply(target, args, kwargs, **options)
+        return task.job
+
+    # -- in the pool
+
+    @property
+    def requests(self) -> set[Any]:
+        """The requests that the pool has."""
+        return {task.request for task in list(self._tasks.values())}
+
+    def has(self, task: TaskInPool) -> bool:
+        """Return whether the pool has the task, which has not ended."""
+        return self._tasks.get(id(task.request)) is task
+
+    def remove(self, task: TaskInPool) -> bool:
+        """Remove a task that has ended; return whether this was its first end."""
+        return self._tasks.pop(id(task.request), None) is not None
+
+    def flushed(self, kept: frozenset[int]) -> None:
+        """Report the tasks that a prefork pool has dropped, after a lost connection or at the end.
+
+        Args:
+            kept: the ``id`` of each job that the pool still knows.
+        """
+        for task in list(self._tasks.values()):
+            if id(task.job) not in kept:
+                self._forget(task)
+
+    def _stop_then_forget(self) -> None:
+        """Report the tasks that a pool of threads cancels without a callback when it stops."""
+        self._stop_pool()
+        for task in reversed(list(self._tasks.values())):
+            if not task.started:
+                self._forget(task)
+
+    def _forget(self, task: TaskInPool) -> None:
+        if self.remove(task):
+            for each in task.followers:
+                each.forgotten(task.request)
+
+
+def task_events(consumer: Any) -> TaskEvents:
+    """Return the events of the tasks of this consumer. The first call replaces Celery's methods."""
+    events: TaskEvents | None = getattr(consumer, "dq_task_events", None)
+    if events is None:
+        events = consumer.dq_task_events = TaskEvents(consumer)
+    return events
+
+
+class TaskEventsStep(bootsteps.StartStopStep):
+    """Replaces the methods of a pool that has started. Does nothing in a worker without a subscriber."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        """Get the pool's reports, at the start and after each lost connection."""
+        if getattr(consumer, "dq_task_events", None) is not None:
+            guard_flush(consumer.pool, task_events(consumer).flushed)
+            notice_deaths(consumer.pool)
+            deliver_results_promptly(consumer.pool)
+
+
+def is_crash(info: Any) -> bool:
+    """Whether the error of a pool means that the process of the task was lost."""
+    exc = getattr(info, "exception", None)
+    # billiard wraps an exception even if it did not come from another process.
+    return isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt))
+
+
+def _nothing(*args: Any, **options: Any) -> None:
+    """Stand in for a callback that a request of the user's own class does not pass."""
+
+
+def _is_killed(result: Any) -> bool:
+    """Whether the result is the one that a green pool makes for a killed task: it has no run time."""
+    return isinstance(result, tuple) and len(result) == 3 and result[2] is None
