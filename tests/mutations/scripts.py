@@ -114,9 +114,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "a settled discard frees a slot that it has not taken",
-        "transport/redis/lua/include/in_flight.lua",
-        "SETTLED + (entry.discard and DISCARD or 0) + (",
-        "SETTLED + (",
+        "transport/redis/lua/include/settle.lua",
+        "string.char(flags + SETTLED)",
+        "string.char(flags - flags % EARLY + SETTLED)",
         (
             "tests/lua/test_discards.py",
             "tests/lua/test_cancel.py",
@@ -274,8 +274,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "a leader claims on when its office has run out",
         "transport/redis/lua/claim.lua",
-        "if dq.is_fenced_out(consumer) or (state.epoch > 0 and dq.has_lost_leadership()) then",
-        "if dq.is_fenced_out(consumer) then",
+        "if is_fenced_out(consumer, state.epoch) or (state.epoch > 0 and dq.has_lost_leadership()) then",
+        "if is_fenced_out(consumer, state.epoch) then",
         (
             "tests/lua/test_fence.py",
             "-k",

@@ -33,10 +33,10 @@
 --@uses reap
 --@uses recount
 --@uses wake
---@ready is_fenced_out renew_lease reap_grace_of wake next_due
+--@ready renew_lease reap_grace_of wake next_due
 read_state('epoch', 'claim', 'held', 'v', 'evict')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if dq.is_fenced_out(consumer) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
+if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
 local grace = dq.reap_grace_of(consumer)
