@@ -18,7 +18,7 @@ from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, mak
 #: A line that each short path runs before its first write -> the same without a short path.
 SHORT_PATHS = {
     "push": ("  local priority, due, _, length = read_header(record)\n", "  if true then return nil end\n"),
-    "claim": ("  local ALL_BUT_OVER = 0.4\n  if ", "  local ALL_BUT_OVER = 0.4\n  if true or "),
+    "claim": ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
     "finish": ("if #members == 0 and (known[3]", "if false and (known[3]"),
 }
 CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', '5'}")

@@ -58,16 +58,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a late heartbeat takes its own messages for a dead worker's",
         "transport/redis/lua/heartbeat.lua",
         (
-            "dq.renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
-            "local grace = dq.reap_grace_of(consumer)\n"
+            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
+            "local grace = reap_grace_of(consumer)\n"
             "local reaped, report = 0, {}\n"
             "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
         ),
         (
-            "local grace = dq.reap_grace_of(consumer)\n"
+            "local grace = reap_grace_of(consumer)\n"
             "local reaped, report = 0, {}\n"
             "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
-            "dq.renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
+            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
         ),
         (
             "tests/lua/test_return.py",

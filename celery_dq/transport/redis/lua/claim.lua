@@ -64,7 +64,7 @@ end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
 read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
---@uses lease
+--@include lease
 --@uses in_flight
 --@uses leader_lease
 --@uses promote
@@ -76,7 +76,7 @@ read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
---@ready pack_held renew_lease line header is_keyed
+--@ready pack_held line header is_keyed
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE = 128, 16
@@ -123,7 +123,7 @@ end
 
 -- The lease is written first, because messages of a consumer without a lease are never reaped. Then the messages are
 -- written under the consumer's name, and at last they are removed from where they waited.
-dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
+renew_lease(consumer, alive, tonumber(ARGV[2]))
 dq.write_delivered(consumer)
 if #serving.discarded > 0 then
   dq.add_discards(serving.discarded)
