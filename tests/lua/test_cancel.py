@@ -21,7 +21,7 @@ def test_waiting_message_becomes_a_discard(scripts: PartitionScripts) -> None:
     ]
     assert scripts.slots("t") == 1
     scripts.finish(*tags_of(claimed.entries))
-    assert scripts.left_over() == {"leases", "quotas", "limiter"}
+    assert scripts.left_over() == {"leases", "quotas", "quota_info", "limiter"}
 
 
 def test_delayed_message_becomes_a_discard(scripts: PartitionScripts) -> None:
@@ -151,7 +151,7 @@ def test_purge_leaves_held_messages(scripts: PartitionScripts) -> None:
         removed, more = removed + purged.removed, purged.more
     assert removed == 16
     assert scripts.finish(tag) == 0
-    assert scripts.left_over() - {"wake"} == {"leases", "quotas"}
+    assert scripts.left_over() - {"wake"} == {"leases", "quotas", "quota_info"}
 
 
 def test_locate(scripts: PartitionScripts) -> None:

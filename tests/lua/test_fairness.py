@@ -131,9 +131,8 @@ def test_removed_messages_are_passed_over_a_bounded_number_a_call(scripts: Parti
     scripts.client.hdel(scripts.keys.messages, *(f"a{i:03d}" for i in range(149)))
     first = scripts.claim(10)
     assert (first.entries, first.more) == ([], True)
-    assert scripts.client.zcard(scripts.keys.tenant("a")) == 150 - 64
-    assert scripts.take(10) == []
-    assert scripts.take(10) == ["a149"]
+    assert scripts.client.zcard(scripts.keys.tenant("a")) == 150 - 32
+    assert [scripts.take(10) for _ in range(4)] == [[], [], [], ["a149"]]
     assert scripts.state("v") == 1.0
 
 
@@ -172,7 +171,7 @@ def test_nothing_is_left_of_idle_tenants(scripts: PartitionScripts) -> None:
     entries = scripts.claim(100).entries
     assert len(entries) == 50
     scripts.finish(*tags_of(entries))
-    scripts.client.delete(scripts.keys.quotas)
+    scripts.client.delete(scripts.keys.quotas, scripts.keys.quota_info)
     while scripts.client.exists(scripts.keys.limiter):
         scripts.claim(0)
     assert scripts.left_over() == {"leases"}

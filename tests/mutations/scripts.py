@@ -58,16 +58,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a late heartbeat takes its own messages for a dead worker's",
         "transport/redis/lua/heartbeat.lua",
         (
-            "dq.renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
-            "local grace = dq.reap_grace_of(consumer)\n"
+            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
+            "local grace = reap_grace_of(consumer)\n"
             "local reaped, report = 0, {}\n"
             "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
         ),
         (
-            "local grace = dq.reap_grace_of(consumer)\n"
+            "local grace = reap_grace_of(consumer)\n"
             "local reaped, report = 0, {}\n"
             "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
-            "dq.renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
+            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
         ),
         (
             "tests/lua/test_return.py",
@@ -114,9 +114,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "a settled discard frees a slot that it has not taken",
-        "transport/redis/lua/include/in_flight.lua",
-        "SETTLED + (entry.discard and DISCARD or 0) + (",
-        "SETTLED + (",
+        "transport/redis/lua/include/settle.lua",
+        "string.char(flags + SETTLED)",
+        "string.char(flags - flags % EARLY + SETTLED)",
         (
             "tests/lua/test_discards.py",
             "tests/lua/test_cancel.py",
@@ -298,8 +298,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "a leader claims on when its lease has run out",
         "transport/redis/lua/claim.lua",
-        "if dq.is_fenced_out(consumer) or (state.epoch > 0 and dq.has_lost_leadership()) then",
-        "if dq.is_fenced_out(consumer) then",
+        "if is_fenced_out(consumer, state.epoch) or (state.epoch > 0 and dq.has_lost_leadership()) then",
+        "if is_fenced_out(consumer, state.epoch) then",
         (
             "tests/lua/test_fence.py",
             "-k",

@@ -11,6 +11,7 @@
 --   limiter ZSET
 --   deliveries HASH
 --   leases ZSET
+--   wake LIST
 --   dedup_members HASH
 --   turn ZSET
 -- ARGV
@@ -36,21 +37,38 @@
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
---   some 20 commands, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies
---   at most 128 of each kind; removes at most 32 messages that cannot run, and passes over at most 1000
---   tenants whose next message is a suspect or a 33rd of those, at three commands each; some ten for discards
+--   15 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
+--   fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages that cannot run,
+--   and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three commands each;
+--   some ten for discards
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
---   becomes a discard and costs its tenant no turn. After a claim that took discards, or
---   removed messages that cannot run, no claim does so for rest_us divided by the number of consumers. At the end of
---   this rest one consumer looks. Messages are served as if there were no discards.
+--   becomes a discard and costs its tenant no turn. After a claim that took discards, or removed messages that cannot
+--   run, no claim does so for rest_us divided by the number of consumers. At the end of this rest one consumer looks.
+--   Messages are served as if there were no discards.
+--@include partition
+--@include settle
+--@include finish
+--@include plain_claim
+local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
+-- The claim looks for work itself, and adds the wake-up again for what it leaves. A full server (see
+-- `out_of_memory_guard`) runs a script that begins like this.
+call('DEL', P .. 'wake')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
+local epoch = tonumber(known[1] or 0)
+local stale_settled, behind = settle_tags(consumer, 10, epoch)
+local stale_finished, _, finished, tenants, members = finish_tags(consumer, behind, epoch)
+local stale = stale_settled + stale_finished
+if want > 0 and (finished == 0 or #members == 0) then
+  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, stale)
+  if reply then return reply end
+end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
 read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
---@include out_of_memory_guard
---@uses lease
+--@include lease
 --@uses in_flight
 --@uses leader_lease
 --@uses promote
@@ -62,27 +80,23 @@ read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
---@ready read_tags read_held pack_held is_fenced_out renew_lease line header is_keyed
+--@ready pack_held line header is_keyed
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE = 128, 16
 local line, delivery = dq.line, dq.delivery
-local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
-local settled, stale_settled, behind = dq.read_tags(consumer, 10)
-if #settled > 0 then dq.settle(consumer, settled) end
-local finished, stale_finished = dq.read_tags(consumer, behind)
-if #finished > 0 then dq.finish(consumer, finished) end
+if finished > 0 then dq.end_finish(finished, tenants, members) end
 -- Most partitions have none of these, which one command shows.
 local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
 if has_rare or dq.has_limits then dq.promote(PROMOTE) end
 
 local alive, last_claim = call('ZSCORE', P .. 'leases', consumer), string.format('%.0f', state.claim)
 local reply = delivery.reply
-reply[1], reply[2], reply[3], reply[4] = '0', '-1', tostring(stale_settled + stale_finished), '0'
+reply[1], reply[2], reply[3], reply[4] = '0', '-1', tostring(stale), '0'
 reply[5] = alive and '-1' or last_claim
-if dq.is_fenced_out(consumer) or (state.epoch > 0 and dq.has_lost_leadership()) then
+if is_fenced_out(consumer, state.epoch) or (state.epoch > 0 and dq.has_lost_leadership()) then
   -- This consumer may have taken a wake-up that the leader needs.
   dq.wake()
   save()
@@ -113,7 +127,7 @@ end
 
 -- The lease is written first, because messages of a consumer without a lease are never reaped. Then the messages are
 -- written under the consumer's name, and at last they are removed from where they waited.
-dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
+renew_lease(consumer, alive, tonumber(ARGV[2]))
 dq.write_delivered(consumer)
 if #serving.discarded > 0 then
   dq.add_discards(serving.discarded)

@@ -25,7 +25,7 @@
 --@uses in_flight
 --@uses wake
 local consumer, id = ARGV[1], ARGV[3]
-local entry = not dq.is_fenced_out(consumer) and call('HGET', P .. 'held:' .. consumer, id)
+local entry = not is_fenced_out(consumer, state.epoch) and call('HGET', P .. 'held:' .. consumer, id)
 entry = entry and dq.read_held(id, entry)
 if not entry or entry.claim ~= tonumber(ARGV[2]) then return 0 end
 local record = ARGV[6]
@@ -34,7 +34,8 @@ if record == '' then
   if not record or dq.is_settled_mark(record) then return -1 end
 end
 dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
-dq.finish(consumer, {entry})
+dq.erase(consumer, {entry})
+dq.end_finish(0, dq.free_slots({entry}), {})
 dq.wake()
 save()
 return 1

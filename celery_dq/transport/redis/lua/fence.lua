@@ -19,7 +19,7 @@
 --   released message has its old place and counts one delivery; settled messages are dropped.
 --@include state
 --@include out_of_memory_guard
---@uses fencing
+--@include fencing
 --@uses reap
 --@uses wake
 local token, limit = tonumber(ARGV[1]), math.min(tonumber(ARGV[2]), 1000)
@@ -32,7 +32,7 @@ call('HSET', KEYS[1], 'epoch', token)
 local others = call('ZRANGEBYSCORE', P .. 'leases', string.format('(%.0f', now), '+inf', 'LIMIT', 0, limit)
 local lost = {}
 for i = 1, #others do
-  if dq.is_fenced_out(others[i]) then
+  if is_fenced_out(others[i], state.epoch) then
     -- Not 0, which marks a consumer that was renamed while it was reaped.
     lost[#lost + 1] = 1
     lost[#lost + 1] = others[i]

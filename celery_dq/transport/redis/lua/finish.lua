@@ -3,7 +3,12 @@
 -- KEYS
 --   state HASH: clock and counters of the partition
 -- DERIVES
---   none
+--   turn ZSET
+--   throttled ZSET
+--   at_concurrency ZSET
+--   delayed ZSET
+--   discards ZSET
+--   wake LIST
 -- ARGV
 --   consumer: the consumer that holds them
 --   n: number of tags, at most 1000
@@ -11,20 +16,27 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   some 12 commands, and one per tenant that was at its concurrency
+--   10 commands, and some 10 when a message is due later or a tenant is at a limit
 -- GUARANTEE
 --   A tag that is stale changes nothing. A slot is freed in the same step in which its message is deleted.
+--@include finish
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner')
+-- Its first write deletes messages, so the script also runs on a server that is out of memory.
+local stale, _, finished, tenants, members = finish_tags(ARGV[1], 2, tonumber(known[1] or 0))
+if finished == 0 then return stale end
+-- When no message is due later and no tenant is at a limit, only those in turn can need a worker.
+if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
+  and call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency') == 0 then
+  call('HSET', KEYS[1], 'held', digits((known[2] or 0) - finished))
+  if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  return stale
+end
 --@include state
 --@uses in_flight
 --@uses wake
---@ready read_tags is_fenced_out read_held finish erase free_slots wake
-read_state('epoch', 'held')
-local entries, stale = dq.read_tags(ARGV[1], 2)
-if #entries > 0 then
-  -- Its first write deletes messages, so the script also runs on a server that is out of memory.
-  dq.finish(ARGV[1], entries)
-  -- A solo worker that was busy at the time of its planned look gets its wake-up here.
-  dq.wake()
-  save()
-end
+--@ready end_finish wake
+dq.end_finish(finished, tenants, members)
+-- A solo worker that was busy at the time of its planned look gets its wake-up here.
+dq.wake()
+save()
 return stale

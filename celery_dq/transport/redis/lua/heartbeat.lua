@@ -28,18 +28,18 @@
 --   halfway before.
 --@include state
 --@include out_of_memory_guard
---@uses lease
+--@include lease
 --@uses promote
 --@uses reap
 --@uses recount
 --@uses wake
---@ready is_fenced_out renew_lease reap_grace_of wake next_due
+--@ready wake next_due
 read_state('epoch', 'claim', 'held', 'v', 'evict')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if dq.is_fenced_out(consumer) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
+if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
-dq.renew_lease(consumer, alive, tonumber(ARGV[2]))
-local grace = dq.reap_grace_of(consumer)
+renew_lease(consumer, alive, tonumber(ARGV[2]))
+local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
 if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end
 dq.promote(limit)

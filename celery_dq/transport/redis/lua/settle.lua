@@ -11,13 +11,9 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   six commands
+--   five commands
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once.
---@include state
 --@include out_of_memory_guard
---@uses in_flight
---@ready read_tags is_fenced_out read_held settle pack_held
-local entries, stale = dq.read_tags(ARGV[1], 2)
-dq.settle(ARGV[1], entries)
-return stale
+--@include settle
+return (settle_tags(ARGV[1], 2, tonumber(call('HGET', KEYS[1], 'epoch') or 0)))

@@ -36,7 +36,7 @@ for i = 1, n do
   if not named[id] then ids[#ids + 1] = id end
   named[id] = true
 end
-if #ids == 0 or dq.is_fenced_out(consumer) then return {} end
+if #ids == 0 or is_fenced_out(consumer, state.epoch) then return {} end
 
 local records = call('HMGET', P .. 'messages', unpack(ids))
 local delayed, tenants, names, more = {}, {}, {}, {}

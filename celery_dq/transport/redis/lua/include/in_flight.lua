@@ -1,16 +1,12 @@
 -- The in-flight messages of consumers.
 --
 -- DERIVES
---   messages HASH
 --   at_concurrency ZSET
---   running HASH
---   reasons HASH
---   deliveries HASH
 --   held:<consumer> HASH
 --@include state
 --@include held_flags
+--@include finish
 --@uses tenant_placement
---@uses fencing
 --@uses dedup
 -- The hash of a consumer: message id -> claim number, score, claimed at, flags, charge, tenant. The charge is the
 -- virtual time by which its tenant's tag moved for it, 0 when it took no turn.
@@ -23,7 +19,7 @@ function dq.read_held(id, entry)
   local claim, score, since, flags, charge = struct.unpack('>dddBd', entry)
   return {id = id, claim = claim, score = score, since = since, charge = charge, settled = flags % 2 == 1,
     discard = flags % EARLY >= DISCARD, early = flags % KEYED >= EARLY, fast_dedup = flags >= KEYED,
-    tenant = string.sub(entry, 34)}
+    tenant = string.sub(entry, TENANT_AT)}
 end
 
 -- Returns any `limit` entries of a consumer, in the order of their scores.
@@ -41,7 +37,7 @@ function dq.read_tags(consumer, position)
   local n = tonumber(ARGV[position])
   local behind = position + 1 + 2 * n
   if n == 0 then return {}, 0, behind end
-  if dq.is_fenced_out(consumer) then return {}, n, behind end
+  if is_fenced_out(consumer, state.epoch) then return {}, n, behind end
   local ids = {}
   for i = 1, n do ids[i] = ARGV[position + 2 * i] end
   local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
@@ -60,73 +56,36 @@ end
 
 -- Frees the slots of these entries. Returns their tenants, each once.
 function dq.free_slots(entries)
-  local tenants, freed = {}, {}
+  local tenants, counts = {}, {}
   for i = 1, #entries do
     local entry = entries[i]
     if not entry.discard then
-      if not freed[entry.tenant] then tenants[#tenants + 1] = entry.tenant end
-      freed[entry.tenant] = (freed[entry.tenant] or 0) + 1
+      if not counts[entry.tenant] then tenants[#tenants + 1] = entry.tenant end
+      counts[entry.tenant] = (counts[entry.tenant] or 0) + 1
     end
   end
-  if #tenants == 0 then return tenants end
-  local slots = call('HMGET', P .. 'running', unpack(tenants))
-  local fewer, none = {}, {}
-  for i = 1, #tenants do
-    local left = tonumber(slots[i] or 0) - freed[tenants[i]]
-    if left > 0 then
-      fewer[#fewer + 1] = tenants[i]
-      fewer[#fewer + 1] = text(left)
-    else
-      none[#none + 1] = tenants[i]
-    end
-  end
-  write('HSET', P .. 'running', fewer)
-  write('HDEL', P .. 'running', none)
+  free_counted_slots(tenants, counts)
   return tenants
-end
-
--- Marks these entries as settled; their slots stay taken.
-function dq.settle(consumer, entries)
-  local marks, held = {}, {}
-  for i = 1, #entries do
-    local entry = entries[i]
-    if not entry.settled then
-      entry.settled = true
-      marks[#marks + 1] = entry.id
-      marks[#marks + 1] = '\0' .. consumer
-      held[#held + 1] = entry.id
-      held[#held + 1] = dq.pack_held(entry.claim, entry.score, entry.since,
-        SETTLED + (entry.discard and DISCARD or 0) + (entry.fast_dedup and KEYED or 0), entry.charge, entry.tenant)
-    end
-  end
-  write('HSET', P .. 'held:' .. consumer, held)
-  write('HSET', P .. 'messages', marks)
 end
 
 -- Deletes these messages, but does not free their slots.
 function dq.erase(consumer, entries)
-  local ids, discards = {}, {}
+  local ids, discards, members = {}, {}, {}
   for i = 1, #entries do
     ids[i] = entries[i].id
     if entries[i].discard then discards[#discards + 1] = entries[i].id end
-  end
-  write('HDEL', P .. 'messages', ids)
-  if #ids > 0 and call('EXISTS', P .. 'deliveries') == 1 then call('HDEL', P .. 'deliveries', unpack(ids)) end
-  write('HDEL', P .. 'reasons', discards)
-  write('HDEL', P .. 'held:' .. consumer, ids)
-  state.held = state.held - #ids
-  local members = {}
-  for i = 1, #entries do
     if entries[i].fast_dedup then members[#members + 1] = entries[i].id end
   end
+  delete_in_flight(consumer, ids, discards)
+  state.held = state.held - #ids
   if #members > 0 then dq.fast_dedup().leave(members) end
 end
 
--- Deletes these messages, frees their slots, and places tenants again that were at their concurrency limit.
-function dq.finish(consumer, entries)
-  if #entries == 0 then return end
-  dq.erase(consumer, entries)
-  local tenants = dq.free_slots(entries)
+-- What `finish_tags` leaves to do: frees the dedup locks of `members`, and places those of these tenants again that
+-- were at their concurrency limit.
+function dq.end_finish(finished, tenants, members)
+  state.held = state.held - finished
+  if #members > 0 then dq.fast_dedup().leave(members) end
   if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return end
   local limited = call('ZMSCORE', P .. 'at_concurrency', unpack(tenants))
   local waiting = {}

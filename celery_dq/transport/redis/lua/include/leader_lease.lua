@@ -3,7 +3,7 @@
 -- DERIVES
 --   leader HASH
 --@include state
---@uses fencing
+--@include fencing
 -- Whether the leader's lease has expired. False where the election is kept elsewhere.
 function dq.has_lost_leadership()
   if state.epoch == 0 then return false end

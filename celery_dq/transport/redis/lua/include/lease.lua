@@ -3,21 +3,21 @@
 -- DERIVES
 --   leases ZSET
 --   reap_grace:<consumer> STRING
---@include state
+--@include clock
 -- Renews a lease. When less than ALL_BUT_OVER of the old one is left, the server was away, its clock has jumped, or
 -- the consumer stood still. Then other consumers may only be late, too, so this one reaps no other for one lease. The
 -- server keeps that time, because delayed requests may arrive in any order. The share is the one at which a consumer
 -- starts no more messages (`TRUST` in `ledger.py`). A consumer with four heartbeats per lease renews before that.
-function dq.renew_lease(consumer, deadline, lease_ms)
+local function renew_lease(consumer, deadline, lease_ms)
   local ALL_BUT_OVER = 0.4
   local until_us = now + lease_ms * 1000
   if deadline and tonumber(deadline) - now < ALL_BUT_OVER * lease_ms * 1000 then
-    call('SET', P .. 'reap_grace:' .. consumer, text(until_us), 'PXAT', text(math.ceil(until_us / 1000)))
+    call('SET', P .. 'reap_grace:' .. consumer, digits(until_us), 'PXAT', digits(math.ceil(until_us / 1000)))
   end
-  call('ZADD', P .. 'leases', until_us, consumer)
+  call('ZADD', P .. 'leases', digits(until_us), consumer)
 end
 
 -- Returns the µs until this consumer may reap others; 0 is now.
-function dq.reap_grace_of(consumer)
+local function reap_grace_of(consumer)
   return math.max(tonumber(call('GET', P .. 'reap_grace:' .. consumer) or 0) - now, 0)
 end

@@ -1,4 +1,4 @@
--- The end of a claim. The consumer may plan the next look itself, so that it needs no wake-up.
+-- The end of a claim, which has deleted the wake-up. The consumer may plan the next look itself, so that it needs none.
 --
 -- DERIVES
 --   discards ZSET
@@ -19,15 +19,13 @@ function dq.plan_next_look(consumer, may_keep, is_busy, has_rare, is_resting)
   local others_look, look_in = eligible, nil
   if not eligible and not due then
     state.next_look_owner = ''
-    call('DEL', P .. 'wake')
   elseif not eligible and (state.next_look_owner == consumer or not dq.is_kept(due)) then
     if may_keep then
       state.next_look_owner, state.next_look, look_in = consumer, due, due - now
-      call('DEL', P .. 'wake')
     else
       state.next_look_owner, others_look = '', true
     end
   end
-  if others_look and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if others_look then call('RPUSH', P .. 'wake', '1') end
   return eligible, look_in
 end

@@ -1,18 +1,10 @@
 -- The records of messages.
+--@include header
 
 -- The latest time that a record may hold, in µs.
 dq.LATEST = 9e15 - 1
 
--- Returns priority, due, expires, and the length of the tenant's name; nil when the record cannot be read (another
--- program wrote it, or it is the mark of a settled message). The lengths are checked before, so unpack cannot fail.
-function dq.header(record)
-  local HEADER_BYTES = 27
-  if not record or #record < HEADER_BYTES then return nil end
-  local version, priority, _, due, expires, tenant, task, envelope = struct.unpack('>BBBddHHI', record)
-  if version ~= 1 or priority > 9 or HEADER_BYTES + tenant + task + envelope > #record then return nil end
-  if not (due >= 0 and due < 9e15 and expires >= 0 and expires < 9e15) then return nil end
-  return priority, due, expires, tenant
-end
+dq.header = read_header
 
 -- Returns whether the due time is a countdown by the clock of the publisher.
 function dq.is_counted(record)

@@ -1,15 +1,9 @@
--- The clock, the prefix of the keys, and the state of the partition, of which each field is read once and
--- written once, by `save`. Numbers that `call` sends keep all their digits; `..` and `tostring` round them.
-local call = redis.call
-local P = string.sub(KEYS[1], 1, -6)
-local now
-do
-  local clock = call('TIME')
-  now = clock[1] * 1000000 + clock[2]
-end
+-- The state of the partition, of which each field is read once and written once, by `save`. Numbers that `call` sends
+-- keep all their digits; `..` and `tostring` round them.
+--@include clock
 -- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
--- `accepted` and `discards_at`. A field is read when a script first asks for it, or with others by `read_state`: a call that reads
--- all of them takes longer than most commands of a script together.
+-- `accepted` and `discards_at`. A field is read when a script first asks for it, or with others by `read_state`: a call
+-- that reads all of them takes longer than most commands of a script together.
 local TEXTS, read = {next_look_owner = true, leader = true}, {}
 local state = {}
 
@@ -30,12 +24,12 @@ setmetatable(state, {__index = function(_, name)
   return state[name]
 end})
 
--- Returns a number with all its digits. Formatting is slow, and most counts and tags occur many times in a call.
+-- As `digits`, for numbers that occur many times in a call: formatting is slow.
 local texts = {[0] = '0', [1] = '1'}
 local function text(number)
   local known = texts[number]
   if not known then
-    known = string.format('%.17g', number)
+    known = digits(number)
     texts[number] = known
   end
   return known
@@ -63,9 +57,4 @@ end
 local function collect(key, bound, limit)
   local over = call('ZCOUNT', key, '-inf', bound)
   if over > 0 and limit > 0 then call('ZREMRANGEBYRANK', key, 0, math.min(over, limit) - 1) end
-end
-
--- Sends a command that takes a list, unless the list is empty.
-local function write(command, key, list)
-  if #list > 0 then call(command, key, unpack(list)) end
 end

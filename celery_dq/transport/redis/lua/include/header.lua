@@ -1,0 +1,12 @@
+-- The head of a record.
+
+-- Returns priority, due, expires, and the length of the tenant's name; nil when the record cannot be read (another
+-- program wrote it, or it is the mark of a settled message). The lengths are checked before, so unpack cannot fail.
+local function read_header(record)
+  local HEADER_BYTES = 27
+  if not record or #record < HEADER_BYTES then return nil end
+  local version, priority, _, due, expires, tenant, task, envelope = struct.unpack('>BBBddHHI', record)
+  if version ~= 1 or priority > 9 or HEADER_BYTES + tenant + task + envelope > #record then return nil end
+  if not (due >= 0 and due < 9e15 and expires >= 0 and expires < 9e15) then return nil end
+  return priority, due, expires, tenant
+end

@@ -1,0 +1,13 @@
+-- The partition: its commands, and the prefix of its keys.
+local call = redis.call
+local P = string.sub(KEYS[1], 1, -6)
+
+-- Returns a number with all its digits; `..` and `tostring` round it. Whole numbers are formatted faster.
+local function digits(number)
+  return string.format(number % 1 == 0 and '%d' or '%.17g', number)
+end
+
+-- Sends a command that takes a list, unless the list is empty.
+local function write(command, key, list)
+  if #list > 0 then call(command, key, unpack(list)) end
+end

@@ -1,0 +1,80 @@
+-- Claims plain messages.
+--
+-- DERIVES
+--   messages HASH
+--   single HASH
+--   turn ZSET
+--   running HASH
+--   leases ZSET
+--   wake LIST
+--   delayed ZSET
+--   discards ZSET
+--   deliveries HASH
+--   quotas HASH
+--   pauses ZSET
+--   throttled ZSET
+--   at_concurrency ZSET
+--   paused ZSET
+--   finish_tags ZSET
+--   limiter ZSET
+--   held:<consumer> HASH
+--@include clock
+--@include header
+--@include lease
+-- Claims up to `want` messages when all of them are plain: no tenant of the partition has a limit, no message is
+-- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
+-- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
+-- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict` and
+-- `next_look_owner`; `finished` messages were finished before. Returns the reply, or nil, when nothing was written.
+local function claim_plain(consumer, lease_ms, want, known, finished, stale)
+  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' then return nil end
+  local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
+  if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
+    P .. 'throttled', P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
+  local deadline = call('ZSCORE', P .. 'leases', consumer)
+  if not deadline then return nil end
+  local names, ids, n = {}, {}, #found / 2
+  local singles, records, slots
+  if n > 0 then
+    for i = 1, n do names[i] = found[2 * i - 1] end
+    singles = call('HMGET', P .. 'single', unpack(names))
+    for i = 1, n do
+      if not singles[i] or #singles[i] < 9 then return nil end
+      ids[i] = string.sub(singles[i], 9)
+    end
+    records = call('HMGET', P .. 'messages', unpack(ids))
+    for i = 1, n do
+      local priority, _, expires = read_header(records[i])
+      if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
+    end
+    slots = call('HMGET', P .. 'running', unpack(names))
+  end
+
+  local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
+  local first = digits(number) .. '||'
+  local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
+  for i = 1, n do
+    local tag, charge = found[2 * i], 1
+    v, floor = math.max(v, tag), math.max(floor, tag + charge)
+    held[2 * i - 1] = ids[i]
+    held[2 * i] = struct.pack('>dddBdc0', number, struct.unpack('>d', singles[i]), now, 0, charge, names[i])
+    running[2 * i - 1] = names[i]
+    running[2 * i] = digits((slots[i] or 0) + 1)
+    reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
+  end
+  renew_lease(consumer, deadline, lease_ms)
+  write('HSET', P .. 'held:' .. consumer, held)
+  write('HSET', P .. 'running', running)
+  if n > 0 then call('ZREMRANGEBYRANK', P .. 'turn', '0', digits(n - 1)) end
+  write('HDEL', P .. 'single', names)
+  if n == want and call('EXISTS', P .. 'turn') == 1 then
+    reply[1] = '1'
+    call('RPUSH', P .. 'wake', '1')
+  else
+    -- Virtual time passes all tags when no tenant is in turn.
+    v = math.max(v, floor)
+  end
+  call('HSET', KEYS[1], 'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v),
+    'floor', digits(floor))
+  return reply
+end

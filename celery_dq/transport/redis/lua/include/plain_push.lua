@@ -1,0 +1,60 @@
+-- Accepts a plain message.
+--
+-- DERIVES
+--   messages HASH
+--   tenant:<tenant> ZSET
+--   single HASH
+--   turn ZSET
+--   wake LIST
+--   tombstones ZSET
+--   dead HASH
+--   quotas HASH
+--   pauses ZSET
+--   throttled ZSET
+--   at_concurrency ZSET
+--   paused ZSET
+--   finish_tags ZSET
+--   limiter ZSET
+--   producer:<producer> STRING
+--@include clock
+--@include header
+-- A message is plain when it may be served at once and has no dedup key, its id is free, no tenant of the partition has
+-- a limit, and its own tenant has either no backlog or more than one message. For such a message the rules of the other
+-- includes come down to these commands; tests/lua/test_plain.py compares both. Returns the string of its reply, or nil
+-- when the message is not plain: then nothing was written.
+local function push_plain(producer, marker_ttl_ms, head, sequence, id, record)
+  local priority, due, _, length = read_header(record)
+  if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
+    or not tonumber(sequence) then return nil end
+  if call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
+    P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
+  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head')
+  if (known[1] or '0') ~= '0' then return nil end
+  local marker = producer ~= '' and P .. 'producer:' .. producer
+  local last = marker and call('GET', marker)
+  if last and tonumber(sequence) <= tonumber(last) then return nil end
+  local tenant = string.sub(record, 28, 27 + length)
+  local backlog = P .. 'tenant:' .. tenant
+  if call('HEXISTS', P .. 'single', tenant) == 1 or call('HEXISTS', P .. 'dead', id) == 1 then return nil end
+  local is_first = call('EXISTS', backlog) == 0
+  if call('HSETNX', P .. 'messages', id, record) == 0 then return nil end
+
+  local seq = math.max((known[2] or 0) + 1, now)
+  local score = seq - priority * head
+  if is_first then
+    call('HSET', P .. 'single', tenant, struct.pack('>d', score) .. id)
+  else
+    call('ZADD', backlog, digits(score), id)
+  end
+  local v, floor = known[3] or '0', known[4] or '0'
+  if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end
+  call('ZADD', P .. 'turn', 'NX', v, tenant)
+  if marker then call('SET', marker, sequence, 'PX', marker_ttl_ms) end
+  if call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if tonumber(known[5] or 0) == head then
+    call('HSET', KEYS[1], 'seq', digits(seq))
+  else
+    call('HSET', KEYS[1], 'seq', digits(seq), 'head', digits(head))
+  end
+  return '1' .. id
+end

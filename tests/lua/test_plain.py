@@ -1,0 +1,198 @@
+"""Plain messages take short paths through the scripts, which leave the same data as the general rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from typing import Any
+
+import pytest
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.scripts.loader import Script, ScriptSet
+from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_quota, make_record, tags_of
+
+#: A line that each short path runs before its first write -> the same without a short path.
+SHORT_PATHS = {
+    "push": ("  local priority, due, _, length = read_header(record)\n", "  if true then return nil end\n"),
+    "claim": ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
+    "finish": ("if #members == 0 and (known[3]", "if false and (known[3]"),
+}
+CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', '5'}")
+
+
+class FixedClock(ScriptSet):
+    """The scripts at a fixed time, so that two partitions get the same data; with or without short paths."""
+
+    def __init__(self, short: bool) -> None:
+        scripts = load_scripts()
+        self._scripts = {name: self._fixed(scripts[name], short) for name in scripts.names()}
+
+    @staticmethod
+    def _fixed(script: Script, short: bool) -> Script:
+        source = script.source.replace(*CLOCK)
+        if not short and script.name in SHORT_PATHS:
+            line, without = SHORT_PATHS[script.name]
+            assert source.count(line) == 1, script.name
+            source = source.replace(line, without + (line if script.name == "push" else ""))
+        return dataclasses.replace(script, source=source)
+
+
+def contents(client: Any, keys: PartitionKeys) -> dict[str, Any]:
+    """Return all data of a partition."""
+    readers = {
+        b"hash": client.hgetall,
+        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        b"list": lambda key: client.lrange(key, 0, -1),
+        b"string": client.get,
+    }
+    found = {}
+    for key in client.scan_iter(f"{keys.prefix}*"):
+        found[key.decode().removeprefix(keys.prefix)] = readers[client.type(key)](key)
+    # A text of a number has many forms.
+    texts = ("next_look_owner", "leader")
+    state = {name.decode(): value for name, value in found.pop("state", {}).items()}
+    found["state"] = {
+        name: value if name in texts else float(value)
+        for name, value in state.items()
+        if value not in (b"", b"0")
+    }
+    return found
+
+
+@functools.lru_cache
+def at_a_fixed_time(short: bool) -> ScriptSet:
+    return FixedClock(short)
+
+
+class Life:
+    """A random life of a partition, made of the same steps for each pair of partition and seed."""
+
+    def __init__(self, seed: int, partition: Partition, client: Any) -> None:
+        self._random = random.Random(seed)
+        self._partition, self._client = partition, client
+        self._sequence = 0
+        self._held: list[tuple[str, str]] = []
+
+    def step(self) -> Any:
+        step = self._random.choice(
+            (
+                self._push,
+                self._push,
+                self._push,
+                self._claim,
+                self._claim,
+                self._settle,
+                self._finish,
+                self._finish,
+                self._rare,
+            )
+        )
+        return step()
+
+    def _run(self, call: Any) -> Any:
+        return call.run(self._client)
+
+    def _push(self) -> Any:
+        pick = self._random
+        self._sequence += pick.choice((0, 1, 1, 1, 1))
+        tenant, task = pick.choice(("", "a", "b")), f"m{pick.randrange(40)}"
+        record = make_record(
+            tenant, priority=pick.choice((0, 0, 3, 9)), expires_us=pick.choice((0, 0, 0, 10, 8 * 10**15))
+        )
+        head_start_us = pick.choice((10**6, 10**6, 10**6, 5))
+        producer = pick.choice(("", "p"))
+        return self._run(
+            self._partition.push(
+                [OutgoingRecord(self._sequence, task, record)], producer=producer, head_start_us=head_start_us
+            )
+        )
+
+    def _claim(self) -> Any:
+        pick = self._random
+        ended = [tag for tag in self._held if pick.random() < 0.3]
+        settle = [tag for tag in self._held if pick.random() < 0.2]
+        reply = self._run(
+            self._partition.claim(
+                "c",
+                lease_ms=60_000,
+                want=pick.choice((1, 2, 4)),
+                discards=pick.choice((0, 4)),
+                settle=settle,
+                finish=ended,
+            )
+        )
+        self._held = [tag for tag in self._held if tag not in ended] + tags_of(reply.entries)
+        return reply
+
+    def _settle(self) -> Any:
+        return self._run(self._partition.settle("c", self._held[:2]))
+
+    def _finish(self) -> Any:
+        done, self._held = self._held[:1], self._held[1:]
+        stale = [("1", "unknown")] if self._random.random() < 0.1 else []
+        return self._run(self._partition.finish("c", done + stale))
+
+    def _rare(self) -> Any:
+        pick = self._random
+        partition = self._partition
+        return self._run(
+            pick.choice(
+                (
+                    partition.release("c", self._held[-1:], mode="unstarted"),
+                    partition.cancel([f"m{pick.randrange(40)}"]),
+                    partition.heartbeat("c", lease_ms=60_000),
+                    partition.hand_over_wakeup("c"),
+                    partition.push(
+                        [OutgoingRecord(0, "later", make_record("a", due_us=pick.choice((1, 2 * 10**15))))]
+                    ),
+                    partition.push([OutgoingRecord(0, "keyed", make_keyed_record("a", "k", "", 0))]),
+                    partition.push([OutgoingRecord(0, f"x{n}", make_record("a")) for n in range(3)]),
+                    partition.set_quota(
+                        "b", pick.choice((None, make_quota(concurrency=1), make_quota(weight=3)))
+                    ),
+                )
+            )
+        )
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_short_paths_leave_what_the_general_rules_leave(client: Any, seed: int) -> None:
+    lives = []
+    for short in (True, False):
+        keys = PartitionKeys("online", f"short{short}")
+        lives.append((Life(seed, Partition(keys, at_a_fixed_time(short)), client), keys))
+    for _ in range(40):
+        replies = [life.step() for life, _ in lives]
+        assert replies[0] == replies[1]
+        found = [contents(client, keys) for _, keys in lives]
+        assert found[0] == found[1]
+
+
+def test_a_plain_message_costs_few_commands(scripts: PartitionScripts) -> None:
+    record = make_record("t")
+    scripts.take()
+    scripts.partition.settle("c1", []).run(scripts.client)
+    scripts.partition.finish("c1", []).run(scripts.client)
+    scripts.push("first", tenant="other")
+    scripts.take(5)
+    scripts.client.config_resetstat()
+    costs = {}
+    calls = {
+        "push": lambda: scripts.partition.push([OutgoingRecord(1, "m", record)], producer="p"),
+        "claim": lambda: scripts.partition.claim("c1", lease_ms=60_000, want=4),
+        "settle": lambda: scripts.partition.settle("c1", [("2", "m")]),
+        "finish": lambda: scripts.partition.finish("c1", [("2", "m")]),
+    }
+    for name, call in calls.items():
+        scripts.client.config_resetstat()
+        call().run(scripts.client)
+        # EVALSHA and the commands of the script; CONFIG and INFO are counted, too.
+        stats = scripts.client.info("commandstats")
+        costs[name] = sum(
+            each["calls"] for key, each in stats.items() if "config" not in key and "info" not in key
+        )
+    assert costs == {"push": 15, "claim": 16, "settle": 6, "finish": 11}
