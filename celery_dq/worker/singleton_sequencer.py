@@ -396,8 +396,9 @@ class SingletonSequencer(TaskSubscriber):
             return
         queue.running = None
         if self._consumer.pool.is_green and queue.source is not None:
-            # In the same thread, because the next turn of the loop may be seconds away.
-            self._advance(queue)
+            # Not in the loop, whose next turn may be seconds away. Nor here: this greenlet has a slot of the
+            # pool until it ends, and would wait for a free slot for ever.
+            self._consumer.timer.call_after(0, self._advance, (queue,))
         else:
             self._look_soon()
 

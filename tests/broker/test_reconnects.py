@@ -57,6 +57,30 @@ def test_a_queue_added_after_a_child_was_replaced_costs_no_connection(worker_app
         assert "connection to broker lost" not in worker.log.lower()
 
 
+def test_queues_added_after_each_kind_of_new_child_cost_no_connection(worker_app: WorkerApp) -> None:
+    """A hard time limit, a crash and ``pool_grow`` fork a child that inherits the worker's connections."""
+    worker_app.conf["broker_transport_options"] = {"socket_timeout": 2.0}
+    control = worker_app.app.control
+    with worker_app.worker("prefork", 1) as worker:
+        worker_app.is_heard()
+        for number, reason in enumerate(("limit", "crash", "pool_grow"), 1):
+            children = set(worker.children())
+            if reason == "limit":
+                worker_app.send("hold", "limited", time_limit=1)
+            elif reason == "crash":
+                for child in children:
+                    child.kill()
+            else:
+                assert control.pool_grow(1, reply=True, timeout=DEADLINE_S, limit=1)
+            wait_until(lambda: set(worker.children()) - children, DEADLINE_S, what=reason)  # noqa: B023
+            added = f"{worker_app.queue}-{reason}"
+            assert control.add_consumer(added, reply=True, timeout=DEADLINE_S, limit=1)
+            worker_app.is_heard()
+            worker_app.send("note", reason, queue=added)
+            assert worker_app.ran(number, DEADLINE_S)[-1] == reason
+        assert "connection to broker lost" not in worker.log.lower()
+
+
 def test_a_task_that_no_child_had_at_a_lost_connection_has_survived_no_crash(
     worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
 ) -> None:

@@ -115,4 +115,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "own.permit is None:",
         (TESTS + "test_singleton_delivery.py", "-k", "before_a_message_came_back"),
     ),
+    Mutation(
+        "singleton",
+        "a task of a green pool waits for its own slot",
+        "worker/singleton_sequencer.py",
+        "self._consumer.timer.call_after(0, self._advance, (queue,))",
+        "self._advance(queue)",
+        (TESTS + "test_replaced.py", "-k", "take_the_calls and stock-gevent"),
+    ),
 )

@@ -158,6 +158,11 @@ def add_tasks(app: Celery, port: int) -> Celery:
         book().hold(str(number))
         finish(self, number)
 
+    @task(name="fail_keyed", bind=True, **keyed)
+    def fail_keyed(self: Task[Any, Any], number: int) -> None:
+        start(self, number)
+        raise LookupError(number)
+
     @task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
     def hold_late(self: Task[Any, Any], number: int) -> None:
         start(self, number)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from celery_dq.testing.waiting import wait_until
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, SESSION_S, PostingWorkers
 
@@ -108,3 +109,22 @@ def test_an_ordinary_stop_of_a_leader_logs_no_warning(posting: PostingWorkers, p
     assert "Warm shutdown" in logs[0]
     assert "Warm shutdown" in logs[1]
     assert [line for line in lines if any(level in line for level in levels)] == []
+
+
+def test_a_candidate_with_a_new_child_that_is_elected_loses_no_connection(
+    open_posting: Callable[..., PostingWorkers],
+) -> None:
+    """The new child has inherited the connections that the worker closes when it begins to consume."""
+    posting = open_posting(broker_transport_options={"socket_timeout": 2.0})
+    with posting.worker("prefork", 1) as leader, posting.worker("prefork", 1) as successor:
+        if posting.leader(2) != leader.name:
+            leader, successor = successor, leader
+        children = set(successor.children())
+        for child in children:
+            child.kill()
+        wait_until(lambda: set(successor.children()) - children, DEADLINE_S)
+        assert leader.stop() == 0
+        posting.post(range(2))
+        assert posting.finished(2) == [0, 1]
+        assert {entry.worker for entry in posting.book.entries("start")} == {successor.name}
+        assert "connection to broker lost" not in successor.log.lower()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -47,3 +48,49 @@ def test_replacements_accept_what_the_originals_accept(
     refused = answer[0][worker.name]
     assert [f"{name}: {call}" for name, calls in refused.items() for call in calls] == []
     assert EVERYWHERE | expected <= set(refused)
+
+
+@pytest.mark.parametrize(
+    ("broker", "pool"),
+    [
+        ("dq", "prefork"),
+        ("dq", "gevent"),
+        ("stock", "prefork"),
+        ("stock", "gevent"),
+        ("zookeeper", "prefork"),
+    ],
+)
+def test_the_replacements_take_the_calls_of_celery_and_billiard(
+    open_posting: Callable[..., PostingWorkers],
+    redis_server: RedisServer,
+    zookeeper: ZooKeeperServer,
+    broker: str,
+    pool: str,
+) -> None:
+    """Each end of a task with a dedup key in a singleton queue, whose callbacks are wrapped most often.
+
+    billiard passes the arguments of a timeout by keyword, gevent's pool by position. The next task with the
+    same key shows that each callback came to its end.
+    """
+    options = {"election": "" if broker == "dq" else redis_server.url(0), "dq_dedup_url": redis_server.url(0)}
+    if broker == "zookeeper":
+        options["broker_url"] = f"dq-zookeeper://{zookeeper.hosts}/called"
+    posting = open_posting(broker=broker, dq_key_prefix=f"called-{broker}-{pool}", **options)
+    with posting.worker(pool, 1) as worker:
+        posting.leader()
+        ends: list[tuple[str, dict[str, float], type[BaseException]]] = [
+            ("fail_keyed", {}, LookupError),
+            ("hold_keyed", {"time_limit": 1}, TimeLimitExceeded),
+        ]
+        if pool == "prefork":
+            ends.append(("hold_keyed", {"soft_time_limit": 1}, SoftTimeLimitExceeded))
+        for task, limits, error in ends:
+            result = posting.send(task, 1, **limits)
+            with pytest.raises(error):
+                result.get(timeout=30)
+        last = posting.send("hold_keyed", 1)
+        posting.wait_started(1, len(ends) + 1)
+        posting.book.release("1", len(ends) + 1)
+        last.get(timeout=DEADLINE_S)
+        assert "Pool callback raised" not in worker.log
+        assert "TypeError" not in worker.log
