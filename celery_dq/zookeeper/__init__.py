@@ -2,12 +2,13 @@
 
 ``handler``, ``gevent_handler``  the kazoo handler for threads, gevent or eventlet
 ``credentials``                  authentication, checked before a connection
-``connection``                   kazoo's connection, with a bounded wait for a silent server
 ``session``                      one session, with listeners for CONNECTED, SUSPENDED and LOST
 ``transaction``                  several changes that happen together or not at all
 ``idempotent_writer``            transactions that happen once although an answer was lost
 ``multi_read``                   reads many nodes in few requests
 ``item_locks``                   items under ephemeral locks
+
+kazoo's connection, with a bounded wait for a silent server, is ``celery_dq.compat.kazoo_connection``.
 
 ``celery_dq.leadership``, ``celery_dq.curator`` and ``celery_dq.transport.zookeeper`` build on this package.
 """

@@ -4,10 +4,11 @@ A client that creates a sequential node and gets no answer cannot tell whether t
 Curator's nodes leave no place for a mark of the writer. Therefore each transaction also writes a node that
 belongs to this writer alone, on the condition that its version is unchanged since the writer's last write.
 
-After a lost answer, the writer tries to write its node again on the same condition. If this succeeds, the
-transaction was not carried out and never will be. If it is refused, the node's data identifies the request
-that was carried out: the transaction, or an earlier attempt to find out. This also holds for a request of a
-session that has expired, and for a request that is still under way.
+After a lost answer, the writer sends the same transaction again on the same condition. If the condition is
+refused, an earlier attempt was carried out. If another step is refused, the writer deletes its node on the
+same condition, so that no attempt is ever carried out. This also holds for a request of a session that has
+expired, and for a request that is still under way. The node and the expected version are the *stamp* of the
+transaction. With the stamp, another writer, of another connection, can continue the attempts.
 
 The nodes are persistent, because they must outlive the session. A writer deletes its node when it is closed.
 Other writers delete the node of a crashed writer a day later.
@@ -20,7 +21,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
@@ -34,13 +35,14 @@ from celery_dq.zookeeper.transaction import (
     TransactionRefused,
     ask_all,
     check_size,
+    delete,
     failure_of,
     set_data,
     size_of,
     transact,
 )
 
-__all__ = ["IdempotentWriter"]
+__all__ = ["IdempotentWriter", "Stamp"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,13 @@ ABANDONED_S = 86_400.0
 LOOKED_AT = 20
 #: Maximum seconds for a clean-up, which is not needed for correctness.
 CLEANUP_S = 2.0
+
+
+class Stamp(NamedTuple):
+    """Identifies one transaction of one writer: the writer's node and the version that it expects."""
+
+    node: str
+    version: int
 
 
 class _PendingSteps:
@@ -73,10 +82,14 @@ class _WriterState:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: deque[_PendingSteps] = deque()
-        self.path: str | None = None
-        self.version = 0
-        self.written = 0
+        #: The stamp of the next transaction; None without a node.
+        self.stamp: Stamp | None = None
         self.given_up = False
+
+    def passed(self, stamp: Stamp) -> None:
+        """Record that the transaction with the stamp was carried out; it may be one of another writer."""
+        if self.stamp == stamp:
+            self.stamp = Stamp(stamp.node, stamp.version + 1)
 
 
 class IdempotentWriter:
@@ -127,6 +140,29 @@ class IdempotentWriter:
             raise entry.error
         return entry.answers
 
+    def commit_stamped(
+        self, steps: Sequence[Step], timeout_s: float, stamps: dict[str, Stamp], key: str, *, limit: int
+    ) -> None:
+        """Do all `steps` in one transaction, once, also if another writer continues the attempts.
+
+        Args:
+            steps: The steps of the transaction.
+            timeout_s: Seconds to wait for an answer, over all attempts.
+            stamps: Receives the stamp of an attempt that got no answer, for the next call.
+            key: The key of the stamp in `stamps`.
+            limit: Maximum bytes of the request.
+
+        Raises:
+            Refused: A step was refused, and none was done.
+            ZooKeeperUnreachable: ZooKeeper did not answer. A call with the same stamps does nothing twice.
+            MessageTooLarge: The request would be larger than `limit`; nothing was sent.
+            AccessDenied: An ACL forbids a step; none was done.
+        """
+        check_size([*steps, self._longest_write()], self._chroot(), limit=limit)
+        own = self._state.get()
+        with own.lock:
+            self._write(own, steps, self._clock.monotonic() + timeout_s, stamps, key)
+
     def commit_each(
         self, transactions: Sequence[Sequence[Step]], timeout_s: float
     ) -> list[list[Any] | DQError | None]:
@@ -161,13 +197,15 @@ class IdempotentWriter:
         """Delete the node of this writer; a later commit creates a new one."""
         own = self._state.get()
         with own.lock:
-            path, own.path = own.path, None
-            if path is not None:
+            stamp, own.stamp = own.stamp, None
+            if stamp is not None:
                 try:
-                    self._session.ask(lambda client: client.delete_async(path), timeout_s)
+                    self._session.ask(lambda client: client.delete_async(stamp.node), timeout_s)
                 except (ZooKeeperUnreachable, KazooException) as error:
                     logger.debug(
-                        "Writer node %s was not deleted; another writer deletes it later: %r", path, error
+                        "Writer node %s was not deleted; another writer deletes it later: %r",
+                        stamp.node,
+                        error,
                     )
 
     # -- inside
@@ -177,7 +215,7 @@ class IdempotentWriter:
         entries = []
         for steps in transactions:
             # Each transaction must fit into a request together with the write of this writer's node.
-            check_size([*steps, set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)], self._chroot())
+            check_size([*steps, self._longest_write()], self._chroot())
             entries.append(_PendingSteps(steps, size_of(steps)))
         deadline = self._clock.monotonic() + timeout_s
         own.waiting.extend(entries)
@@ -186,6 +224,9 @@ class IdempotentWriter:
             while not all(entry.done for entry in entries):
                 self._send(own, self._batch(own), deadline)
         return entries
+
+    def _longest_write(self) -> Step:
+        return set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)
 
     def _chroot(self) -> str:
         slash, chroot = self._session.hosts.partition("/")[1:]
@@ -209,7 +250,7 @@ class IdempotentWriter:
 
     def _send(self, own: _WriterState, batch: list[_PendingSteps], deadline: float) -> None:
         try:
-            answers = self._write(own, [step for entry in batch for step in entry.steps], deadline)
+            answers = self._write(own, [step for entry in batch for step in entry.steps], deadline, {}, "")
         except TransactionRefused as refusal:
             if len(batch) > 1:
                 # One of them was refused and the others with it: send each alone.
@@ -222,7 +263,7 @@ class IdempotentWriter:
         except BaseException as error:
             if not isinstance(error, DQError):
                 # The call was interrupted: the state of the node is unknown.
-                own.path = None
+                own.stamp = None
             for entry in batch:
                 entry.error, entry.done = error, True
             if not isinstance(error, Exception):
@@ -233,97 +274,75 @@ class IdempotentWriter:
                 entry.answers, answers = answers[: len(entry.steps)], answers[len(entry.steps) :]
             entry.done = True
 
-    def _write(self, own: _WriterState, steps: Sequence[Step], deadline: float) -> list[Any] | None:
+    def _write(
+        self, own: _WriterState, steps: Sequence[Step], deadline: float, stamps: dict[str, Stamp], key: str
+    ) -> list[Any] | None:
+        stamp = stamps.get(key) or self._stamp(own, deadline)
         while True:
-            path = own.path or self._begin(own, deadline)
-            own.written += 1
-            mark = b"%d" % own.written
+            attempt = [set_data(stamp.node, b"", stamp.version), *steps]
             try:
-                answers = transact(
-                    self._session, [set_data(path, mark, own.version), *steps], self._try(deadline)
-                )
+                answers = transact(self._session, attempt, self._try(deadline))
             except ZooKeeperUnreachable:
-                if self._was_written(own, path, mark, deadline):
-                    return None
+                stamps[key] = stamp
+                self._left(own, deadline)
                 continue
             except TransactionRefused as refusal:
                 if refusal.index:
+                    if key in stamps and self._rule_out(own, stamps, key, deadline):
+                        return None
                     raise TransactionRefused.at(refusal.index - 1, refusal.step, refusal.error) from None
+                if key in stamps:
+                    if isinstance(refusal.error, BadVersionError):
+                        # An earlier attempt was carried out, and its answer was lost.
+                        own.passed(stamp)
+                        return None
+                    own.stamp = None
+                    del stamps[key]
+                    raise ZooKeeperUnreachable(
+                        f"{stamp.node} was deleted: the unanswered request may have been carried out"
+                    ) from None
                 # Another client has deleted or written the node, so nothing was done: use a new node.
-                own.path = None
-                self._left(deadline)
+                own.stamp = None
+                self._left(own, deadline)
+                stamp = self._stamp(own, deadline)
                 continue
-            own.version += 1
+            own.passed(stamp)
             return answers[1:]
 
-    def _begin(self, own: _WriterState, deadline: float) -> str:
-        """Create the node of this writer and return its path."""
-        while True:
+    def _stamp(self, own: _WriterState, deadline: float) -> Stamp:
+        """Return the stamp of the next transaction; create the node of this writer if there is none."""
+        while own.stamp is None:
             path = f"{self._folder}/{uuid.uuid4().hex}"
             try:
-                self._session.ask(self._birth(path), self._try(deadline))
-            except ZooKeeperUnreachable:
-                # The node may exist: another writer deletes it later.
-                self._left(deadline)
-                continue
-            except NoNodeError:
-                # The chroot was deleted a moment ago: the next request creates it again.
-                self._left(deadline)
-                continue
+                self._session.ask(_creation(path), self._try(deadline))
+            except (ZooKeeperUnreachable, NoNodeError):
+                # The node may exist: another writer deletes it later. Or the chroot was deleted a moment ago:
+                # the next request creates it again.
+                self._left(own, deadline)
             except KazooException as error:
                 raise failure_of("create", path, error) from None
-            own.path, own.version = path, 0
-            self._collect(path)
-            return path
+            else:
+                own.stamp = Stamp(path, 0)
+                self._collect(path)
+        return own.stamp
 
-    def _birth(self, path: str) -> Callable[[Any], Any]:
-        return lambda client: client.create_async(path, b"0", makepath=True)
+    def _rule_out(self, own: _WriterState, stamps: dict[str, Stamp], key: str, deadline: float) -> bool:
+        """Make sure that an unanswered attempt is never carried out; return whether it was already.
 
-    def _was_written(self, own: _WriterState, path: str, mark: bytes, deadline: float) -> bool:
-        """Whether the unanswered transaction was carried out; if not, it can never be carried out later."""
-        try:
-            while True:
-                own.written += 1
-                probe = b"%d" % own.written
-                try:
-                    transact(self._session, [set_data(path, probe, own.version)], self._try(deadline))
-                except ZooKeeperUnreachable:
-                    self._left(deadline)
-                    continue
-                except TransactionRefused as refusal:
-                    if not isinstance(refusal.error, BadVersionError):
-                        raise ZooKeeperUnreachable(
-                            f"{path} was deleted: the unanswered request may have been carried out"
-                        ) from None
-                    data = self._read(path, deadline)
-                    own.version += 1
-                    return data == mark
-                own.version += 1
-                return False
-        except ZooKeeperUnreachable:
-            # The outcome stays unknown: the next transaction needs a new node.
-            own.path = None
-            raise
-
-    def _read(self, path: str, deadline: float) -> bytes:
+        A deletion may be repeated, because it leaves the version as it was.
+        """
+        own.stamp, stamp = None, stamps[key]
         while True:
             try:
-                answer = ask_all(
-                    self._session,
-                    lambda client: [client.sync_async(path), client.get_async(path)],
-                    self._try(deadline),
-                )[1]
+                transact(self._session, [delete(stamp.node, stamp.version)], self._try(deadline))
             except ZooKeeperUnreachable:
-                self._left(deadline)
+                self._left(own, deadline)
                 continue
-            if isinstance(answer, NoNodeError):
-                raise ZooKeeperUnreachable(
-                    f"{path} was deleted: the unanswered request may have been carried out"
-                )
-            if isinstance(answer, Exception):
-                raise answer
-            data: bytes = answer[0]
-            return data
+            except TransactionRefused as refusal:
+                if isinstance(refusal.error, BadVersionError):
+                    return True
+            del stamps[key]
+            return False
 
     def _collect(self, own_path: str) -> None:
         """Delete nodes of writers that crashed long ago, by the clock of the servers."""
@@ -342,14 +361,18 @@ class IdempotentWriter:
         except (ZooKeeperUnreachable, KazooException, AttributeError) as error:
             logger.debug("Nodes of crashed writers stay in %s: %r", self._folder, error)
 
-    def _left(self, deadline: float) -> float:
-        left = deadline - self._clock.monotonic()
-        if left <= 0 or self._state.get().given_up:
+    def _left(self, own: _WriterState, deadline: float) -> None:
+        if self._clock.monotonic() >= deadline or own.given_up:
+            # The outcome stays unknown: the next transaction needs a new node.
+            own.stamp = None
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
                 "have been carried out"
             )
-        return left
 
     def _try(self, deadline: float) -> float:
         return min(TRY_S, max(0.001, deadline - self._clock.monotonic()))
+
+
+def _creation(path: str) -> Callable[[Any], Any]:
+    return lambda client: client.create_async(path, b"", makepath=True)

@@ -19,11 +19,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
-        "a question that was answered by its own lost try counts as a transaction that was made",
+        "a transaction that was made, and whose answer was lost, is made again",
         "zookeeper/idempotent_writer.py",
-        "return data == mark",
-        "return True",
+        "                    if isinstance(refusal.error, BadVersionError):\n                        # An",
+        "                    if False:\n                        # An",
         (BASE + "test_transactions.py", "-k", "lost or cleared"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a lost request may arrive after its second attempt was refused",
+        "zookeeper/idempotent_writer.py",
+        "if key in stamps and self._rule_out(own, stamps, key, deadline):",
+        "if False:",
+        (BASE + "test_transactions.py", "-k", "refused_at"),
     ),
     Mutation(
         "zookeeper",

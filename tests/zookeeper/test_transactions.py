@@ -15,7 +15,7 @@ from celery_dq.errors import MessageTooLarge, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper import idempotent_writer as journal_module, item_locks as custody_module
-from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
+from celery_dq.zookeeper.idempotent_writer import IdempotentWriter, Stamp
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
 from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
 from celery_dq.zookeeper.session import Session
@@ -177,6 +177,37 @@ def test_a_lost_request_and_a_lost_answer_to_the_question_lose_nothing(
         assert writer.commit([step], 30) == ["/items/s-0000000002"]
         session.close()
     assert len(client.get_children("/items")) == 3
+
+
+def test_a_lost_request_that_is_refused_at_the_second_attempt_never_arrives(
+    zookeeper: ZooKeeperServer, hosts: str, client: Any
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=4)
+        writer = IdempotentWriter(session, JOURNALS)
+        writer.commit([create("/items/a")], 30)
+        (node,) = client.get_children(JOURNALS)
+        proxy.swallow, proxy.swallows_left = JOURNALS.encode(), 1
+        stamps: dict[str, Stamp] = {}
+        with pytest.raises(TransactionRefused, match="/missing/x"):
+            writer.commit_stamped([create("/missing/x")], 60, stamps, "x", limit=MAX_REQUEST)
+        assert proxy.swallowed == 1
+        # The condition of the lost request cannot be true any more, and no later attempt takes its stamp.
+        assert client.exists(f"{JOURNALS}/{node}") is None
+        assert stamps == {}
+        writer.commit_stamped([create("/items/b")], 60, stamps, "x", limit=MAX_REQUEST)
+        session.close()
+    assert sorted(client.get_children("/items")) == ["a", "b"]
+
+
+def test_a_stamp_whose_node_is_gone_is_not_taken_for_success(session: Session, client: Any) -> None:
+    writer = IdempotentWriter(session, JOURNALS)
+    stamps = {"x": Stamp(f"{JOURNALS}/gone", 3)}
+    with pytest.raises(ZooKeeperUnreachable, match="may have been carried out"):
+        writer.commit_stamped([create("/items/a")], 30, stamps, "x", limit=MAX_REQUEST)
+    assert stamps == {}
+    writer.commit_stamped([create("/items/a")], 30, stamps, "x", limit=MAX_REQUEST)
+    assert client.get_children("/items") == ["a"]
 
 
 def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:

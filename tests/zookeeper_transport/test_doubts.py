@@ -113,7 +113,7 @@ def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect
     session = Session(hosts, timeout_s=30)
     publisher = ZooKeeperPublisher(session, SystemClock())
     assert publisher.put([item], {}) is None
-    stamp = publisher._state.get().stamp
+    stamp = publisher._writer._state.get().stamp
     assert stamp is not None
     # A request of the parent with this stamp never arrived.
     stamps = {"q": stamp}

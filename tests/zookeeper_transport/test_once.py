@@ -13,8 +13,9 @@ from celery_dq.clock import SystemClock
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper.publisher import Item, Stamp, ZooKeeperPublisher
+from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import JOURNALS, BrokerNodes
+from celery_dq.zookeeper.idempotent_writer import Stamp
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import create, set_data, transact
 from tests.broker.proxy import Proxy
