@@ -3,6 +3,7 @@
 ``subscription``        the state of one queue: back-off, next look, claim limit
 ``wakeups``             waits for wake-ups with one ``BLPOP``
 ``fetcher``             claims messages without polling and without blocking
+``claim_window``        how many messages a worker claims beyond its free slots
 ``inbox``               claimed messages before their delivery, in fair order
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog

@@ -4,10 +4,8 @@ Claimed messages wait in the *inbox* until they are delivered: at once with an e
 ``drain_events`` without. Messages in the inbox are in flight under the lease of the process.
 
 In a worker, only delivered messages count against Celery's prefetch count. The inbox may hold more: as many
-as fit the claim-ahead time, by the service time of tasks and by the *window*. The window grows with each
-message that was delivered within the claim-ahead time, and shrinks with each one that waited longer. If a
-worker delivers nothing for some time, the window closes and the inbox is released to other consumers. In
-plain kombu, the inbox counts against the prefetch count, and is released after half a lease.
+as fit the claim-ahead time. If a worker delivers nothing for some time, its inbox is released to other
+consumers. In plain kombu, the inbox counts against the prefetch count, and is released after half a lease.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
@@ -38,10 +37,6 @@ logger = logging.getLogger(__name__)
 MAX_AHEAD = 64
 #: Shortest service time, in seconds, beside which the cost of a claim between two messages is negligible.
 LONG_SERVICE_S = 0.0005
-#: Maximum number of messages per claim, so that a script stays short.
-MAX_CLAIM = 200
-#: Number of messages by which one late message shrinks the window. Most messages are then in time.
-LATE_WEIGHT = 4
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1
 
@@ -70,8 +65,9 @@ class ChannelConsumer:
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
-        #: Limit of the messages claimed ahead, and the time since which the inbox holds messages; see above.
-        self._window, self._filled_at = 1, self._delivered_at
+        self._window = ClaimWindow(claim_ahead_s)
+        #: Monotonic time since which the inbox holds messages.
+        self._filled_at = self._delivered_at
         self._capacity: WorkerCapacity | None = None
         self._watching = False
         #: Delivery of the singleton queues; None while the channel consumes none.
@@ -169,27 +165,15 @@ class ChannelConsumer:
 
     def _measure_capacity(self) -> tuple[int, int]:
         qos, capacity = self._channel.qos, self._capacity
-        # worker_disable_prefetch replaces the method on the instance. Then only free slots are filled.
-        is_gated = "can_consume" in vars(qos)
-        if self._channel.closed or (is_gated and not qos.can_consume()):
+        if self._channel.closed:
+            return 0, 0
+        if capacity is not None:
+            return self._window.room(capacity, qos, self._inbox.message_count)
+        if not qos.can_consume():
             return 0, 0
         allowed = qos.can_consume_max_estimate()
-        if capacity is None:
-            want = self._claims_that_fit() if allowed is None else max(allowed - len(self._inbox), 0)
-            return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
-        slots, undelivered = capacity.free_slots(), self._inbox.message_count
-        room = MAX_CLAIM if slots is None else slots
-        free = max((room if allowed is None else min(room, allowed)) - undelivered, 0)
-        limit = 0 if is_gated else min(capacity.claim_ahead(), self._window, 2 * MAX_CLAIM)
-        # Celery holds the reserved messages beyond its slots: then the number of free slots is negative.
-        ahead = limit - max(undelivered - (slots or 0), 0)
-        # Half the limit at a time, unless a slot is free: the broker prepares one half while the worker runs
-        # the other, and each call brings enough messages to pay for itself.
-        half = (limit + 1) // 2
-        if free <= 0 and ahead < max(half, 1):
-            return 0, 0
-        want = min(free + max(ahead, 0), max(half, free), MAX_CLAIM)
-        return want, min(free, want)
+        want = self._claims_that_fit() if allowed is None else max(allowed - len(self._inbox), 0)
+        return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
 
     def _claims_that_fit(self) -> int:
         """Return how many messages fit the claim-ahead time, for a consumer without a prefetch count."""
@@ -273,8 +257,10 @@ class ChannelConsumer:
 
     @property
     def has_undelivered(self) -> bool:
-        """Whether the inbox holds a message that the prefetch count allows, or nothing but discards."""
-        return bool(self._inbox) and (self._channel.qos.can_consume() or not self._inbox.message_count)
+        """Whether the inbox holds a message that may be delivered now. Discards need no prefetch count."""
+        return bool(self._inbox) and (
+            self._window.may_deliver(self._capacity, self._channel.qos) or not self._inbox.message_count
+        )
 
     @property
     def has_messages(self) -> bool:
@@ -350,8 +336,7 @@ class ChannelConsumer:
         if message.discard:
             with self._process.discard_pace.timed():
                 return self._discard(message)
-        is_late = self._delivered_at - message.claimed_at > self._claim_ahead_s
-        self._window = min(max(self._window + (-LATE_WEIGHT if is_late else 1), 0), 2 * MAX_CLAIM)
+        self._window.delivered(self._delivered_at - message.claimed_at)
         consumers.rotate(-1)
         consumer_tag, callback, no_ack = consumers[-1]
         message.delivery_info["consumer_tag"] = consumer_tag
@@ -405,7 +390,8 @@ class ChannelConsumer:
 
     def _release_overdue(self) -> None:
         """Release the inbox, and claim nothing ahead before the next delivery."""
-        self._window, self._filled_at = 0, self._process.clock.monotonic()
+        self._window.close()
+        self._filled_at = self._process.clock.monotonic()
         for name in self._inbox.queues():
             # No other worker may run messages of a singleton queue in this term.
             if self.singleton_delivery is None or name not in self.singleton_delivery:
