@@ -102,6 +102,7 @@ def replaced_in_worker(consumer: Any) -> Iterator[Replaced]:
         (app.control, "control"),
         (app.backend, "backend"),
         (consumer, "consumer"),
+        (consumer.controller, "worker"),
         (pool, "pool"),
         (children, "children"),
         (getattr(children, "_result_handler", None), "results"),

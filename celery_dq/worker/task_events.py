@@ -273,30 +273,30 @@ class TaskEvents:
             return False
         return any(each.dead_letter_invalid(message, error) for each in self._subscribers)
 
-    def _start(self, request: Any) -> Any:
+    def _start(self, req: Any) -> Any:
         """Pass a request to the pool, as Celery's worker does.
 
         A message that the pool cannot take must not leave the request reserved: in a prefork pool the error
         may come up in the callback of another task, and would stop no worker.
         """
-        followers = self._followers(request)
+        followers = self._followers(req)
         if not followers:
-            return self._process(request)
-        self._tasks[id(request)] = TaskInPool(self, request, followers)
+            return self._process(req)
+        self._tasks[id(req)] = TaskInPool(self, req, followers)
         try:
             for each in followers:
-                each.offered(request)
-            return request.execute_using_pool(self._pool)
+                each.offered(req)
+            return req.execute_using_pool(self._pool)
         except TaskRevokedError:
             pass
         except BaseException as error:
-            self._tasks.pop(id(request), None)
+            self._tasks.pop(id(req), None)
             for each in followers:
-                each.failed_to_start(request)
-            if not self._dead_letters(request.message, error):
+                each.failed_to_start(req)
+            if not self._dead_letters(req.message, error):
                 raise
-            state.task_ready(request)
-        self.refuse(request)
+            state.task_ready(req)
+        self.refuse(req)
         release_slot = getattr(self._controller, "_quick_release", None)
         if release_slot is not None:
             release_slot()

@@ -13,7 +13,15 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
-EVERYWHERE = {"app.send_task", "control.revoke", "amqp._create_task_sender", "task.__trace__"}
+EVERYWHERE = {
+    "app.send_task",
+    "control.revoke",
+    "amqp._create_task_sender",
+    "task.__trace__",
+    "consumer.create_task_handler",
+    "worker._process_task",
+    "pool.apply_async",
+}
 
 
 @pytest.mark.parametrize(
@@ -21,8 +29,8 @@ EVERYWHERE = {"app.send_task", "control.revoke", "amqp._create_task_sender", "ta
     [
         ("dq", "prefork", {"job._timeout_callback", "request._on_ack", "children._track_child_process"}),
         ("dq", "threads", {"pool.on_stop", "request.cancel", "request._on_reject"}),
-        ("stock", "prefork", {"job._timeout_callback", "request.on_timeout", "pool.flush", "message.ack"}),
-        ("zookeeper", "prefork", {"job._error_callback", "request.on_success", "consumer.add_task_queue"}),
+        ("stock", "prefork", {"job._timeout_callback", "job._accept_callback", "pool.flush", "message.ack"}),
+        ("zookeeper", "prefork", {"job._error_callback", "job._callback", "consumer.add_task_queue"}),
     ],
 )
 def test_replacements_accept_what_the_originals_accept(
