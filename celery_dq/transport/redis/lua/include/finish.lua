@@ -6,9 +6,8 @@
 --   reasons HASH
 --   deliveries HASH
 --   held:<consumer> HASH
---@include partition
+--@include tags
 --@include held_flags
---@include fencing
 -- Deletes messages, some of them discards.
 local function delete_in_flight(consumer, ids, discards)
   if #ids == 0 then return end
@@ -36,33 +35,24 @@ local function free_counted_slots(tenants, counts)
   write('HDEL', P .. 'running', none)
 end
 
--- Reads `n, (claim number, id)*` from ARGV at `position`, deletes these messages, and frees their slots. Returns the
--- number of stale tags, the position behind the tags, how many messages were deleted, their tenants, and the ids of
--- those with a dedup key: `end_finish` does what is left to do.
+-- Deletes the messages of the tags in ARGV at `position`, and frees their slots. Returns the number of stale tags, the
+-- position behind them, how many messages were deleted, their tenants, and the ids of those with a dedup key:
+-- `end_finish` does what is left to do.
 local function finish_tags(consumer, position, epoch)
-  local n = tonumber(ARGV[position])
-  local behind = position + 1 + 2 * n
-  if n == 0 then return 0, behind, 0 end
-  if is_fenced_out(consumer, epoch) then return n, behind, 0 end
-  local ids = {}
-  for i = 1, n do ids[i] = ARGV[position + 2 * i] end
-  local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
-  local ended, discards, members, tenants, counts, seen = {}, {}, {}, {}, {}, {}
-  for i = 1, n do
-    local id, entry = ids[i], entries[i]
-    if entry and not seen[id] and struct.unpack('>d', entry) == tonumber(ARGV[position + 2 * i - 1]) then
-      local flags, tenant = string.byte(entry, FLAGS_AT), string.sub(entry, TENANT_AT)
-      seen[id], ended[#ended + 1] = true, id
-      if flags >= KEYED then members[#members + 1] = id end
-      if flags % EARLY >= DISCARD then
-        discards[#discards + 1] = id
-      else
-        if not counts[tenant] then tenants[#tenants + 1] = tenant end
-        counts[tenant] = (counts[tenant] or 0) + 1
-      end
+  local ids, entries, stale, behind = held_under_tags(consumer, position, epoch)
+  if #ids == 0 then return stale, behind, 0 end
+  local discards, members, tenants, counts = {}, {}, {}, {}
+  for i = 1, #ids do
+    local flags, tenant = string.byte(entries[i], FLAGS_AT), string.sub(entries[i], TENANT_AT)
+    if flags >= KEYED then members[#members + 1] = ids[i] end
+    if flags % EARLY >= DISCARD then
+      discards[#discards + 1] = ids[i]
+    else
+      if not counts[tenant] then tenants[#tenants + 1] = tenant end
+      counts[tenant] = (counts[tenant] or 0) + 1
     end
   end
-  delete_in_flight(consumer, ended, discards)
+  delete_in_flight(consumer, ids, discards)
   free_counted_slots(tenants, counts)
-  return n - #ended, behind, #ended, tenants, members
+  return stale, behind, #ids, tenants, members
 end

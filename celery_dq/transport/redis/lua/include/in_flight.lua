@@ -31,27 +31,11 @@ function dq.some_held(consumer, limit)
   return entries
 end
 
--- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the entries that the consumer holds under these
--- tags, the number of stale tags, and the position behind them. All tags of a consumer that is fenced out are stale.
+-- Returns the entries that the consumer holds under the tags in ARGV at `position`, and the number of stale tags.
 function dq.read_tags(consumer, position)
-  local n = tonumber(ARGV[position])
-  local behind = position + 1 + 2 * n
-  if n == 0 then return {}, 0, behind end
-  if is_fenced_out(consumer, state.epoch) then return {}, n, behind end
-  local ids = {}
-  for i = 1, n do ids[i] = ARGV[position + 2 * i] end
-  local entries = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
-  local found, seen, stale = {}, {}, 0
-  for i = 1, n do
-    local entry = entries[i] and not seen[ids[i]] and dq.read_held(ids[i], entries[i])
-    if entry and entry.claim == tonumber(ARGV[position + 2 * i - 1]) then
-      found[#found + 1] = entry
-      seen[ids[i]] = true
-    else
-      stale = stale + 1
-    end
-  end
-  return found, stale, behind
+  local ids, entries, stale = held_under_tags(consumer, position, state.epoch)
+  for i = 1, #ids do entries[i] = dq.read_held(ids[i], entries[i]) end
+  return entries, stale
 end
 
 -- Frees the slots of these entries. Returns their tenants, each once.

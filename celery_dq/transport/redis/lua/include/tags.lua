@@ -1,0 +1,24 @@
+-- The tags of in-flight messages.
+--
+-- DERIVES
+--   held:<consumer> HASH
+--@include partition
+--@include fencing
+-- Reads `n, (claim number, id)*` from ARGV at `position`. Returns the ids and the packed entries of the messages that
+-- the consumer holds under these tags, each once; the number of stale tags; and the position behind the tags. All tags
+-- of a consumer that is fenced out are stale.
+local function held_under_tags(consumer, position, epoch)
+  local n, held, entries = tonumber(ARGV[position]), {}, {}
+  local behind = position + 1 + 2 * n
+  if n == 0 or is_fenced_out(consumer, epoch) then return held, entries, n, behind end
+  local ids, seen = {}, {}
+  for i = 1, n do ids[i] = ARGV[position + 2 * i] end
+  local found = call('HMGET', P .. 'held:' .. consumer, unpack(ids))
+  for i = 1, n do
+    local id, entry = ids[i], found[i]
+    if entry and not seen[id] and struct.unpack('>d', entry) == tonumber(ARGV[position + 2 * i - 1]) then
+      seen[id], held[#held + 1], entries[#entries + 1] = true, id, entry
+    end
+  end
+  return held, entries, n - #held, behind
+end
