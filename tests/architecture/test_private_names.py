@@ -32,8 +32,8 @@ OWN = {
 #: transport has for its channels.
 LEFT = {
     ("transport/redis/channel.py", "_deliver"),
-    ("worker/bootsteps.py", "_process_task"),
-    ("worker/bootsteps.py", "_quick_release"),
+    ("worker/task_events.py", "_process_task"),
+    ("worker/task_events.py", "_quick_release"),
     ("worker/capacity.py", "_pool"),
     ("worker/declined_calls.py", "_payload"),
     ("worker/dedup_requests.py", "_payload"),

@@ -62,7 +62,7 @@ def test_queues_added_after_each_kind_of_new_child_cost_no_connection(worker_app
     worker_app.conf["broker_transport_options"] = {"socket_timeout": 2.0}
     control = worker_app.app.control
     with worker_app.worker("prefork", 1) as worker:
-        worker_app.is_heard()
+        worker_app.wait_responsive()
         for number, reason in enumerate(("limit", "crash", "pool_grow"), 1):
             children = set(worker.children())
             if reason == "limit":
@@ -75,7 +75,7 @@ def test_queues_added_after_each_kind_of_new_child_cost_no_connection(worker_app
             wait_until(lambda: set(worker.children()) - children, DEADLINE_S, what=reason)  # noqa: B023
             added = f"{worker_app.queue}-{reason}"
             assert control.add_consumer(added, reply=True, timeout=DEADLINE_S, limit=1)
-            worker_app.is_heard()
+            worker_app.wait_responsive()
             worker_app.send("note", reason, queue=added)
             assert worker_app.ran(number, DEADLINE_S)[-1] == reason
         assert "connection to broker lost" not in worker.log.lower()

@@ -280,13 +280,13 @@ def test_a_run_that_fails_reports_no_lost_lock(shop: Shop) -> None:
     always_failing = shop.app.task(shared=False, name="always_failing")(fail)
     lost: list[int] = []
 
-    def hear(token: int, **_: Any) -> None:
+    def receive(token: int, **_: Any) -> None:
         lost.append(token)
 
-    dedup_lock_lost.connect(hear)
+    dedup_lock_lost.connect(receive)
     with shop.working(), pytest.raises(KeyError):
         always_failing.delay(1).get(timeout=40)
-    dedup_lock_lost.disconnect(hear)
+    dedup_lock_lost.disconnect(receive)
     assert lost == []
 
 
