@@ -17,7 +17,7 @@ from typing import Any
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError, QueueClosed, SpillFailed
-from celery_dq.per_process import OwnerProcess, PerProcess
+from celery_dq.per_process import OwnerProcess, PerProcess, current_pid
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
@@ -195,7 +195,7 @@ class BufferedProducer:
             NotOnDisk: With ``sync_every=1``, the message could not be written to disk.
         """
         own = self._own
-        if own is None or not own.owner.is_current:
+        if own is None or own.owner.pid != current_pid():
             own = self._begin()
         while not own.outbox.put(*message) and not self._wait_for_room(own.outbox, message):
             # The store was closed meanwhile.

@@ -59,7 +59,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "a forked child takes its parent's task ids, buffered by task",
         "app/publishing/task_apply_async.py",
-        "            or self._stage.templates.peek() is not templates\n",
+        "            or templates.owner.pid != current_pid()\n",
         "",
         (TESTS + "test_forks.py",),
     ),

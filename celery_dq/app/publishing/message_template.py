@@ -17,6 +17,7 @@ from celery.app.amqp import task_message
 
 from celery_dq.app.publishing.amqp import OF_ONE_CALL, TenantRules
 from celery_dq.app.publishing.observers import Observers
+from celery_dq.per_process import OwnerProcess
 from celery_dq.producer.sender import Addressed
 from celery_dq.producer.template import (
     EMBED,
@@ -111,6 +112,7 @@ class MessageTemplates:
         self._templates: dict[Kind, MessageTemplate | None] = {}
         self._rules = TenantRules(app)
         self._router = app.amqp.router
+        self.owner = OwnerProcess()
         #: Whether calls that are not buffered may use a template; None until a stage has asked.
         self.publishes: bool | None = None
         self.observers = Observers(app)

@@ -24,7 +24,7 @@ from celery_dq.compat.celery_calls import (
     option_method_is_celerys,
     options_of_plain_call,
 )
-from celery_dq.per_process import PerProcess
+from celery_dq.per_process import PerProcess, current_pid
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
 
@@ -54,7 +54,6 @@ class TaskApplyAsync:
         "_choice",
         "_eager",
         "_pipeline",
-        "_stage",
         "_task",
         "_template",
         "_templates",
@@ -64,7 +63,6 @@ class TaskApplyAsync:
         self, task: Any, stage: HasTemplates, template: MessageTemplate, choice: BufferChoice
     ) -> None:
         self._task = task
-        self._stage = stage
         self._templates = stage.templates.peek()
         self._template = template
         self._choice = choice
@@ -115,7 +113,7 @@ class TaskApplyAsync:
             templates is None
             or type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
-            or self._stage.templates.peek() is not templates
+            or templates.owner.pid != current_pid()
             or not templates.observers.allowed
             or templates.observers.send_task_is_replaced
             or templates.observers.observed
