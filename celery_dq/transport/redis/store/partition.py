@@ -11,6 +11,7 @@ A *tag* names one delivery of a message: its claim number and its message id. A 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -102,8 +103,9 @@ class ScriptCall(Generic[T]):
         return self.parse(self.script.run(client, self.keys, self.args))
 
 
+@functools.cache  # to put them together takes six times as long as the rest of a new connection
 def load_scripts() -> ScriptSet:
-    """Return the scripts of the tenant broker, read from their files."""
+    """Return the scripts of the tenant broker, read from their files at the first call."""
     return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS)
 
 
