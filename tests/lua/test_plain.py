@@ -11,8 +11,8 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, ScriptSet
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
-from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.partition import Partition, ScriptCall, load_scripts
+from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_quota, make_record, tags_of
 
 #: A line that each short path runs before its first write -> the same without a short path.
@@ -75,7 +75,7 @@ class Life:
         self._random = random.Random(seed)
         self._partition, self._client = partition, client
         self._sequence = 0
-        self._held: list[tuple[str, str]] = []
+        self._held: list[DeliveryTag] = []
 
     def step(self) -> Any:
         step = self._random.choice(
@@ -181,15 +181,15 @@ def test_a_plain_message_costs_few_commands(scripts: PartitionScripts) -> None:
     scripts.take(5)
     scripts.client.config_resetstat()
     costs = {}
-    calls = {
-        "push": lambda: scripts.partition.push([OutgoingRecord(1, "m", record)], producer="p"),
-        "claim": lambda: scripts.partition.claim("c1", lease_ms=60_000, want=4),
-        "settle": lambda: scripts.partition.settle("c1", [("2", "m")]),
-        "finish": lambda: scripts.partition.finish("c1", [("2", "m")]),
+    calls: dict[str, ScriptCall[Any]] = {
+        "push": scripts.partition.push([OutgoingRecord(1, "m", record)], producer="p"),
+        "claim": scripts.partition.claim("c1", lease_ms=60_000, want=4),
+        "settle": scripts.partition.settle("c1", [("2", "m")]),
+        "finish": scripts.partition.finish("c1", [("2", "m")]),
     }
     for name, call in calls.items():
         scripts.client.config_resetstat()
-        call().run(scripts.client)
+        call.run(scripts.client)
         # EVALSHA and the commands of the script; CONFIG and INFO are counted, too.
         stats = scripts.client.info("commandstats")
         costs[name] = sum(
