@@ -123,8 +123,11 @@ def test_one_message_does_not_wake_all_idle_consumers() -> None:
 @pytest.mark.parametrize("pool", ["threads", "prefork", "solo", "gevent"])
 def test_delayed_tasks_start_when_they_are_due(worker_app: WorkerApp, pool: str) -> None:
     with worker_app.worker(pool, 2):
-        # Late enough that all messages are published before.
-        start = time.time() + 1.5
+        # Late enough that all messages are published before, on a slow machine too.
+        began = time.monotonic()
+        for _ in range(5):
+            worker_app.send("note", "warm")
+        start = time.time() + 1.5 + 20 * (time.monotonic() - began)
         dues = [start + n * 0.01 for n in range(50)]
         # The publishing order differs from the due order, and the worker keeps none in its own timer.
         for n in sorted(range(50), key=lambda n: (n * 7) % 50):
