@@ -139,7 +139,7 @@ class ServerProbe:
         total = 0
         for key in self._client.scan_iter(match="dq:{*", count=1000):
             kind = key.partition(b"}:")[2].partition(b":")[0]
-            if kind not in (b"state", b"leases", b"wake", b"quotas", b"producer"):
+            if kind not in (b"state", b"leases", b"wake", b"quotas", b"quota_info", b"producer"):
                 total += int(self._client.memory_usage(key, samples=0) or 0)
         return total
 

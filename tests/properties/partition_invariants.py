@@ -111,6 +111,7 @@ class WatchedPartition(RuleBasedStateMachine):
                     == 0
                 )
         # Allow the times of slow rates, quotas and lasting records; no other key.
-        allowed = {"leases", "quotas", "pauses", "limiter", "dead", "dead_info", "dead_index", "tombstones"}
+        allowed = {"leases", "quotas", "quota_info", "pauses", "limiter", "tombstones"}
+        allowed |= {"dead", "dead_info", "dead_index"}
         allowed |= {f"reap_grace:{consumer}" for consumer in CONSUMERS}
         assert self.scripts.left_over() - allowed - {"producer:p", "wake"} == set()
