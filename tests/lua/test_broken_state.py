@@ -67,3 +67,13 @@ def test_many_consumers_are_counted_by_some_heartbeats(scripts: PartitionScripts
         if scripts.state("held") == 1:
             break
     assert scripts.state("held") == 1
+
+
+def test_a_claim_that_breaks_off_leaves_the_wake_up_to_other_consumers(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    (entry,) = scripts.claim(1).entries
+    assert scripts.token()
+    scripts.client.hset(scripts.keys.held("c1"), entry.id, "short")
+    with pytest.raises(redis.ResponseError, match="too short"):
+        scripts.claim(1, finish=tags_of([entry]))
+    assert scripts.token()

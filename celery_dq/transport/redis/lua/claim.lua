@@ -11,9 +11,7 @@
 --   limiter ZSET
 --   deliveries HASH
 --   leases ZSET
---   wake LIST
 --   dedup_members HASH
---   turn ZSET
 -- ARGV
 --   consumer: the consumer that claims
 --   lease_ms: how long the lease holds from now
@@ -37,7 +35,7 @@
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
---   15 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
+--   16 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
 --   fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages that cannot run,
 --   and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three commands each;
 --   some ten for discards
@@ -45,17 +43,15 @@
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
---   becomes a discard and costs its tenant no turn. After a claim that took discards, or removed messages that cannot
---   run, no claim does so for rest_us divided by the number of consumers. At the end of this rest one consumer looks.
---   Messages are served as if there were no discards.
+--   becomes a discard and costs its tenant no turn. After a claim that took discards, no claim takes any for rest_us
+--   divided by the number of consumers. At the end of this rest one consumer looks. Messages are served as if there were
+--   no discards.
 --@include partition
 --@include settle
 --@include finish
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
--- The claim looks for work itself, and adds the wake-up again for what it leaves. A full server (see
--- `out_of_memory_guard`) runs a script that begins like this.
-call('DEL', P .. 'wake')
+--@include out_of_memory_guard
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
@@ -107,7 +103,7 @@ if state.epoch > 0 then state.leader = consumer end
 
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
   suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
-  chunk = math.max(want, 1), passes = 0, skips = 0, resting = 0, is_full = false, has_suspect = false, discarded = {},
+  chunk = math.max(want, 1), passes = 0, skips = 0, is_full = false, has_suspect = false, discarded = {},
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
@@ -145,21 +141,19 @@ local message_count = delivery.count
 if has_rare and most_discards > 0 and not serving.has_suspect and dq.discards_rest() == 0 then
   dq.claim_discards(most_discards, consumer)
 end
-local is_late = dq.rest_discards(tonumber(ARGV[9]), delivery.count - message_count, serving.skips)
+local is_late = dq.rest_discards(tonumber(ARGV[9]), delivery.count - message_count)
 if delivery.count > 0 then
   state.claim = delivery.number
   state.held = state.held + delivery.count
 end
 local is_busy = dq.close_busy_period()
-local is_resting = serving.resting > 0 and dq.discards_rest() > 0
-if is_busy and is_resting then is_busy = call('ZCARD', P .. 'turn') > serving.resting end
 if dq.has_limits then
   collect(P .. 'finish_tags', text(state.v), PROMOTE)
   collect(P .. 'limiter', now, PROMOTE)
 end
 
 local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0))
-local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare, is_resting)
+local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
 if serving.has_suspect then reply[4] = '1' end

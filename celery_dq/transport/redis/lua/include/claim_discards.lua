@@ -44,12 +44,11 @@ function dq.claim_discards(most, consumer)
   dq.tidy_discards(128)
 end
 
--- Lets discards rest after a claim that took `count` of them and removed `skips` messages that cannot run. The
--- consumers share the rest, but Redis needs some, too. Returns whether the consumer may still be recording its discards
--- when the rest ends, so that another one must look.
-function dq.rest_discards(rest, count, skips)
-  if rest == 0 or (count == 0 and skips == 0) then return false end
-  local shared = math.max(rest / call('ZCARD', P .. 'leases'), (count + skips / 4 + 1) * 250)
+-- Lets discards rest after a claim that took `count` of them. The consumers share the rest, but Redis needs some, too.
+-- Returns whether the consumer may still be recording its discards when the rest ends, so that another one must look.
+function dq.rest_discards(rest, count)
+  if rest == 0 or count == 0 then return false end
+  local shared = math.max(rest / call('ZCARD', P .. 'leases'), (count + 1) * 250)
   state.discards_at = now + math.min(shared, dq.MAX_REST_US)
   return shared < rest
 end

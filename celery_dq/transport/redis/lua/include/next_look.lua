@@ -1,4 +1,5 @@
--- The end of a claim, which has deleted the wake-up. The consumer may plan the next look itself, so that it needs none.
+-- The end of a claim, which looks for work itself, and so deletes the wake-up. It adds the wake-up again for what it
+-- leaves, unless the consumer plans the next look.
 --
 -- DERIVES
 --   discards ZSET
@@ -6,16 +7,16 @@
 --@include state
 --@uses wake
 -- Returns whether a message may be served now, and the µs until the look that this consumer has planned, or nil. Args:
--- whether the consumer may plan the look, whether a message in turn may be served, whether there may be discards or
--- delayed messages, and whether messages in turn that cannot run wait for the end of a rest.
-function dq.plan_next_look(consumer, may_keep, is_busy, has_rare, is_resting)
-  local is_waiting = is_resting or (has_rare and call('EXISTS', P .. 'discards') == 1)
-  local rest = not is_busy and is_waiting and dq.discards_rest() or nil
+-- whether the consumer may plan the look, whether a message in turn may be served, and whether there may be discards or
+-- delayed messages.
+function dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
+  local rest = not is_busy and has_rare and call('EXISTS', P .. 'discards') == 1 and dq.discards_rest() or nil
   local eligible = is_busy or rest == 0
   local may_be_due = rest or has_rare or state.evict > 0 or dq.has_limits
   local due = not eligible and may_be_due and dq.next_due(rest) or nil
   if due and due <= now then eligible = true end
   if state.next_look_owner == consumer and (eligible or not due or not may_keep) then state.next_look_owner = '' end
+  call('DEL', P .. 'wake')
   local others_look, look_in = eligible, nil
   if not eligible and not due then
     state.next_look_owner = ''

@@ -63,6 +63,8 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
   end
   renew_lease(consumer, deadline, lease_ms)
+  -- The claim has looked for work itself.
+  call('DEL', P .. 'wake')
   write('HSET', P .. 'held:' .. consumer, held)
   write('HSET', P .. 'running', running)
   if n > 0 then call('ZREMRANGEBYRANK', P .. 'turn', '0', digits(n - 1)) end

@@ -8,7 +8,6 @@
 --@uses dead_letter
 --@uses fair_turn
 --@uses delivery
---@uses wake
 -- The most messages that cannot run in one claim: removing one costs as much as claiming one.
 local MAX_SKIPS = 32
 local delivery = dq.delivery
@@ -19,7 +18,6 @@ local delivery = dq.delivery
 --   chunk: how many tenants are read at once
 --   passes: how many tenants were passed over, because their next message is not for this claim
 --   skips: how many messages were found that cannot run
---   resting: how many tenants were passed over, because their next message cannot run and waits for the end of a rest
 --   is_full: whether the claim takes no more
 --   has_suspect: whether its only message has crashed a worker before
 --   discarded: messages {id, tenant, reason} that will not run
@@ -54,10 +52,7 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
   local is_expired = priority and expires > 0 and expires <= now
   local is_dead = deliveries > 0 and serving.max_deliveries > 0 and deliveries >= serving.max_deliveries
   if not priority or is_expired or is_dead then
-    if serving.skips >= MAX_SKIPS or dq.discards_rest() > 0 then
-      serving.resting = serving.resting + 1
-      return pass_over_tenant(serving, tenant)
-    end
+    if serving.skips >= MAX_SKIPS then return pass_over_tenant(serving, tenant) end
     discard_next_message(serving, tenant, id, record, deliveries, priority, is_expired)
   else
     if deliveries > 0 then
