@@ -230,6 +230,10 @@ class WorkerDedupLocks(TaskSubscriber):
         holding = self._running.pop(request)
         self._release_message(holding, self._coordinator.finish, *holding)
 
+    def failed_to_start(self, request: Any) -> None:
+        """Release the lock of a job that the pool did not take."""
+        self.forgotten(request)
+
     def _over(self, holding: HeldDedupLock, exc: BaseException | None) -> None:
         self._drop(holding)
         try:

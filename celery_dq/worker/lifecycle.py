@@ -142,7 +142,7 @@ class TaskLifecycle(TaskSubscriber):
             exc_info=error,
             extra={"event": "invalid_task_dead_lettered"},
         )
-        message.dead_letter(f"invalid task: {type(error).__name__}: {error}"[:500])
+        message.dead_letter(f"invalid task: {_text(error)}"[:500])
         return True
 
     def _veto(self, request: Any, message: Message, *, starts: bool) -> None:
@@ -201,4 +201,12 @@ def _answer_at_once(request: Any, message: Message) -> None:
 def _dead_letter_failure(message: Message, exc: BaseException | None) -> None:
     exc = getattr(exc, "exc", None) or exc if not isinstance(exc, (Retry, Ignore, Reject)) else exc
     if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
-        message.dead_letter(f"failed: {type(exc).__name__}: {exc}"[:500])
+        message.dead_letter(f"failed: {_text(exc)}"[:500])
+
+
+def _text(exc: BaseException) -> str:
+    """Return the type and the text of a task's error, whose own ``__str__`` may fail."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:
+        return f"{type(exc).__name__}: (its text cannot be made)"

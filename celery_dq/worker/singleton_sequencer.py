@@ -379,8 +379,10 @@ class SingletonSequencer(TaskSubscriber):
         request.message.dq_singleton_message.refused()
 
     def failed_to_start(self, request: Any) -> None:
-        """See :class:`TaskSubscriber`."""
+        """Requeue a message that the pool did not take, and start the next one."""
         request.message.dq_singleton_message.in_pool = False
+        with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+            request.message.dq_singleton_message.forgotten(requeue=True)
 
     def ended(self, request: Any, info: Any) -> None:
         """Start the next message."""

@@ -13,7 +13,7 @@ those places once, and reports one event to every subscriber that follows the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -135,11 +135,21 @@ class TaskInPool:
             self._events.remove(self)
             raise
         self.started = True
-        return self._accept(pid, time_accepted)
+        try:
+            return self._accept(pid, time_accepted)
+        except BaseException:
+            if self._events.drops_errors:
+                # The error ends the thread or greenlet, and the pool calls nothing back.
+                self._end(None)
+            raise
 
     def on_success(self, failed__retval__runtime: Any, **options: Any) -> Any:
         """Report the end of a task that has returned, or has raised an exception in its child."""
         result = failed__retval__runtime
+        if not isinstance(result, tuple) and hasattr(result, "exception"):
+            # Pools without processes report a task that calls sys.exit() here, with the error of a lost
+            # process, which Celery's own callback cannot read.
+            return self.on_failure(result, **options)
         if self._cancelled and _is_killed(result):
             # Celery would take the task for finished, and acknowledge it.
             return self._end(None)
@@ -181,18 +191,19 @@ class TaskInPool:
     def _handle(
         self, info: Any, crashed: bool, celerys: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
-        for each in self.followers:
-            each.ending(self.request, info, crashed)
         try:
-            return celerys(*args, **options)
+            _report(self.followers, lambda each: each.ending(self.request, info, crashed))
         finally:
-            self._end(info)
+            try:
+                answer = celerys(*args, **options)
+            finally:
+                self._end(info)
+        return answer
 
     def _end(self, info: Any) -> None:
         # Billiard reports a hard time limit twice: as a failure, and as a timeout.
         if self._events.remove(self):
-            for each in self.followers:
-                each.ended(self.request, info)
+            _report(self.followers, lambda each: each.ended(self.request, info))
 
 
 class TaskEvents:
@@ -291,22 +302,24 @@ class TaskEvents:
             pass
         except BaseException as error:
             self._tasks.pop(id(req), None)
-            for each in followers:
-                each.failed_to_start(req)
+            _report(followers, lambda each: each.failed_to_start(req))
             if not self._dead_letters(req.message, error):
+                self._release_slot()
                 raise
             state.task_ready(req)
         self.refuse(req)
+        self._release_slot()
+        return None
+
+    def _release_slot(self) -> None:
         release_slot = getattr(self._controller, "_quick_release", None)
         if release_slot is not None:
             release_slot()
-        return None
 
     def refuse(self, request: Any) -> None:
         """Report that the pool does not get a request."""
         self._tasks.pop(id(request), None)
-        for each in self._followers(request):
-            each.refused(request)
+        _report(self._followers(request), lambda each: each.refused(request))
 
     def _followers(self, request: Any) -> list[TaskSubscriber]:
         return [each for each in self._subscribers if each.follows(request)]
@@ -320,6 +333,11 @@ class TaskEvents:
         return task.job
 
     # -- in the pool
+
+    @property
+    def drops_errors(self) -> bool:
+        """Whether the pool drops an error that a callback raises in its thread or greenlet."""
+        return not (self._pool.uses_semaphore or isinstance(self._pool, SoloPool))
 
     @property
     def requests(self) -> set[Any]:
@@ -353,8 +371,7 @@ class TaskEvents:
 
     def _forget(self, task: TaskInPool) -> None:
         if self.remove(task):
-            for each in task.followers:
-                each.forgotten(task.request)
+            _report(task.followers, lambda each: each.forgotten(task.request))
 
 
 def task_events(consumer: Any) -> TaskEvents:
@@ -376,6 +393,18 @@ class TaskEventsStep(bootsteps.StartStopStep):
             guard_flush(consumer.pool, task_events(consumer).flushed)
             notice_deaths(consumer.pool)
             deliver_results_promptly(consumer.pool)
+
+
+def _report(followers: Iterable[TaskSubscriber], event: Callable[[TaskSubscriber], object]) -> None:
+    """Report an event to each follower, and raise the first error of them only then."""
+    first: BaseException | None = None
+    for each in followers:
+        try:
+            event(each)
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def is_crash(info: Any) -> bool:

@@ -48,6 +48,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/broker/test_cold_stops.py::test_a_task_that_a_cold_stop_cancels_comes_back[gevent-0.0]",),
     ),
     Mutation(
+        "custody",
+        "a task whose start fails in its thread stays in the pool for ever",
+        "worker/task_events.py",
+        "            if self._events.drops_errors:\n",
+        "            if False:\n",
+        ("tests/unit/test_task_events.py", "-k", "start_fails"),
+    ),
+    Mutation(
+        "custody",
+        "an error of one part of a worker keeps the end of a task from the others",
+        "worker/task_events.py",
+        "            first = first or error\n",
+        "            raise\n",
+        ("tests/unit/test_task_events.py", "-k", "one_subscriber"),
+    ),
+    Mutation(
         "dedup",
         "the parts of a worker get the end of a task in the order of their boot steps",
         "worker/task_events.py",

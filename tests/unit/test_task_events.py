@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from celery import Celery, bootsteps
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
 from kombu.asynchronous import set_event_loop
 
 import celery_dq
@@ -51,10 +53,23 @@ class Recorder(TaskSubscriber):
         self._note("accepted")
 
     def ending(self, request: Any, info: Any, crashed: bool) -> None:
-        self._note(f"ending {type(getattr(info, 'exception', None)).__name__}")
+        exc = getattr(info, "exception", None)
+        # Billiard wraps some exceptions.
+        self._note(f"ending {type(getattr(exc, 'exc', exc)).__name__}{' crashed' * crashed}")
+        if request.name == "error_while_ending":
+            raise OSError
 
     def ended(self, request: Any, info: Any) -> None:
         self._note("ended")
+        if request.name == "error_at_the_end":
+            raise OSError
+
+
+class UnacceptedRequest(Request):
+    """A request whose start fails, as that of a revoked task does in a pool that cannot terminate it."""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        raise NotImplementedError
 
 
 @pytest.fixture
@@ -85,8 +100,14 @@ def app(request: pytest.FixtureRequest, lines: list[str]) -> Iterator[Any]:
     def fail() -> None:
         raise KeyError
 
-    for name, function in (("ran", run), ("failed", fail), ("refused", run)):
+    def leave() -> None:
+        sys.exit(3)
+
+    for name, function in (("ran", run), ("failed", fail), ("refused", run), ("left", leave)):
         app.task(name=name, shared=False)(function)
+    for name in ("error_while_ending", "error_at_the_end"):
+        app.task(name=name, shared=False)(run)
+    app.task(name="unaccepted", shared=False, Request=UnacceptedRequest)(run)
     set_event_loop(None)
     with start_worker(app, pool=request.param, concurrency=1, perform_ping_check=False, loglevel="CRITICAL"):
         yield app
@@ -118,3 +139,27 @@ def test_a_refused_task_frees_its_slot_and_has_no_end(app: Any, lines: list[str]
     lines.clear()
     app.tasks["ran"].delay()
     wait_until(lambda: lines[-1:] == both("ended")[-1:], 30, what=lambda: str(lines))
+
+
+def test_a_task_that_leaves_its_thread_has_crashed_and_has_a_result(app: Any, lines: list[str]) -> None:
+    result = app.tasks["left"].delay()
+    expected = both("received", "offered", "accepted", "ending WorkerLostError crashed", "ended")
+    wait_until(lambda: len(lines) >= len(expected), 30, what=lambda: str(lines))
+    assert lines == expected
+    wait_until(lambda: result.state == "FAILURE", 30)
+
+
+@pytest.mark.parametrize("app", ["threads"], indirect=True)
+def test_a_task_whose_start_fails_in_its_thread_has_an_end(app: Any, lines: list[str]) -> None:
+    app.tasks["unaccepted"].delay()
+    expected = both("received", "offered", "accepted", "ended")
+    wait_until(partial(lines.__eq__, expected), 30, what=lambda: str(lines))
+
+
+@pytest.mark.parametrize("app", ["threads"], indirect=True)
+@pytest.mark.parametrize("name", ["error_while_ending", "error_at_the_end"])
+def test_an_error_of_one_subscriber_keeps_no_event_from_others(app: Any, lines: list[str], name: str) -> None:
+    result = app.tasks[name].delay()
+    expected = both("received", "offered", "accepted", "ending NoneType", "ended")
+    wait_until(partial(lines.__eq__, expected), 30, what=lambda: str(lines))
+    wait_until(lambda: result.state == "SUCCESS", 30)
