@@ -131,6 +131,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
+        "a call for one message is served in the round in which one is requeued",
+        "transport/zookeeper/fetcher.py",
+        "while self._requests_for_one and not self._in_flight.has_returning:",
+        "while self._requests_for_one:",
+        (TRANSPORT + "test_queues.py", "-k", "same_round"),
+    ),
+    Mutation(
+        "zookeeper",
         "an answer in doubt is given again for an item that another client has locked since",
         "transport/zookeeper/fetcher.py",
         "if stat is None or stat.ephemeralOwner != requests.session_id:",

@@ -6,6 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
@@ -96,7 +97,7 @@ def test_no_later_message_is_taken_while_one_is_requeued(
 
     monkeypatch.setattr(in_flight, "add_outcome", add_between_rounds)
     room.received.pop().requeue()
-    assert room.drain(1, deadline=60) == ["first"]
+    assert room.drain(1, deadline=30) == ["first"]
 
 
 def test_a_message_is_requeued_in_a_later_request_than_acknowledgements(
@@ -128,6 +129,33 @@ def test_a_message_that_was_got_and_requeued_is_got_again(connect: Callable[...,
         assert message is not None
         assert message.payload == "first"
         message.requeue()
+
+
+def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = KombuQueue(connect(), "q")
+    room.publish("first", "second")
+    message = room.bound.get()
+    assert message is not None
+    fetcher = transport_of(room.connection)._fetcher
+    assert fetcher is not None
+    begin, has_begun = fetcher._begin_outcomes, threading.Event()
+
+    def begin_before_the_requeue() -> Any:
+        begun = begin()
+        if not has_begun.is_set():
+            has_begun.set()
+            wait_until(lambda: fetcher._requests_for_one)
+        return begun
+
+    monkeypatch.setattr(fetcher, "_begin_outcomes", begin_before_the_requeue)
+    fetcher.wake()
+    assert has_begun.wait(60)
+    message.requeue()
+    again = room.bound.get()
+    assert again is not None
+    assert again.payload == "first"
 
 
 def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
