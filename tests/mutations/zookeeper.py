@@ -91,6 +91,54 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
+        "a later message is taken in the round that requeues one",
+        "transport/zookeeper/fetcher.py",
+        "        if returns:\n",
+        "        if False:\n",
+        (TRANSPORT + "test_queues.py", "-k", "requeueing_keeps"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a message that is requeued makes room before its requeue is queued",
+        "transport/zookeeper/qos.py",
+        (
+            "        in_flight.add_outcome(verb, delivery_tag)\n"
+            "        self._delivered.pop(delivery_tag, None)\n"
+            "        in_flight.wake()"
+        ),
+        (
+            "        self._delivered.pop(delivery_tag, None)\n"
+            "        in_flight.add_outcome(verb, delivery_tag)\n"
+            "        in_flight.wake()"
+        ),
+        (TRANSPORT + "test_queues.py", "-k", "no_later_message"),
+    ),
+    Mutation(
+        "zookeeper",
+        "the room of a requeued message is found at the next full look",
+        "transport/zookeeper/qos.py",
+        "        in_flight.wake()\n",
+        "        pass\n",
+        (TRANSPORT + "test_queues.py", "-k", "no_later_message"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a message that was got without a consumer and requeued is not found again",
+        "transport/zookeeper/fetcher.py",
+        "in (*self._sources, *self._visited):",
+        "in self._sources:",
+        (TRANSPORT + "test_queues.py", "-k", "got_again"),
+    ),
+    Mutation(
+        "zookeeper",
+        "a call for one message is served in the round in which one is requeued",
+        "transport/zookeeper/fetcher.py",
+        "while self._requests_for_one and not self._in_flight.has_returning:",
+        "while self._requests_for_one:",
+        (TRANSPORT + "test_queues.py", "-k", "same_round"),
+    ),
+    Mutation(
+        "zookeeper",
         "an answer in doubt is given again for an item that another client has locked since",
         "transport/zookeeper/fetcher.py",
         "if stat is None or stat.ephemeralOwner != requests.session_id:",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
@@ -12,7 +14,8 @@ from kombu import Connection, Exchange, Producer, Queue
 from celery_dq.clock import SystemClock
 from celery_dq.errors import AccessDenied
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.zookeeper import channel as channel_module
+from celery_dq.transport.zookeeper import channel as channel_module, fetcher as fetcher_module
+from celery_dq.transport.zookeeper.in_flight import ItemOutcome
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
@@ -57,15 +60,102 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
     time_to_be_due = SystemClock().wall() + 0.2
     wait_until(lambda: SystemClock().wall() > time_to_be_due)
     for _ in range(3):
-        message = room.received.pop()
-        message.requeue()
-        room.drain(1, deadline=60)
+        room.received.pop().requeue()
+        assert room.drain(1, deadline=60) == ["delayed"]
         room.publish("later", priority=5)
-    assert room.bodies == ["delayed"]
     assert stored(room)[0].properties["priority"] == 5
     assert room.received[0].delivery_info["redelivered"]
     room.received.pop().ack()
     assert room.drain(1, deadline=60) == ["later"]
+
+
+def test_no_later_message_is_taken_while_one_is_requeued(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "LOOK_AROUND_S", 600.0)
+    room = KombuQueue(connect(), "q")
+    room.publish("first", "later")
+    room.consume(prefetch_count=1)
+    room.drain(1, deadline=60)
+    transport = transport_of(room.connection)
+    in_flight, fetcher = transport.in_flight, transport._fetcher
+    assert fetcher is not None
+    add_outcome = in_flight.add_outcome
+
+    def has_begun(rounds: int) -> bool:
+        fetcher.wake()
+        return fetcher._rounds >= rounds
+
+    def add_between_rounds(verb: ItemOutcome, tag: str) -> None:
+        # One whole round passes before the second one from now begins.
+        second = fetcher._rounds + 2
+        wait_until(lambda: has_begun(second))
+        add_outcome(verb, tag)
+        # The fetcher rests before the message makes room.
+        wait_until(lambda: not in_flight.has_returning)
+        wait_until(lambda: fetcher._idle and not fetcher._waker.is_set())
+
+    monkeypatch.setattr(in_flight, "add_outcome", add_between_rounds)
+    room.received.pop().requeue()
+    assert room.drain(1, deadline=30) == ["first"]
+
+
+def test_a_message_is_requeued_in_a_later_request_than_acknowledgements(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "MAX_OUTCOMES_PER_CALL", 1)
+    room = KombuQueue(connect(), "q")
+    room.publish(*range(4))
+    room.consume(prefetch_count=2)
+    room.drain(2, deadline=60)
+    (requeued, acknowledged), room.received = room.received, []
+    transport = transport_of(room.connection)
+    held = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(transport._fetcher, "_run_once", lambda: bool(held.set()))  # type: ignore[func-returns-value]
+        transport.look_again()
+        assert held.wait(60)
+        acknowledged.ack()
+        requeued.requeue()
+    transport.look_again()
+    assert room.drain(2, deadline=60) == [0, 2]
+
+
+def test_a_message_that_was_got_and_requeued_is_got_again(connect: Callable[..., Connection]) -> None:
+    room = KombuQueue(connect(), "q")
+    room.publish("first", "second")
+    for _ in range(3):
+        message = room.bound.get()
+        assert message is not None
+        assert message.payload == "first"
+        message.requeue()
+
+
+def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = KombuQueue(connect(), "q")
+    room.publish("first", "second")
+    message = room.bound.get()
+    assert message is not None
+    fetcher = transport_of(room.connection)._fetcher
+    assert fetcher is not None
+    begin, has_begun = fetcher._begin_outcomes, threading.Event()
+
+    def begin_before_the_requeue() -> Any:
+        begun = begin()
+        if not has_begun.is_set():
+            has_begun.set()
+            wait_until(lambda: fetcher._requests_for_one)
+        return begun
+
+    monkeypatch.setattr(fetcher, "_begin_outcomes", begin_before_the_requeue)
+    fetcher.wake()
+    assert has_begun.wait(60)
+    message.requeue()
+    again = room.bound.get()
+    assert again is not None
+    assert again.payload == "first"
 
 
 def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:

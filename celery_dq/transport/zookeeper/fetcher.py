@@ -73,6 +73,8 @@ class ZooKeeperFetcher:
         self._swept_at = clock.monotonic()
         self._sources: list[ZooKeeperSubscription] = []
         self._requests_for_one: deque[TakeOne] = deque()
+        #: The sources of all calls for one message.
+        self._visited: set[ZooKeeperSubscription] = set()
         handler = requests.client.handler
         self._waker = handler.event_object()
         self._flushed = handler.event_object()
@@ -112,6 +114,7 @@ class ZooKeeperFetcher:
             ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
         """
         errand = TakeOne(source, self._requests.client.handler.event_object())
+        self._visited.add(source)
         self._requests_for_one.append(errand)
         self.wake()
         errand.done.wait(2 * self._requests.answer_timeout_s)
@@ -231,10 +234,15 @@ class ZooKeeperFetcher:
         # Counted before the outcomes are taken: a message that is requeued from now on makes no room for a
         # later one before it is available itself.
         rooms = [self._room(source) for source in sources]
+        returns = self._in_flight.has_returning
         outcomes, begun = self._begin_outcomes()
+        if returns:
+            # A requeued message keeps its place: no later one is taken before its lock is gone.
+            self._end_outcomes(outcomes, begun)
+            return True
         more = False
         try:
-            while self._requests_for_one:
+            while self._requests_for_one and not self._in_flight.has_returning:
                 errand = self._requests_for_one[0]
                 errand.source.take_turn(self._requests, 1)
                 self._requests_for_one.popleft()
@@ -284,7 +292,7 @@ class ZooKeeperFetcher:
         # Messages that were passed over because of a suspect may be taken now.
         is_clear = had_suspect and not self._in_flight.has_suspect
         returned = {held.nodes for verb, held in outcomes if verb in RETURNING}
-        for source in self._sources:
+        for source in (*self._sources, *self._visited):
             if is_clear or source.nodes in returned:
                 # No watch fires for the locks of this connection.
                 source.look_again()

@@ -83,16 +83,17 @@ class ZooKeeperInFlight:
 
     Args:
         guid: Identifies the session; part of every delivery tag.
-        wake: Called, from any thread, when an acknowledgement is to be sent.
+        wake: Wakes the fetcher, to send an acknowledgement; called from any thread.
     """
 
     def __init__(self, guid: str, wake: Callable[[], None]) -> None:
         self._guid = guid
-        self._wake = wake
+        self.wake = wake
         self._numbers = itertools.count(1)
         self._items: dict[str, ClaimedItem] = {}
         self._locked: set[str] = set()
         self._suspects: set[str] = set()
+        self._returning: set[str] = set()
         self._outcomes: deque[tuple[ItemOutcome, ClaimedItem]] = deque()
 
     def __len__(self) -> int:
@@ -106,6 +107,11 @@ class ZooKeeperInFlight:
     def has_suspect(self) -> bool:
         """Whether a message that lost an earlier consumer is in flight."""
         return bool(self._suspects)
+
+    @property
+    def has_returning(self) -> bool:
+        """Whether a message is to be requeued and the broker has not confirmed it."""
+        return bool(self._returning)
 
     def add(
         self, nodes: QueueNodes, name: str, data: bytes, returned: bool, deliveries: int = 0
@@ -124,13 +130,16 @@ class ZooKeeperInFlight:
         """Queue the end of a message for the broker. Only the first call for a tag has an effect."""
         held = self._items.pop(tag, None)
         if held is not None:
+            if verb in RETURNING:
+                self._returning.add(tag)
             self._outcomes.append((verb, held))
-            self._wake()
+            self.wake()
 
     def confirm(self, held: ClaimedItem) -> None:
         """Record that the broker has confirmed the end of a message."""
         self._locked.discard(held.lock)
         self._suspects.discard(held.lock)
+        self._returning.discard(held.tag)
 
     def restore(self, outcomes: Iterable[tuple[ItemOutcome, ClaimedItem]]) -> None:
         """Queue ends again whose request got no answer; each is sent alone, after a look at its lock."""
@@ -165,4 +174,5 @@ class ZooKeeperInFlight:
         self._items.clear()
         self._locked.clear()
         self._suspects.clear()
+        self._returning.clear()
         self._outcomes.clear()

@@ -36,22 +36,29 @@ class QoS(PrefetchCount):
 
     def ack(self, delivery_tag: str) -> None:
         """Delete the message from its queue."""
-        self._settle(ItemOutcome.ACK, delivery_tag)
+        self._delivered.pop(delivery_tag, None)
+        self.channel.in_flight.add_outcome(ItemOutcome.ACK, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue the message at its place, or delete it."""
-        message = self._delivered.get(delivery_tag)
-        back = ItemOutcome.CRASHED if getattr(message, "crashed", False) else ItemOutcome.REQUEUE
-        self._settle(back if requeue else ItemOutcome.ACK, delivery_tag)
+        if requeue:
+            message = self._delivered.get(delivery_tag)
+            crashed = getattr(message, "crashed", False)
+            self._return(ItemOutcome.CRASHED if crashed else ItemOutcome.REQUEUE, delivery_tag)
+        else:
+            self.ack(delivery_tag)
 
-    def _settle(self, verb: ItemOutcome, delivery_tag: str) -> None:
+    def _return(self, verb: ItemOutcome, delivery_tag: str) -> None:
+        in_flight = self.channel.in_flight
+        # Queued before it makes room: the fetcher must not take a later message in between.
+        in_flight.add_outcome(verb, delivery_tag)
         self._delivered.pop(delivery_tag, None)
-        self.channel.in_flight.add_outcome(verb, delivery_tag)
+        in_flight.wake()
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Requeue every message that was delivered and not acknowledged."""
         for tag in list(self._delivered):
-            self._settle(ItemOutcome.REQUEUE, tag)
+            self._return(ItemOutcome.REQUEUE, tag)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
