@@ -401,7 +401,7 @@ def _report(followers: Iterable[TaskSubscriber], event: Callable[[TaskSubscriber
     for each in followers:
         try:
             event(each)
-        except BaseException as error:
+        except BaseException as error:  # noqa: PERF203 - the others get the event, too
             first = first or error
     if first is not None:
         raise first

@@ -68,18 +68,24 @@ class Recorder(TaskSubscriber):
 class UnacceptedRequest(Request):
     """A request whose start fails, as that of a revoked task does in a pool that cannot terminate it."""
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
         raise NotImplementedError
 
 
-@pytest.fixture
-def lines() -> list[str]:
+@pytest.fixture(scope="module")
+def all_lines() -> list[str]:
     return []
 
 
-@pytest.fixture(params=["solo", "threads"])
-def app(request: pytest.FixtureRequest, lines: list[str]) -> Iterator[Any]:
-    """An app whose worker runs in a thread of this process."""
+@pytest.fixture
+def lines(all_lines: list[str]) -> list[str]:
+    all_lines.clear()
+    return all_lines
+
+
+@pytest.fixture(scope="module", params=["solo", "threads"])
+def app(request: pytest.FixtureRequest, all_lines: list[str]) -> Iterator[Any]:
+    """An app whose worker runs in a thread of this process. One for all tests, because it stops slowly."""
 
     class RecordStep(bootsteps.Step):
         requires = ("celery_dq.worker.task_events:TaskEventsStep",)
@@ -87,7 +93,7 @@ def app(request: pytest.FixtureRequest, lines: list[str]) -> Iterator[Any]:
         def __init__(self, consumer: Any, **options: Any) -> None:
             super().__init__(consumer, **options)
             for role in ROLES:
-                Recorder(role, task_events(consumer), lines)
+                Recorder(role, task_events(consumer), all_lines)
 
     app: Any = Celery("t", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.worker_hijack_root_logger = False
@@ -127,8 +133,7 @@ def test_gates_and_subscribers_are_in_their_written_order(app: Any, lines: list[
 def test_a_task_that_fails_has_one_end(app: Any, lines: list[str]) -> None:
     app.tasks["failed"].delay()
     expected = both("received", "offered", "accepted", "ending KeyError", "ended")
-    wait_until(lambda: len(lines) >= len(expected), 30, what=lambda: str(lines))
-    assert lines == expected
+    wait_until(partial(lines.__eq__, expected), 30, what=lambda: str(lines))
 
 
 def test_a_refused_task_frees_its_slot_and_has_no_end(app: Any, lines: list[str]) -> None:
@@ -144,8 +149,7 @@ def test_a_refused_task_frees_its_slot_and_has_no_end(app: Any, lines: list[str]
 def test_a_task_that_leaves_its_thread_has_crashed_and_has_a_result(app: Any, lines: list[str]) -> None:
     result = app.tasks["left"].delay()
     expected = both("received", "offered", "accepted", "ending WorkerLostError crashed", "ended")
-    wait_until(lambda: len(lines) >= len(expected), 30, what=lambda: str(lines))
-    assert lines == expected
+    wait_until(partial(lines.__eq__, expected), 30, what=lambda: str(lines))
     wait_until(lambda: result.state == "FAILURE", 30)
 
 
