@@ -189,19 +189,23 @@ class IdempotentWriter:
         self._state.get().given_up = True
 
     def close(self, timeout_s: float = CLEANUP_S) -> None:
-        """Delete the node of this writer; a later commit creates a new one."""
+        """Delete the node of this writer; a later commit creates a new one.
+
+        If a commit is under way for longer than `timeout_s`, the node is left to other writers, and no
+        attempt is repeated any more.
+        """
         own = self._state.get()
-        with own.lock:
+        if not own.lock.acquire(timeout=timeout_s):
+            own.given_up = True
+            return
+        try:
             stamp, own.stamp = own.stamp, None
             if stamp is not None:
-                try:
-                    self._session.ask(lambda client: client.delete_async(stamp.node), timeout_s)
-                except (ZooKeeperUnreachable, KazooException) as error:
-                    logger.debug(
-                        "Writer node %s was not deleted; another writer deletes it later: %r",
-                        stamp.node,
-                        error,
-                    )
+                self._session.ask(lambda client: client.delete_async(stamp.node), timeout_s)
+        except (ZooKeeperUnreachable, KazooException) as error:
+            logger.debug("A node in %s was left to other writers to delete: %r", self._folder, error)
+        finally:
+            own.lock.release()
 
     # -- inside
 

@@ -59,6 +59,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
+        "closing a writer waits for a commit without answer",
+        "zookeeper/idempotent_writer.py",
+        "own.lock.acquire(timeout=timeout_s)",
+        "own.lock.acquire()",
+        (BASE + "test_transactions.py", "-k", "closing_a_writer"),
+    ),
+    Mutation(
+        "zookeeper",
         "the lock of an item that was deleted while it was taken stays",
         "zookeeper/item_locks.py",
         "                self.drop([each])\n                taken.gone.append(each)",

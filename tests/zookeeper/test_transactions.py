@@ -19,7 +19,7 @@ from celery_dq.zookeeper import idempotent_writer as journal_module, item_locks 
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter, Stamp
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
 from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
     Step,
@@ -291,6 +291,34 @@ def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
     own_zookeeper.restart()
     writer.commit([create("/c")], 60)
     session.close()
+
+
+def test_closing_a_writer_does_not_wait_for_a_commit_without_answer(
+    zookeeper: ZooKeeperServer, hosts: str
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=30)
+        writer = IdempotentWriter(session, JOURNALS)
+        writer.commit([check("/")], 30)
+        proxy.swallow, proxy.swallows_left = JOURNALS.encode(), 1
+        ended: list[Exception] = []
+
+        def commit() -> None:
+            try:
+                writer.commit([check("/")], 60)
+            except ZooKeeperUnreachable as error:
+                ended.append(error)
+
+        committing = threading.Thread(target=commit)
+        committing.start()
+        wait_until(lambda: proxy.swallowed == 1)
+        writer.close(0.01)
+        assert committing.is_alive()
+        # The commit ends with the session, and opens no other one.
+        session.close()
+        committing.join(30)
+        assert len(ended) == 1
+        assert session.state is SessionState.CLOSED
 
 
 #: Age in milliseconds of the crashed writer's node.
