@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.errors import DQError, ZooKeeperUnreachable
+from celery_dq.errors import AccessDenied, DQError, ZooKeeperUnreachable
 from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
@@ -82,14 +82,9 @@ class _WriterState:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: deque[_PendingSteps] = deque()
-        #: The stamp of the next transaction; None without a node.
+        #: The stamp of the next transaction; None without a node, and while a transaction has the stamp.
         self.stamp: Stamp | None = None
         self.given_up = False
-
-    def passed(self, stamp: Stamp) -> None:
-        """Record that the transaction with the stamp was carried out; it may be one of another writer."""
-        if self.stamp == stamp:
-            self.stamp = Stamp(stamp.node, stamp.version + 1)
 
 
 class IdempotentWriter:
@@ -148,15 +143,15 @@ class IdempotentWriter:
         Args:
             steps: The steps of the transaction.
             timeout_s: Seconds to wait for an answer, over all attempts.
-            stamps: Receives the stamp of an attempt that got no answer, for the next call.
-            key: The key of the stamp in `stamps`.
+            stamps: Receives the stamp of the transaction, unless none of its steps was done.
+            key: The key of the stamp in `stamps`. If there is one, the call repeats its transaction.
             limit: Maximum bytes of the request.
 
         Raises:
             Refused: A step was refused, and none was done.
             ZooKeeperUnreachable: ZooKeeper did not answer. A call with the same stamps does nothing twice.
             MessageTooLarge: The request would be larger than `limit`; nothing was sent.
-            AccessDenied: An ACL forbids a step; none was done.
+            AccessDenied: An ACL forbids a step; only an earlier attempt without answer may have done any.
         """
         check_size([*steps, self._longest_write()], self._chroot(), limit=limit)
         own = self._state.get()
@@ -194,19 +189,23 @@ class IdempotentWriter:
         self._state.get().given_up = True
 
     def close(self, timeout_s: float = CLEANUP_S) -> None:
-        """Delete the node of this writer; a later commit creates a new one."""
+        """Delete the node of this writer; a later commit creates a new one.
+
+        If a commit is under way for longer than `timeout_s`, the node is left to other writers, and no
+        attempt is repeated any more.
+        """
         own = self._state.get()
-        with own.lock:
+        if not own.lock.acquire(timeout=timeout_s):
+            own.given_up = True
+            return
+        try:
             stamp, own.stamp = own.stamp, None
             if stamp is not None:
-                try:
-                    self._session.ask(lambda client: client.delete_async(stamp.node), timeout_s)
-                except (ZooKeeperUnreachable, KazooException) as error:
-                    logger.debug(
-                        "Writer node %s was not deleted; another writer deletes it later: %r",
-                        stamp.node,
-                        error,
-                    )
+                self._session.ask(lambda client: client.delete_async(stamp.node), timeout_s)
+        except (ZooKeeperUnreachable, KazooException) as error:
+            logger.debug("A node in %s was left to other writers to delete: %r", self._folder, error)
+        finally:
+            own.lock.release()
 
     # -- inside
 
@@ -261,9 +260,6 @@ class IdempotentWriter:
             batch[0].done = True
             return
         except BaseException as error:
-            if not isinstance(error, DQError):
-                # The call was interrupted: the state of the node is unknown.
-                own.stamp = None
             for entry in batch:
                 entry.error, entry.done = error, True
             if not isinstance(error, Exception):
@@ -277,37 +273,51 @@ class IdempotentWriter:
     def _write(
         self, own: _WriterState, steps: Sequence[Step], deadline: float, stamps: dict[str, Stamp], key: str
     ) -> list[Any] | None:
-        stamp = stamps.get(key) or self._stamp(own, deadline)
+        is_repeat = key in stamps
+        stamp = stamps[key] if is_repeat else self._stamp(own, deadline)
+        is_own = stamp == own.stamp
         while True:
             attempt = [set_data(stamp.node, b"", stamp.version), *steps]
+            if is_own:
+                # No other transaction gets this stamp until the outcome is known, also if the call is
+                # interrupted.
+                own.stamp = None
+            stamps[key] = stamp
             try:
-                answers = transact(self._session, attempt, self._try(deadline))
+                answers: list[Any] | None = transact(self._session, attempt, self._try(deadline))[1:]
             except ZooKeeperUnreachable:
-                stamps[key] = stamp
+                is_repeat = True
                 self._left(own, deadline)
                 continue
+            except AccessDenied:
+                if not is_repeat:
+                    del stamps[key]
+                    own.stamp = stamp
+                raise
             except TransactionRefused as refusal:
                 if refusal.index:
-                    if key in stamps and self._rule_out(own, stamps, key, deadline):
+                    if not is_repeat:
+                        del stamps[key]
+                        own.stamp = stamp
+                    elif self._rule_out(own, stamps, key, deadline):
                         return None
                     raise TransactionRefused.at(refusal.index - 1, refusal.step, refusal.error) from None
-                if key in stamps:
-                    if isinstance(refusal.error, BadVersionError):
-                        # An earlier attempt was carried out, and its answer was lost.
-                        own.passed(stamp)
-                        return None
-                    own.stamp = None
+                if not is_repeat:
+                    # Another client has deleted or written the node, so nothing was done: use a new node.
+                    del stamps[key]
+                    self._left(own, deadline)
+                    stamp = self._stamp(own, deadline)
+                    continue
+                if not isinstance(refusal.error, BadVersionError):
                     del stamps[key]
                     raise ZooKeeperUnreachable(
                         f"{stamp.node} was deleted: the unanswered request may have been carried out"
                     ) from None
-                # Another client has deleted or written the node, so nothing was done: use a new node.
-                own.stamp = None
-                self._left(own, deadline)
-                stamp = self._stamp(own, deadline)
-                continue
-            own.passed(stamp)
-            return answers[1:]
+                # An earlier attempt was carried out, and its answer was lost.
+                answers = None
+            if is_own:
+                own.stamp = Stamp(stamp.node, stamp.version + 1)
+            return answers
 
     def _stamp(self, own: _WriterState, deadline: float) -> Stamp:
         """Return the stamp of the next transaction; create the node of this writer if there is none."""
@@ -363,8 +373,6 @@ class IdempotentWriter:
 
     def _left(self, own: _WriterState, deadline: float) -> None:
         if self._clock.monotonic() >= deadline or own.given_up:
-            # The outcome stays unknown: the next transaction needs a new node.
-            own.stamp = None
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
                 "have been carried out"

@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from kazoo.exceptions import BadVersionError, NoNodeError, UnimplementedError
+from kazoo.security import make_acl
 
-from celery_dq.errors import MessageTooLarge, ZooKeeperUnreachable
+from celery_dq.errors import AccessDenied, MessageTooLarge, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper import idempotent_writer as journal_module, item_locks as custody_module
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter, Stamp
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
 from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
+    Step,
     TransactionRefused,
     check,
     create,
@@ -210,6 +212,75 @@ def test_a_stamp_whose_node_is_gone_is_not_taken_for_success(session: Session, c
     assert client.get_children("/items") == ["a"]
 
 
+#: A transaction is carried out, and its answer is lost.
+LOST_ANSWER = (True, ZooKeeperUnreachable())
+#: A transaction is not sent, because there is no connection.
+NO_CONNECTION = (False, ZooKeeperUnreachable())
+
+
+@pytest.mark.parametrize("is_stamped", [True, False])
+@pytest.mark.parametrize(
+    "attempts",
+    [
+        [(True, KeyboardInterrupt())],
+        [LOST_ANSWER, (False, KeyboardInterrupt())],
+        [LOST_ANSWER, (False, AccessDenied())],
+    ],
+    ids=["interrupted", "repeat interrupted", "repeat denied"],
+)
+def test_a_transaction_of_unknown_outcome_is_not_taken_for_the_next_one(
+    session: Session,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    attempts: list[tuple[bool, BaseException]],
+    is_stamped: bool,
+) -> None:
+    writer, stamps = IdempotentWriter(session, JOURNALS), dict[str, dict[str, Stamp]]()
+
+    def commit(name: str) -> None:
+        steps = [create(f"/items/{name}-", sequence=True)]
+        if is_stamped:
+            writer.commit_stamped(steps, 30, stamps.setdefault(name, {}), "x", limit=MAX_REQUEST)
+        else:
+            writer.commit(steps, 30)
+
+    commit("a")
+    script = [*attempts, NO_CONNECTION]
+
+    def scripted(session: Session, steps: Sequence[Step], timeout_s: float) -> list[Any]:
+        if not script:
+            return transact(session, steps, timeout_s)
+        is_sent, error = script.pop(0)
+        if is_sent:
+            transact(session, steps, timeout_s)
+        raise error
+
+    monkeypatch.setattr(journal_module, "transact", scripted)
+    # The second transaction is carried out, and its caller learns of no outcome.
+    with pytest.raises(type(attempts[-1][1])):
+        commit("b")
+    # The first attempt of the third transaction never arrives.
+    commit("c")
+    if is_stamped:
+        commit("b")
+    assert script == []
+    assert sorted(name.partition("-")[0] for name in client.get_children("/items")) == ["a", "b", "c"]
+
+
+def test_denied_transactions_leave_no_further_nodes(session: Session, client: Any) -> None:
+    # The folder is open for reading only.
+    client.create("/closed", acl=[make_acl("world", "anyone", read=True)])
+    writer, stamps = IdempotentWriter(session, JOURNALS), dict[str, Stamp]()
+    for _ in range(2):
+        with pytest.raises(AccessDenied):
+            writer.commit_stamped([create("/closed/a")], 30, stamps, "x", limit=MAX_REQUEST)
+        with pytest.raises(AccessDenied):
+            writer.commit([create("/closed/a")], 30)
+    assert stamps == {}
+    writer.commit([create("/items/a")], 30)
+    assert len(client.get_children(JOURNALS)) == 1
+
+
 def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
     session = Session(own_zookeeper.hosts, timeout_s=2)
     writer = IdempotentWriter(session, JOURNALS)
@@ -220,6 +291,34 @@ def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
     own_zookeeper.restart()
     writer.commit([create("/c")], 60)
     session.close()
+
+
+def test_closing_a_writer_does_not_wait_for_a_commit_without_answer(
+    zookeeper: ZooKeeperServer, hosts: str
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=30)
+        writer = IdempotentWriter(session, JOURNALS)
+        writer.commit([check("/")], 30)
+        proxy.swallow, proxy.swallows_left = JOURNALS.encode(), 1
+        ended: list[Exception] = []
+
+        def commit() -> None:
+            try:
+                writer.commit([check("/")], 60)
+            except ZooKeeperUnreachable as error:
+                ended.append(error)
+
+        committing = threading.Thread(target=commit)
+        committing.start()
+        wait_until(lambda: proxy.swallowed == 1)
+        writer.close(0.01)
+        assert committing.is_alive()
+        # The commit ends with the session, and opens no other one.
+        session.close()
+        committing.join(30)
+        assert len(ended) == 1
+        assert session.state is SessionState.CLOSED
 
 
 #: Age in milliseconds of the crashed writer's node.

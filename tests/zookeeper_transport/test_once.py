@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,7 +21,7 @@ from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import create, set_data, transact
 from tests.broker.proxy import Proxy
 from tests.conformance.kombu_queue import KombuQueue
-from tests.zookeeper_transport.kinds import stored
+from tests.zookeeper_transport.kinds import stored, transport_of
 
 NODES = BrokerNodes("online")
 
@@ -36,6 +37,13 @@ def bodies(connection: Connection, amount: int) -> list[Any]:
                 return found
             message.ack()
             found.append(message.payload)
+
+
+def message(channel: Any, body: str) -> dict[str, Any]:
+    """Return a message in the form that channels publish."""
+    prepared = channel.prepare_message(json.dumps(body), None, "application/json", "utf-8")
+    assert isinstance(prepared, dict)
+    return prepared
 
 
 @pytest.mark.parametrize("drops", [1, 2])
@@ -114,6 +122,34 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
         assert len(client.get_children(NODES.queue("q").ready)) == 2
     finally:
         session.close()
+
+
+def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
+    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection]
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}")
+        channel: Any = through.channel()
+        Queue("q")(channel).declare()
+        publisher = transport_of(through).publisher
+        batch = channel.create_publish_batch(10)
+        batch.publish(message(channel, "before"), exchange="", routing_key="q")
+        # With this flush, the producer creates its node.
+        batch.flush()
+        for number in range(2):
+            batch.publish(message(channel, f"precious {number}"), exchange="", routing_key="q")
+        # The messages are stored, and the answer does not arrive in time.
+        proxy.hold_answers_to, proxy.holds_left = b"precious", 1
+        publisher._give_up_s = 0.3
+        with pytest.raises(ZooKeeperUnreachable):
+            batch.flush()
+        wait_until(lambda: proxy.held == 1)
+        proxy.cut_all()
+        proxy.release_answers.set()
+        publisher._give_up_s = 30
+        batch.publish(message(channel, "after"), exchange="", routing_key="q")
+        batch.flush()
+    assert bodies(connect(), 4) == ["before", "precious 0", "precious 1", "after"]
 
 
 def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: str) -> None:

@@ -29,6 +29,8 @@ class ZooKeeperPublishBatch:
         self.channel = channel
         self._max_size = max_size
         self._waiting: list[Item] = []
+        #: The messages of the transaction that was sent last, and its stamp until it was answered.
+        self._piece: list[Item] = []
         self._stamps: dict[str, Any] = {}
 
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
@@ -49,10 +51,12 @@ class ZooKeeperPublishBatch:
                 second flush creates nothing twice.
         """
         while self._waiting:
-            piece = list(transactions(self._waiting)[0])
-            self.channel.put(piece, self._stamps, "batch")
+            if not self._stamps:
+                self._piece = list(transactions(self._waiting)[0])
+            # A repeat has the messages of the attempt without answer, and none that was added since.
+            self.channel.put(self._piece, self._stamps, "batch")
             self._stamps.clear()
-            del self._waiting[: len(piece)]
+            del self._waiting[: len(self._piece)]
 
     def discard(self) -> None:
         """Drop the collected messages."""
