@@ -199,9 +199,11 @@ def test_expired_messages_are_removed_during_a_rest(scripts: PartitionScripts) -
     scripts.push("live", tenant="loud")
     assert len(scripts.take(4, discards=3, discard_rest_s=60.0)) == 3
     claims = [scripts.claim(4, discards=3) for _ in range(4)]
-    assert [claim.more for claim in claims] == [True, True, True, False]
+    assert not any(claim.more for claim in claims)
     assert [[entry.id for entry in claim.entries] for claim in claims] == [[], [], [], ["live"]]
     assert discards(scripts) == 150 - 3
+    # Between these claims Redis has time for others.
+    assert all(0 < (claim.next_look_s or 0) <= 0.002 for claim in claims[:3])
 
 
 def test_a_rest_delays_no_message_of_other_tenants(scripts: PartitionScripts) -> None:

@@ -220,10 +220,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "a consumer claims again at once behind messages that cannot run",
+        "transport/redis/lua/claim.lua",
+        "is_busy and not pause, has_rare, pause)",
+        "is_busy, has_rare)",
+        ("tests/lua/test_discards.py", "-k", "removed_during_a_rest"),
+    ),
+    Mutation(
+        "fairness",
         "a rest of discards stops the removal of expired messages",
         "transport/redis/lua/include/serve_tenant.lua",
         "if serving.skips >= MAX_SKIPS then",
-        "if serving.skips >= MAX_SKIPS or state.discards_at > now then",
+        "if serving.skips >= MAX_SKIPS or (state.discards_at or 0) > now then",
         ("tests/lua/test_discards.py", "-k", "removed_during_a_rest"),
     ),
     Mutation(

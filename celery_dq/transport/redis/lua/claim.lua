@@ -44,8 +44,8 @@
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
 --   becomes a discard and costs its tenant no turn. After a claim that took discards, no claim takes any for rest_us
---   divided by the number of consumers. At the end of this rest one consumer looks. Messages are served as if there were
---   no discards.
+--   divided by the number of consumers. At the end of this rest one consumer looks, and 2 ms after a claim that took no
+--   message and left some that cannot run. Messages are served as if there were no discards.
 --@include partition
 --@include settle
 --@include finish
@@ -79,7 +79,7 @@ read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 --@ready pack_held line header is_keyed
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
-local PROMOTE, TENANTS_PER_MESSAGE = 128, 16
+local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
@@ -103,7 +103,7 @@ if state.epoch > 0 then state.leader = consumer end
 
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
   suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
-  chunk = math.max(want, 1), passes = 0, skips = 0, is_full = false, has_suspect = false, discarded = {},
+  chunk = math.max(want, 1), passes = 0, skips = 0, leaves_skips = false, is_full = false, has_suspect = false, discarded = {},
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
@@ -147,13 +147,15 @@ if delivery.count > 0 then
   state.held = state.held + delivery.count
 end
 local is_busy = dq.close_busy_period()
+-- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.
+local pause = message_count == 0 and serving.leaves_skips and REMOVAL_PAUSE_US or nil
 if dq.has_limits then
   collect(P .. 'finish_tags', text(state.v), PROMOTE)
   collect(P .. 'limiter', now, PROMOTE)
 end
 
 local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0))
-local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
+local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy and not pause, has_rare, pause)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
 if serving.has_suspect then reply[4] = '1' end

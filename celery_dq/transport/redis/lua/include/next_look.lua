@@ -7,10 +7,11 @@
 --@include state
 --@uses wake
 -- Returns whether a message may be served now, and the µs until the look that this consumer has planned, or nil. Args:
--- whether the consumer may plan the look, whether a message in turn may be served, and whether there may be discards or
--- delayed messages.
-function dq.plan_next_look(consumer, may_keep, is_busy, has_rare)
+-- whether the consumer may plan the look, whether a message in turn may be served, whether there may be discards or
+-- delayed messages, and the µs after which a claim removes more messages that cannot run, or nil.
+function dq.plan_next_look(consumer, may_keep, is_busy, has_rare, pause)
   local rest = not is_busy and has_rare and call('EXISTS', P .. 'discards') == 1 and dq.discards_rest() or nil
+  if pause then rest = math.min(rest or pause, pause) end
   local eligible = is_busy or rest == 0
   local may_be_due = rest or has_rare or state.evict > 0 or dq.has_limits
   local due = not eligible and may_be_due and dq.next_due(rest) or nil

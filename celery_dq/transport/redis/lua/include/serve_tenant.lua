@@ -18,6 +18,7 @@ local delivery = dq.delivery
 --   chunk: how many tenants are read at once
 --   passes: how many tenants were passed over, because their next message is not for this claim
 --   skips: how many messages were found that cannot run
+--   leaves_skips: whether it leaves such messages to the next claim
 --   is_full: whether the claim takes no more
 --   has_suspect: whether its only message has crashed a worker before
 --   discarded: messages {id, tenant, reason} that will not run
@@ -52,7 +53,10 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
   local is_expired = priority and expires > 0 and expires <= now
   local is_dead = deliveries > 0 and serving.max_deliveries > 0 and deliveries >= serving.max_deliveries
   if not priority or is_expired or is_dead then
-    if serving.skips >= MAX_SKIPS then return pass_over_tenant(serving, tenant) end
+    if serving.skips >= MAX_SKIPS then
+      serving.leaves_skips = true
+      return pass_over_tenant(serving, tenant)
+    end
     discard_next_message(serving, tenant, id, record, deliveries, priority, is_expired)
   else
     if deliveries > 0 then
