@@ -107,6 +107,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
+        "a queue that has a message gets it again when the publish to the second queue is repeated",
+        "transport/zookeeper/publisher.py",
+        "        stamps[key] = STORED\n",
+        "        stamps.pop(key, None)\n",
+        (TRANSPORT + "test_once.py", "-k", "second_queue"),
+    ),
+    Mutation(
+        "zookeeper",
         "a forked child publishes under the stamps of its parent",
         "per_process.py",
         "        pid = os.getpid()\n",

@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from kombu import Connection, Producer, Queue
+from kazoo.security import make_acl
+from kombu import Connection, Exchange, Producer, Queue
 
 from celery_dq.clock import SystemClock
-from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
+from celery_dq.transport.zookeeper.record import STAMPS
 from celery_dq.znodes import JOURNALS, BrokerNodes
 from celery_dq.zookeeper.idempotent_writer import Stamp
 from celery_dq.zookeeper.session import Session
@@ -150,6 +152,43 @@ def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
         batch.publish(message(channel, "after"), exchange="", routing_key="q")
         batch.flush()
     assert bodies(connect(), 4) == ["before", "precious 0", "precious 1", "after"]
+
+
+@pytest.mark.parametrize(("kind", "is_denied"), [("topic", False), ("topic", True), ("fanout", True)])
+def test_a_queue_that_has_a_message_does_not_get_it_again_with_the_second_queue(
+    zookeeper: ZooKeeperServer,
+    hosts: str,
+    connect: Callable[..., Connection],
+    looker: Session,
+    kind: str,
+    is_denied: bool,
+) -> None:
+    with Proxy(zookeeper.port) as proxy:
+        folder = hosts.partition("/")[2]
+        # The second attempt uses another connection, as in kombu.
+        first, second = (connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{folder}") for _ in range(2))
+        channels: list[Any] = [first.channel(), second.channel()]
+        for channel in channels:
+            for queue in ("a", "b", "c"):
+                Queue(queue, Exchange("x", kind), routing_key="k")(channel).declare()
+        published = message(channels[0], "precious")
+        client = looker.open()
+        if is_denied:
+            client.set_acls(NODES.queue("b").ready, [make_acl("world", "anyone", read=True, admin=True)])
+        else:
+            proxy.swallow, proxy.swallows_left = NODES.queue("b").ready_prefix(0).encode(), 1
+            transport_of(first).publisher._give_up_s = 0.3
+        with pytest.raises(AccessDenied if is_denied else ZooKeeperUnreachable):
+            channels[0].basic_publish(published, "x", "k")
+        first.close()
+        if is_denied:
+            # The version of this node cannot tell any more whether the first queue has the message.
+            wait_until(lambda: not client.get_children(JOURNALS))
+            client.set_acls(NODES.queue("b").ready, [make_acl("world", "anyone", all=True)])
+        channels[1].basic_publish(published, "x", "k")
+        assert STAMPS not in published["properties"]
+    for queue in ("a", "b", "c"):
+        assert len(client.get_children(NODES.queue(queue).ready)) == 1, queue
 
 
 def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: str) -> None:

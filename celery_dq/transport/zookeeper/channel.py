@@ -179,7 +179,7 @@ class Channel(VirtualChannel):
     # -- publishing ------------------------------------------------------------
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish a message once: the stamps of a failed attempt stay on the message.
+        """Publish a message once per queue: the stamps of a failed attempt stay on the message.
 
         Raises:
             ZooKeeperUnreachable: The channel was closed, or ZooKeeper did not answer.

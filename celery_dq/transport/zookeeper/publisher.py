@@ -28,6 +28,8 @@ RESERVE = 2048
 GIVE_UP_S = 8.0
 #: Seconds that closing waits for the deletion of the producer's node.
 CLOSE_S = 1.0
+#: In place of the stamp of a transaction that was carried out.
+STORED = Stamp("", -1)
 
 
 class Item(NamedTuple):
@@ -64,7 +66,8 @@ class ZooKeeperPublisher:
 
         Args:
             items: As many as fit into one transaction; see :func:`transactions`.
-            stamps: Receives the stamp of an attempt that got no answer, for the next attempt.
+            stamps: Receives the stamp of the attempt, for the next attempt. For items that were created,
+                another attempt does nothing.
             key: The key of the stamp in `stamps`.
 
         Returns:
@@ -77,6 +80,8 @@ class ZooKeeperPublisher:
             MessageTooLarge: The request would be too large; nothing was sent.
             AccessDenied: An ACL forbids this session to create one of the nodes.
         """
+        if stamps.get(key) == STORED:
+            return None
         steps = [create(item.prefix, item.data, sequence=True) for item in items]
         try:
             self._writer.commit_stamped(steps, self._give_up_s, stamps, key, limit=MAX_REQUEST - RESERVE)
@@ -84,6 +89,7 @@ class ZooKeeperPublisher:
             if isinstance(refusal.error, NoNodeError):
                 return items[refusal.index].queue
             raise refusal.error from None
+        stamps[key] = STORED
         return None
 
     def close(self) -> None:
