@@ -127,7 +127,7 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
 
 
 def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
-    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection]
+    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection], looker: Session
 ) -> None:
     with Proxy(zookeeper.port) as proxy:
         through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}")
@@ -151,6 +151,7 @@ def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
         publisher._give_up_s = 30
         batch.publish(message(channel, "after"), exchange="", routing_key="q")
         batch.flush()
+    assert len(looker.open().get_children(NODES.queue("q").ready)) == 4
     assert bodies(connect(), 4) == ["before", "precious 0", "precious 1", "after"]
 
 
