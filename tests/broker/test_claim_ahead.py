@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import celery
 import pytest
 
 from celery_dq.testing.servers import RedisServer
@@ -115,11 +116,16 @@ def test_messages_claimed_ahead_are_not_reserved_and_return_at_a_warm_shutdown(
     assert ran[40:] == [f"later {n}" for n in range(30)]
 
 
-@pytest.mark.parametrize(
-    ("conf", "quota"),
-    [({"worker_disable_prefetch": True}, {}), ({"dq_claim_ahead": 0}, {}), ({}, {"concurrency": 5})],
-    ids=["disable-prefetch", "no-claim-ahead", "concurrency"],
-)
+#: Settings and a quota with which nothing is claimed ahead.
+NOTHING_AHEAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no-claim-ahead": ({"dq_claim_ahead": 0}, {}),
+    "concurrency": ({}, {"concurrency": 5}),
+}
+if celery.VERSION >= (5, 6):  # older releases do not know the setting
+    NOTHING_AHEAD["disable-prefetch"] = ({"worker_disable_prefetch": True}, {})
+
+
+@pytest.mark.parametrize(("conf", "quota"), NOTHING_AHEAD.values(), ids=NOTHING_AHEAD)
 def test_nothing_is_claimed_ahead(open_app: Open, conf: dict[str, Any], quota: dict[str, Any]) -> None:
     worker_app = open_app(**{**FAR, **conf})
     if quota:
