@@ -52,7 +52,12 @@ def problem_of(name: PrivateName) -> str:
         return "" if _has(owner, last) else f"{full} does not exist"
     if name.parameters:
         wanted = name.parameters.split()
-        has = list(inspect.signature(found).parameters)
+        parameters = inspect.signature(found).parameters
+        has = list(parameters)
+        kinds = [each.kind for each in parameters.values()]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            # A monitoring tool has replaced the function by one that passes on its arguments.
+            wanted = wanted[: kinds.index(inspect.Parameter.VAR_POSITIONAL)]
         if has[: len(wanted)] != wanted:
             return f"{full} has the parameters ({', '.join(has)}) instead of ({', '.join(wanted)}, …)"
     return ""

@@ -1,4 +1,4 @@
-"""What a warm, a soft and a cold shutdown do; and the boot step that begins one at once.
+"""The effects of a warm, a soft and a cold shutdown, and the boot step that begins one at once.
 
 A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
 

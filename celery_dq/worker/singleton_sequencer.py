@@ -379,10 +379,13 @@ class SingletonSequencer(TaskSubscriber):
         request.message.dq_singleton_message.refused()
 
     def failed_to_start(self, request: Any) -> None:
-        """Requeue a message that the pool did not take, and start the next one."""
-        request.message.dq_singleton_message.in_pool = False
-        with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
-            request.message.dq_singleton_message.forgotten(requeue=True)
+        """Requeue a message that had to wait for a slot of the pool. Any other error reaches :meth:`look`."""
+        message = request.message.dq_singleton_message
+        message.in_pool = False
+        if not any(queue.advancing for queue in self._queues.values() if queue.running is message):
+            # The error is raised in the callback of another task, where it stops no worker.
+            with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+                message.forgotten(requeue=True)
 
     def ended(self, request: Any, info: Any) -> None:
         """Start the next message."""

@@ -124,7 +124,7 @@ class IdempotentWriter:
             The answers of the steps; None if the steps were done and the answer was lost.
 
         Raises:
-            Refused: A step was refused, and none was done.
+            TransactionRefused: A step was refused, and none was done.
             ZooKeeperUnreachable: ZooKeeper did not answer within `timeout_s` seconds; the steps may have been
                 done.
             MessageTooLarge: The request would be too large; nothing was sent.
@@ -148,7 +148,7 @@ class IdempotentWriter:
             limit: Maximum bytes of the request.
 
         Raises:
-            Refused: A step was refused, and none was done.
+            TransactionRefused: A step was refused, and none was done.
             ZooKeeperUnreachable: ZooKeeper did not answer. A call with the same stamps does nothing twice.
             MessageTooLarge: The request would be larger than `limit`; nothing was sent.
             AccessDenied: An ACL forbids a step; only an earlier attempt without answer may have done any.

@@ -120,7 +120,7 @@ class ItemLocks:
         before the next attempt to take them.
 
         Raises:
-            Refused: A lock could not be created, for example because the folder of the locks is missing.
+            TransactionRefused: A lock could not be created, e.g. because the folder of the locks is missing.
             ZooKeeperUnreachable: ZooKeeper did not answer, or the session expired.
             AccessDenied: An ACL forbids to create the locks.
         """
@@ -187,7 +187,7 @@ class ItemLocks:
         If the item is gone, or another consumer has locked it, `steps` are not done.
 
         Raises:
-            Refused: One of `steps` was refused; the item is locked as before.
+            TransactionRefused: One of `steps` was refused; the item is locked as before.
         """
         return self._replace(held, steps, self._presence())
 

@@ -135,7 +135,7 @@ def transact(session: Session, steps: Sequence[Step], timeout_s: float) -> list[
     """Do all `steps` in one transaction and return their answers.
 
     Raises:
-        Refused: A step was refused, and none was done.
+        TransactionRefused: A step was refused, and none was done.
         ZooKeeperUnreachable: ZooKeeper did not answer within `timeout_s` seconds; the steps may have been
             done.
         MessageTooLarge: The request would be too large; nothing was sent.

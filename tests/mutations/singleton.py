@@ -9,6 +9,14 @@ TESTS = "tests/singleton/"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "singleton",
+        "a message whose start fails after it waited for a slot stops its queue",
+        "worker/singleton_sequencer.py",
+        "                message.forgotten(requeue=True)\n",
+        "                pass\n",
+        ("tests/singleton/test_terms.py", "-k", "stops_no_worker"),
+    ),
+    Mutation(
+        "singleton",
         "a leader consumes before it is inaugurated",
         "singleton/leaderships.py",
         "return term.token if term is not None and term.phase is Phase.EXECUTING else 0",

@@ -166,3 +166,42 @@ def test_a_message_that_the_pool_is_offered_after_its_term_goes_back(
         assert over == [message_of_term]
         assert client.llen(QUEUE) == 1
     consumer.connection = None
+
+
+class UnstartableRequest(Request):
+    """A request that Celery fails to pass to the pool, as with a result backend that is down."""
+
+    def execute_using_pool(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("the result backend is down")
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_message_that_fails_on_its_way_to_the_pool_goes_back_if_the_error_stops_no_worker(
+    sequencer: SingletonSequencer, redis_url: str, waited: bool
+) -> None:
+    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
+    app = consumer.app
+
+    def run(number: int) -> None:
+        raise AssertionError(f"{number} runs")
+
+    post = app.task(name="post", shared=False)(run)
+    post.delay(1)
+    over: list[SingletonMessage] = []
+    released: list[bool] = []
+    consumer.controller._quick_release = lambda: released.append(True)
+    with app.connection_for_read() as consumer.connection, redis.Redis.from_url(redis_url) as client:
+        sequencer._open(queue, 1)
+        sequencer._ask(queue)
+        message = queue.held.popleft()
+        message_of_term = SingletonMessage(message, QUEUE, 1, lambda: True, over.append)
+        # A request that waits for a slot is passed to the pool in the callback of another task.
+        queue.running, queue.advancing = message_of_term, not waited
+        request = UnstartableRequest(message, app=app, task=post)
+        assert message_of_term.take(request)
+        with pytest.raises(RuntimeError):
+            consumer.controller._process_task(request)
+        assert over == [message_of_term] * waited
+        assert client.llen(QUEUE) == waited
+        assert released == [True]
+    consumer.connection = None

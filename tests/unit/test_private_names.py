@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 import pytest
+from celery.app.task import Task
 
 from celery_dq.compat import guard
 from celery_dq.compat.table import READ_VERSIONS, TABLE, PrivateName, unread
@@ -45,6 +46,17 @@ def test_a_name_that_is_gone_is_found(name: PrivateName, problem: str) -> None:
 
 def test_more_parameters_at_the_end_are_no_problem() -> None:
     assert guard.problem_of(named("Task.apply_async", "self args kwargs")) == ""
+
+
+def test_a_replacement_that_passes_on_its_arguments_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monitoring tools replace methods, not all of them with ``functools.wraps``."""
+    original = Task.apply_async
+    monkeypatch.setattr(Task, "apply_async", lambda *args, **kwargs: original(*args, **kwargs))
+    assert guard.problem_of(named("Task.apply_async", "self args kwargs")) == ""
+    monkeypatch.setattr(Task, "apply_async", lambda self, *args, **kwargs: original(self, *args, **kwargs))
+    assert guard.problem_of(named("Task.apply_async", "self args kwargs")) == ""
+    monkeypatch.setattr(Task, "apply_async", lambda other, *args, **kwargs: None)
+    assert "has the parameters" in guard.problem_of(named("Task.apply_async", "self args kwargs"))
 
 
 def test_an_attribute_of_instances_is_found_in_the_code_of_the_class() -> None:

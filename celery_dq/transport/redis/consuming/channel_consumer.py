@@ -383,6 +383,8 @@ class ChannelConsumer:
         """Return the monotonic time at which the inbox must be released; None for never."""
         if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
             return None
+        if not self._releasable():
+            return None
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
@@ -392,10 +394,13 @@ class ChannelConsumer:
         """Release the inbox, and claim nothing ahead before the next delivery."""
         self._window.close()
         self._filled_at = self._process.clock.monotonic()
-        for name in self._inbox.queues():
-            # No other worker may run messages of a singleton queue in this term.
-            if self.singleton_delivery is None or name not in self.singleton_delivery:
-                self._release_inbox(name)
+        for name in self._releasable():
+            self._release_inbox(name)
+
+    def _releasable(self) -> list[str]:
+        """The queues in the inbox whose messages other workers may run: no singleton queues, in this term."""
+        singleton = self.singleton_delivery
+        return [name for name in self._inbox.queues() if singleton is None or name not in singleton]
 
     def _check_consumption(self, now: float) -> None:
         """Check, in the heartbeat thread, whether this consumer still consumes."""

@@ -44,8 +44,8 @@ class Inbox:
         return sum(len(line) for lines in queues for name, line in tuple(lines.items()) if name is not None)
 
     def queues(self) -> tuple[str, ...]:
-        """Return the names of the queues in the inbox."""
-        return tuple(self._waiting)
+        """Return the names of the queues of which the inbox holds messages."""
+        return tuple(name for name, lines in tuple(self._waiting.items()) if any(tuple(lines.values())))
 
     def add(self, message: Message) -> None:
         """Append *message* to those of its tenant or singleton queue, or to the discards of its queue."""
