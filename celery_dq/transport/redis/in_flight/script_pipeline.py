@@ -17,7 +17,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import (
     InFlightMessage,
@@ -100,15 +100,11 @@ def pending_calls(
     Yields:
         The calls, none of them sent.
     """
-    in_flight, name, partition = process.in_flight, queue.key, queue.partition
-    consumer = queue.consumer(process.consumer)
+    in_flight, name = process.in_flight, queue.key
     settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL, finishing)
-    if settles:
-        call: ScriptCall[Any] = partition.settle(consumer, tags(settles))
-        yield InFlightCall(call, queue, now, settles=settles)
-    if finishes:
-        call = partition.finish(consumer, tags(finishes))
-        yield InFlightCall(call, queue, now, finishes=finishes)
+    if settles or finishes:
+        call = ack(process.consumer, queue, settles, finishes)
+        yield InFlightCall(call, queue, now, settles=settles, finishes=finishes)
     releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
     for mode in sorted({mode for mode, _ in releases}):
         same = [held for how, held in releases if how == mode]
