@@ -231,15 +231,15 @@ class ScriptPipeline:
     def _has_settle_under_way(self, name: str) -> bool:
         return any(sent.settles and sent.queue.key == name for sent in self._under_way)
 
-    def next_settle_at(self) -> float | None:
-        """Return the monotonic time at which a settle has waited long enough; None when none waits."""
+    def settle_times(self) -> list[float]:
+        """Return the monotonic times at which settles have waited long enough for their finishes."""
         in_flight, times = self._process.in_flight, []
         for name in in_flight.partitions_with_acks():
             due_at = in_flight.settle_due_at(name)
             # The answer to a settle under way, which others wait for, is followed by a tick.
             if due_at and not self._has_settle_under_way(name):
                 times.append(max(due_at, self.paused_until))
-        return min(times, default=None)
+        return times
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
