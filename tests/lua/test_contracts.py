@@ -83,8 +83,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
-        (partition.settle("c", [tag]), 2 + 2),
-        (partition.finish("c", [tag]), 2 + 2),
+        (partition.ack("c", settle=[tag], finish=[tag, tag]), 1 + 1 + 2 + 1 + 4),
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
         (partition.heartbeat("c", lease_ms=1), 4),
         (partition.resign("c"), 2),
@@ -116,8 +115,9 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
 
 def test_a_chunk_that_is_too_long_is_refused() -> None:
     partition = Partition(KEYS, SCRIPTS)
-    with pytest.raises(ValueError, match="1001 in one call"):
-        partition.finish("c", [("1", "a")] * 1001)
+    for acks in ({"settle": [("1", "a")] * 1001}, {"finish": [("1", "a")] * 1001}):
+        with pytest.raises(ValueError, match="1001 in one call"):
+            partition.ack("c", **acks)
 
 
 def test_no_script_searches_the_keyspace() -> None:
