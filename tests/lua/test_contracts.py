@@ -54,7 +54,7 @@ class TestContract:
         assert SCRIPTS[name].contract.keys == ("state HASH",)
         assert set(re.findall(r"KEYS\[(\d+)\]", code_of(SCRIPTS[name]))) == {"1"}
 
-    def test_derives_what_the_body_derives(self, name: str) -> None:
+    def test_derives_the_keys_of_the_body(self, name: str) -> None:
         assert names_of(SCRIPTS[name].contract.derives) == keys_in(code_of(SCRIPTS[name]))
 
     def test_derived_keys_exist_with_their_types(self, name: str) -> None:
@@ -76,7 +76,7 @@ class TestContract:
         assert set(range(1, fixed + 1)) - counters <= read
 
 
-def test_the_python_layer_sends_what_the_contracts_declare() -> None:
+def test_the_python_layer_sends_the_declared_arguments() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
     calls: list[tuple[ScriptCall[Any], int]] = [

@@ -166,7 +166,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_short_paths_leave_what_the_general_rules_leave(client: Any, seed: int) -> None:
+def test_short_paths_leave_the_same_data_as_the_general_rules(client: Any, seed: int) -> None:
     lives = []
     for short in (True, False):
         keys = PartitionKeys("online", f"short{short}")

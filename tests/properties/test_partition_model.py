@@ -346,7 +346,7 @@ def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def test_partition_does_what_the_model_does(client: Any) -> None:
+def test_a_partition_behaves_as_the_model(client: Any) -> None:
     machine = type("Machine", (PartitionMachine,), {"client": client})
     run_state_machine_as_test(
         machine,
