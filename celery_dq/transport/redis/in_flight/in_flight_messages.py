@@ -322,11 +322,12 @@ class InFlightMessages:
         return [name for name, box in list(self._pending_acks.items()) if box]
 
     def settle_due_at(self, partition: str) -> float | None:
-        """Return the monotonic time at which the oldest settle, or its finish, must be sent; None without."""
-        try:
-            return self.pending_acks(partition).settles[0].settle_by
-        except IndexError:
-            return None
+        """Return the monotonic time at which the oldest settle must be sent; None without one.
+
+        In place of a settle that waits, the finish of its message must be sent by then.
+        """
+        settles = tuple(self.pending_acks(partition).settles)
+        return next((held.settle_by for held in settles if held.settle_by or not held.done), None)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Pop up to *limit* settles and up to *limit* finishes, to send them.
