@@ -9,6 +9,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``messages``   look at messages, cancel them
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
+``leaders``    leaders of singleton queues and other elections
 ``doctor``     checks of the set-up
 ``dedup``      dedup locks
 ``spill``      buffered messages on disk
@@ -24,6 +25,7 @@ import click
 from celery_dq.cli.dead_letters import dead
 from celery_dq.cli.dedup import dedup
 from celery_dq.cli.doctor import doctor
+from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, explain, find, peek
 from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
@@ -50,6 +52,7 @@ for command in (
     purge,
     dead,
     dedup,
+    leaders,
     spill,
     explain,
     doctor,

@@ -109,7 +109,7 @@ ROLES = (
         "``celery dq``, ``app.dq``, ``celery purge`` and ``celery amqp``",
         (
             *(*_BROKER, *_DECLARE, "HGETALL", "HMGET", "HSCAN", "SISMEMBER", "SREM", "TIME"),
-            *("ZCOUNT", "ZRANGE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
+            *("ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
         ),
         (_QUEUES,),
         keys=_BROKER_KEYS,
