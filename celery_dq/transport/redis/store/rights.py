@@ -129,7 +129,7 @@ ROLES = (
     ),
     Role(
         "beat",
-        "``celery beat -S celery_dq.beat:ElectedScheduler`` on ``dq-redis://`` without ZooKeeper",
+        "``celery beat -S dq`` on ``dq-redis://`` without ZooKeeper",
         (*_PUBLISH, *_LEADING),
         (("transport/redis/lua", ("push",)), _ELECTION, ("beat", ())),
         keys=_BROKER_KEYS,
