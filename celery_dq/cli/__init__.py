@@ -5,6 +5,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 
 ``output``     how every command takes ``--json``, prints and fails
 ``typos``      refuses unknown names, and suggests the nearest one
+``status``     queues, consumers and leaders on one screen
 ``queues``     look at queues and tenants, move and delete messages
 ``messages``   look at messages, cancel them
 ``quotas``     quotas of tenants
@@ -30,6 +31,7 @@ from celery_dq.cli.messages import cancel, explain, find, peek
 from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
 from celery_dq.cli.spill import spill
+from celery_dq.cli.status import status
 from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
 
@@ -42,6 +44,7 @@ def dq() -> None:
 
 
 for command in (
+    status,
     queues,
     tenants,
     quotas,

@@ -9,7 +9,7 @@ from celery_dq.cli.output import command, show_table
 from celery_dq.cli.typos import nearest
 from celery_dq.errors import InvalidRequest
 
-_COLUMNS = ("name", "state", "leader", "token", "since", "candidates")
+COLUMNS = ("name", "state", "leader", "token", "since", "candidates")
 
 
 @click.command()
@@ -27,4 +27,4 @@ def leaders(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
             if not row.candidates and not row.leader and row.name not in known:
                 listed = f" Known: {', '.join(map(repr, known[:10]))}." if known else ""
                 raise InvalidRequest(f"{row.name!r} never had a leader.{nearest(row.name, known) or listed}")
-    show_table(as_json, rows, _COLUMNS, "No queue is a singleton queue, and no other election is known.")
+    show_table(as_json, rows, COLUMNS, "No queue is a singleton queue, and no other election is known.")

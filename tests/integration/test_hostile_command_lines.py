@@ -168,6 +168,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("status push", "unexpected extra argument"),
     ("nonsense", "No such command"),
 ]
 
