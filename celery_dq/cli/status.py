@@ -13,8 +13,10 @@ from celery_dq.inspector.queues import QueueSnapshot
 
 _QUEUE_COLUMNS = (
     *("name", "waiting", "delayed", "held", "dead"),
-    *("eligible", "throttled", "at_concurrency", "paused", "consumers"),
+    *("eligible", "throttled", "at_concurrency", "paused", "consumers", "suspects", "unreadable"),
 )
+#: A queue is shown if one of these is not 0.
+_IN_USE = ("waiting", "delayed", "held", "discards", "dead", "consumers", "unreadable")
 
 
 @click.command()
@@ -36,9 +38,11 @@ def status(dq: DQ, as_json: bool) -> None:
 
 
 def _print(found: Status) -> None:
-    alive = {each.name for queue in found.queues for each in queue.consumers if each.lease_s > 0}
-    rows = [each for each in found.queues if _is_in_use(each)]
-    counts = f"; queues: {len(found.queues)}, living consumers: {len(alive)}" if found.queues else ""
+    tenant_queues = [each for each in found.queues if isinstance(each, QueueSnapshot)]
+    alive = {each.name for queue in tenant_queues for each in queue.consumers if each.lease_s > 0}
+    rows = [each for each in found.queues if any(getattr(each, name, 0) for name in _IN_USE)]
+    counts = f"; queues: {len(found.queues)}" if found.queues else ""
+    counts += f", living consumers: {len(alive)}" if tenant_queues else ""
     click.echo(f"Broker {found.broker}{counts}")
     if rows:
         click.echo()
@@ -53,9 +57,3 @@ def _print(found: Status) -> None:
         click.echo("OK      No message waits without a worker, and no queue has dead letters.")
     if found.setup_warnings:
         click.echo(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")
-
-
-def _is_in_use(queue: QueueSnapshot) -> bool:
-    return bool(
-        queue.waiting or queue.delayed or queue.held or queue.discards or queue.dead or queue.consumers
-    )

@@ -10,7 +10,7 @@ from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.api.dead_letters import DeadLettersApi
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
-from celery_dq.app.api.queues import QueuesApi
+from celery_dq.app.api.queues_by_name import QueuesApi
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.senders import AppSender
 from celery_dq.app.timeouts import Deadline
@@ -90,6 +90,9 @@ class DQ:
         check_text("task_id", task_id)
         found = []
         names = self._broker.queue_names()
+        if self._broker.is_zookeeper():
+            everywhere = [self.queues[name].find(task_id) for name in names]
+            return [message for message in everywhere if message is not None]
         with self._broker.channel() as channel:
             for name in names:
                 message = find(channel.partition(name), channel.client, task_id)

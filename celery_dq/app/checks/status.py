@@ -14,7 +14,7 @@ from celery_dq.app.checks.doctor import check_server
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import DQError
 from celery_dq.inspector.leaders import LeaderSnapshot
-from celery_dq.inspector.queues import QueueSnapshot
+from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 
 __all__ = ["Status", "read_status"]
 
@@ -32,7 +32,7 @@ class Status:
     """
 
     broker: str
-    queues: tuple[QueueSnapshot, ...] = ()
+    queues: tuple[QueueSnapshot | ZooKeeperQueueSnapshot, ...] = ()
     leaders: tuple[LeaderSnapshot, ...] = ()
     findings: tuple[Finding, ...] = ()
     setup_warnings: int = 0
@@ -59,15 +59,21 @@ def read_status(app: Any) -> Status:
     return Status(broker, queues, leaders, warnings, sum(each.level == "warning" for each in found))
 
 
-def _warnings(queues: tuple[QueueSnapshot, ...], leaders: tuple[LeaderSnapshot, ...]) -> Iterator[Finding]:
+def _warnings(
+    queues: tuple[QueueSnapshot | ZooKeeperQueueSnapshot, ...], leaders: tuple[LeaderSnapshot, ...]
+) -> Iterator[Finding]:
     vacant = {each.name for each in leaders if each.state == "vacant"}
     for queue in queues:
         waiting = f"Messages wait in {queue.name!r} ({queue.waiting})"
         start = f"Start a worker with -Q {queue.name}."
         if queue.waiting and queue.name in vacant:
             yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
-        elif queue.waiting and not any(each.lease_s > 0 for each in queue.consumers):
+        elif queue.waiting and isinstance(queue, QueueSnapshot) and not _is_consumed(queue):
             yield Finding("warning", "W019", f"{waiting}, and no living worker consumes it.", start)
         if queue.dead:
             remedy = f"Look at them with 'celery dq dead list {queue.name}', and replay or purge them."
             yield Finding("warning", "W020", f"{queue.name!r} has dead letters ({queue.dead}).", remedy)
+
+
+def _is_consumed(queue: QueueSnapshot) -> bool:
+    return any(each.lease_s > 0 for each in queue.consumers)
