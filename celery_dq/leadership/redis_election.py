@@ -43,12 +43,12 @@ def led_names(client: Any, leaderships: Iterable[PartitionKeys]) -> list[str]:
     known = list(leaderships)
     pipeline = client.pipeline(transaction=False)
     for keys in known:
-        pipeline.hlen(keys.leader)
+        pipeline.hget(keys.leader, "token")
     try:
         found = pipeline.execute()
     except redis.RedisError as error:
         raise ConnectionError(f"Redis did not answer the question for leaders: {error}") from error
-    return [keys.queue for keys, size in zip(known, found, strict=True) if size]
+    return [keys.queue for keys, token in zip(known, found, strict=True) if token]
 
 
 class RedisElection:

@@ -9,6 +9,14 @@ WAKER = "tests/unit/test_waker.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "recovery",
+        "a worker whose lease has expired counts as alive in the status",
+        "app/checks/status.py",
+        "return any(each.lease_s > 0 for each in queue.consumers)",
+        "return bool(queue.consumers)",
+        ("tests/integration/test_status.py", "-k", "with_and_without"),
+    ),
+    Mutation(
         "rate",
         "an import of quotas keeps those that the file does not have",
         "inspector/live_quotas.py",
