@@ -11,6 +11,14 @@ BASE = "tests/zookeeper/"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
+        "an operator cancels a message that a worker has",
+        "app/api/zookeeper_queues.py",
+        "steps = [create(lock), delete(path), delete(lock)]",
+        "steps = [delete(path)]",
+        ("tests/zookeeper_transport/test_app_queues.py", "-k", "claimed_ones_stay"),
+    ),
+    Mutation(
+        "zookeeper",
         "a lost child of a task with a key does not count as a delivery",
         "worker/zookeeper_step.py",
         "        request.message.crashed = crashed\n",
