@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import COUNT, command, show_table
 from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 
 _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
 
@@ -41,7 +44,10 @@ def zookeeper(
     limit: int,
     timeout: float,
 ) -> None:
-    """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail"."""
+    """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail".
+
+    The command has the credentials and TLS of the app's dq-zookeeper:// broker, or of dq_election_options.
+    """
     try:
         # These modules need the extra 'zookeeper'.
         from celery_dq.curator.browse import look
@@ -54,7 +60,7 @@ def zookeeper(
     if lock_path is not None:
         check_path("--locks", lock_path)
     try:
-        session = Session(hosts)
+        session = Session(hosts, **_credentials(dq))
         try:
             views = look(session, path, kind, lock_path=lock_path, limit=limit, timeout_s=timeout)
         finally:
@@ -67,3 +73,14 @@ def zookeeper(
     if not as_json:
         for problem, remedy in {view.problem: view.remedy for view in views if view.problem}.items():
             click.echo(f"{problem}: {remedy}")
+
+
+def _credentials(dq: DQ) -> dict[str, Any]:
+    """Make the arguments of a session from the settings of the broker, or of the elections."""
+    from celery_dq.transport.zookeeper.address import session_options
+
+    connection = click.get_current_context().obj.app.connection_for_write()
+    if connection.transport_cls != ZOOKEEPER_SCHEME:
+        return dict(dq.options.election_options)
+    # The transport moves the user and the password of the URL to the connection.
+    return session_options(connection.transport.client)

@@ -281,6 +281,30 @@ def test_denied_transactions_leave_no_further_nodes(session: Session, client: An
     assert len(client.get_children(JOURNALS)) == 1
 
 
+def test_a_denied_transaction_denies_no_other_one_that_is_sent_with_it(session: Session, client: Any) -> None:
+    client.create("/closed", acl=[make_acl("world", "anyone", read=True)])
+    writer = IdempotentWriter(session, JOURNALS)
+    outcomes = writer.commit_each([[create("/items/a")], [create("/closed/b")], [create("/items/c")]], 30)
+    assert (outcomes[0], outcomes[2]) == (["/items/a"], ["/items/c"])
+    assert isinstance(outcomes[1], AccessDenied)
+
+
+def test_a_writer_that_ends_the_attempts_of_another_one_keeps_its_own_node(
+    session: Session, client: Any
+) -> None:
+    writer, closed = IdempotentWriter(session, JOURNALS), IdempotentWriter(session, JOURNALS)
+    writer.commit([check("/items")], 30)
+    (node,) = client.get_children(JOURNALS)
+    closed.commit([check("/items")], 30)
+    (other,) = {*client.get_children(JOURNALS)} - {node}
+    # The other writer sent a transaction with this stamp, and it never arrived.
+    stamps = {"x": Stamp(f"{JOURNALS}/{other}", 1)}
+    with pytest.raises(TransactionRefused, match="/missing/x"):
+        writer.commit_stamped([create("/missing/x")], 30, stamps, "x", limit=MAX_REQUEST)
+    writer.commit([check("/items")], 30)
+    assert client.get_children(JOURNALS) == [node]
+
+
 def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
     session = Session(own_zookeeper.hosts, timeout_s=2)
     writer = IdempotentWriter(session, JOURNALS)
@@ -405,7 +429,7 @@ def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: 
     assert not item_locks.holds(held[0])
     other_lock = ItemLocks(other, "/presences").take(wanted("a"))
     assert item_locks.finish(held) == [FinishOutcome.LOST, FinishOutcome.DONE]
-    item_locks.release(held)
+    item_locks.drop(held)
     assert other.open().get_children("/locks") == ["a"]
     assert ItemLocks(other, "/presences").finish(other_lock.held) == [FinishOutcome.LOST]
     other.close()
@@ -437,3 +461,25 @@ def test_item_locks_of_an_item_whose_lock_was_deleted(session: Session, client: 
     assert item_locks.replace(held, [create("/items/a2")]) is FinishOutcome.DONE
     assert client.get_children("/items") == ["a2"]
     assert client.get_children("/locks") == []
+
+
+def test_item_locks_of_an_item_that_another_consumer_has_locked_since(session: Session, client: Any) -> None:
+    for name in "ab":
+        client.create(f"/items/{name}")
+    mine, theirs = ItemLocks(session, "/presences"), ItemLocks(session, "/presences")
+    held = mine.take(wanted("a", "b")).held
+    client.delete(held[0].lock)
+    other = theirs.take(wanted("a")).held
+    assert mine.finish(held) == [FinishOutcome.LOST, FinishOutcome.DONE]
+    assert theirs.finish(other) == [FinishOutcome.DONE]
+
+
+def test_item_locks_makes_the_folder_of_the_locks(session: Session, client: Any) -> None:
+    client.create("/items/a")
+    client.delete("/locks")
+    item_locks = ItemLocks(session, "/presences")
+    taken = item_locks.take(wanted("a", "x"))
+    assert ([each.name for each in taken.held], taken.gone) == (["a"], wanted("x"))
+    # After a call without answer, a consumer finds out which locks are its own.
+    assert item_locks.recover(wanted("a", "x")) == taken.held
+    assert ItemLocks(session, "/presences").recover(wanted("a")) == []

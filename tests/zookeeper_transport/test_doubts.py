@@ -12,9 +12,9 @@ from kombu import Connection, Queue
 from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper import requests as talk_module
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper import item_locks as locks_module
 from celery_dq.zookeeper.multi_read import begin_reading
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
@@ -91,13 +91,13 @@ def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     def late(asking: Any, paths: list[str]) -> list[Any]:
         # The request for the lock was sent, and the request for the data was not sent yet.
         if client.get_children(NODES.ready) and not room.received:
-            monkeypatch.setattr(talk_module, "begin_reading", begin_reading)
+            monkeypatch.setattr(locks_module, "begin_reading", begin_reading)
             name = name_of(looker, 0)
             wait_until(lambda: client.exists(NODES.lock(name)))
             client.delete(NODES.item(name))
         return begin_reading(asking, paths)
 
-    monkeypatch.setattr(talk_module, "begin_reading", late)
+    monkeypatch.setattr(locks_module, "begin_reading", late)
     room.publish("x")
     room.consume(ack=True)
     wait_until(lambda: not client.get_children(NODES.ready))
