@@ -83,6 +83,21 @@ def test_a_client_without_the_lock_does_not_unlock_it(
     assert doubting.drain(1, deadline=60) == ["y"]
 
 
+def test_a_message_that_was_locked_without_an_answer_is_delivered_once(
+    doubting: KombuQueue, proxy: Proxy, connect: Connect, looker: Session
+) -> None:
+    doubting.consume(prefetch_count=1)
+    # The request for the lock arrives, and its answer is lost.
+    proxy.drop_answers_to, proxy.drops_left = LOCK, 1
+    KombuQueue(connect(), "q").publish("x")
+    assert doubting.drain(1, deadline=30) == ["x"]
+    assert proxy.dropped == 1
+    assert not doubting.received[0].delivery_info.get("redelivered")
+    doubting.received[0].ack()
+    wait_until(lambda: not looker.open().get_children(NODES.ready))
+    assert looker.open().get_children(NODES.locks) == []
+
+
 def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
