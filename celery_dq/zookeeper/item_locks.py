@@ -5,9 +5,10 @@ session, and the item is free again. An item is finished by deleting it and its 
 
 The name of a lock does not identify its holder. A late request of an expired session could delete the lock of
 the next holder. Therefore each session also has an ephemeral node, its *presence*, and every transaction
-checks it: as long as the presence exists, the session lives, and so do its locks. A lock that was deleted by
-hand is not recognised after another consumer has locked the item: both finish it, with ``DONE`` or ``GONE``. A
-read of each lock before its deletion would add three quarters to the client's work for a finish.
+checks it: as long as the presence exists, the session lives, and so do its locks.
+
+A lock that was deleted by hand is not recognised after another consumer has locked the item: both finish it,
+with ``DONE`` or ``GONE``. A read of each lock before its deletion would cost three quarters of a finish.
 """
 
 from __future__ import annotations
