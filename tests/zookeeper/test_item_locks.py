@@ -19,7 +19,7 @@ def wanted(*names: str) -> list[WantedItem]:
     return [WantedItem(f"/items/{name}", f"/locks/{name}") for name in names]
 
 
-def test_item_locks_of_what_is_free(hosts: str, session: Session, client: Any) -> None:
+def test_item_locks_of_free_items(hosts: str, session: Session, client: Any) -> None:
     for name in "abc":
         client.create(f"/items/{name}", name.encode())
     mine = ItemLocks(session, "/presences")
@@ -60,7 +60,7 @@ def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: 
     other.close()
 
 
-def test_item_locks_leaves_no_lock_of_what_a_peer_deletes_meanwhile(
+def test_item_locks_leaves_no_lock_of_an_item_that_a_peer_deletes_meanwhile(
     hosts: str, session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create("/items/a")

@@ -51,7 +51,9 @@ def test_all_or_nothing(session: Session, client: Any) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_what_fits_is_sent_and_what_does_not_is_refused(session: Session, client: Any, spare: int) -> None:
+def test_a_transaction_that_fits_is_sent_and_a_larger_one_is_refused(
+    session: Session, client: Any, spare: int
+) -> None:
     step = create("/items/large", b"")
     room = MAX_REQUEST - size_of([step], client.chroot)
     transact(session, [create("/items/large", b"x" * (room + spare))], 30)
@@ -348,7 +350,7 @@ AGE_MS = 200
 
 
 @pytest.mark.parametrize(("abandoned_s", "left"), [(60.0, 2), (AGE_MS / 1000, 1)])
-def test_what_crashed_writers_left_is_deleted_in_time(
+def test_nodes_of_crashed_writers_are_deleted_in_time(
     session: Session, client: Any, abandoned_s: float, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With the short default timeout, an unanswered deletion would be left to the next writer.

@@ -98,7 +98,7 @@ def test_a_message_that_was_locked_without_an_answer_is_delivered_once(
     assert looker.open().get_children(NODES.locks) == []
 
 
-def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
+def test_an_item_that_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, client = KombuQueue(connect(), "q"), looker.open()
