@@ -46,7 +46,7 @@ def zookeeper(
 ) -> None:
     """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail".
 
-    The command has the credentials and TLS of the app's dq-zookeeper:// broker, or of dq_election_options.
+    A server that broker_url or dq_election names gets the credentials and TLS of these settings.
     """
     try:
         # These modules need the extra 'zookeeper'.
@@ -60,7 +60,7 @@ def zookeeper(
     if lock_path is not None:
         check_path("--locks", lock_path)
     try:
-        session = Session(hosts, **_credentials(dq))
+        session = Session(hosts, **_credentials(dq, hosts))
         try:
             views = look(session, path, kind, lock_path=lock_path, limit=limit, timeout_s=timeout)
         finally:
@@ -75,12 +75,19 @@ def zookeeper(
             click.echo(f"{problem}: {remedy}")
 
 
-def _credentials(dq: DQ) -> dict[str, Any]:
-    """Make the arguments of a session from the settings of the broker, or of the elections."""
-    from celery_dq.transport.zookeeper.address import session_options
+def _credentials(dq: DQ, hosts: str) -> dict[str, Any]:
+    """Make the arguments of a session from the settings that name one of the servers."""
+    from celery_dq.transport.zookeeper.address import host_list, session_options
+
+    def servers(hosts: str) -> set[str]:
+        return {*host_list(hosts.partition("/")[0], None, None).split(",")}
 
     connection = click.get_current_context().obj.app.connection_for_write()
-    if connection.transport_cls != ZOOKEEPER_SCHEME:
+    if connection.transport_cls == ZOOKEEPER_SCHEME:
+        transport = connection.transport
+        if servers(transport.session.hosts) & servers(hosts):
+            # The transport has moved the user and the password of the URL to its client.
+            return session_options(transport.client)
+    if servers(dq.options.election.removeprefix("zookeeper://")) & servers(hosts):
         return dict(dq.options.election_options)
-    # The transport moves the user and the password of the URL to the connection.
-    return session_options(connection.transport.client)
+    return {}

@@ -305,7 +305,7 @@ class ItemLocks:
             if refusal is None:
                 return [FinishOutcome.DONE] * len(held)
             logger.debug("Finishing %d items one by one: %s", len(held), refusal)
-        return [self._replace(each, [], presence) for each in held]
+        return [self.replace(each, []) for each in held]
 
     def replace(self, held: LockedItem, steps: Sequence[Step]) -> FinishOutcome:
         """Delete the item and its lock and do `steps` in one transaction, for example to requeue the item.
@@ -315,7 +315,25 @@ class ItemLocks:
         Raises:
             TransactionRefused: One of `steps` was refused; the item is locked as before.
         """
-        return self._replace(held, steps, self._presence())
+        presence = self._presence()
+        if held.presence == presence:
+            refusal = self._transact(presence, [delete(held.item), *steps, delete(held.lock)])
+            if refusal is None:
+                return FinishOutcome.DONE
+            if refusal.index == 0:
+                # Otherwise the lock would stay until the session ends.
+                self.drop([held])
+                return FinishOutcome.GONE
+            if refusal.index <= len(steps):
+                raise refusal
+        # The session is a new one, or the lock was deleted by hand: finish only if no consumer has the lock.
+        lock = create(held.lock, ephemeral=True)
+        refusal = self._transact(presence, [lock, delete(held.item), *steps, delete(held.lock)])
+        if refusal is None:
+            return FinishOutcome.DONE
+        if refusal.index > 1:
+            raise refusal
+        return FinishOutcome.GONE if refusal.index else FinishOutcome.LOST
 
     def close(self) -> None:
         """Delete the presence, so that this session can finish nothing more; a later call makes a new one."""
@@ -425,23 +443,3 @@ class ItemLocks:
                 taken.held + held, taken.locked + locked, taken.gone + gone, taken.denied + denied
             )
         return taken
-
-    def _replace(self, held: LockedItem, steps: Sequence[Step], presence: str) -> FinishOutcome:
-        if held.presence == presence:
-            refusal = self._transact(presence, [delete(held.item), *steps, delete(held.lock)])
-            if refusal is None:
-                return FinishOutcome.DONE
-            if refusal.index == 0:
-                # Otherwise the lock would stay until the session ends.
-                self.drop([held])
-                return FinishOutcome.GONE
-            if refusal.index <= len(steps):
-                raise refusal
-        # The session is a new one, or the lock was deleted by hand: finish only if no consumer has the lock.
-        lock = create(held.lock, ephemeral=True)
-        refusal = self._transact(presence, [lock, delete(held.item), *steps, delete(held.lock)])
-        if refusal is None:
-            return FinishOutcome.DONE
-        if refusal.index > 1:
-            raise refusal
-        return FinishOutcome.GONE if refusal.index else FinishOutcome.LOST

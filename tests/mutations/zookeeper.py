@@ -131,6 +131,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "zookeeper",
+        "a connection of the broker locks items in the session after its own",
+        "zookeeper/session.py",
+        "        if self.is_over:\n",
+        "        if False:\n",
+        (BASE + "test_item_locks.py", "-k", "pinned"),
+    ),
+    Mutation(
+        "zookeeper",
         "an item whose lock was deleted by hand cannot be put back",
         "zookeeper/item_locks.py",
         "if refusal.index <= len(steps):",

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.zookeeper import item_locks as custody_module
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
 from celery_dq.zookeeper.multi_read import begin_reading
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import PinnedSession, Session, SessionState
 from celery_dq.zookeeper.transaction import TransactionRefused, create
 from tests.curator.expiry import expire
 
@@ -97,3 +98,17 @@ def test_item_locks_makes_the_folder_of_the_locks(session: Session, client: Any)
     # After a call without answer, a consumer finds out which locks are its own.
     assert item_locks.recover(wanted("a", "x")) == taken.held
     assert ItemLocks(session, "/presences").recover(wanted("a")) == []
+
+
+def test_item_locks_of_a_pinned_session_take_nothing_in_the_next_one(session: Session, client: Any) -> None:
+    client.create("/items/a")
+    pinned = PinnedSession(session)
+    item_locks = ItemLocks(pinned, "/presences")
+    assert item_locks.mine(item_locks.take(wanted("a")).held)
+    expire(session)
+    assert pinned.is_over
+    for _state in ("another session", "no session"):
+        with pytest.raises(ZooKeeperUnreachable, match="has ended"):
+            item_locks.take(wanted("a"))
+        session.close()
+    assert session.state is SessionState.CLOSED

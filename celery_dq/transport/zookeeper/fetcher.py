@@ -192,8 +192,7 @@ class ZooKeeperFetcher:
             self._fail(
                 ZooKeeperUnreachable(
                     f"The session with ZooKeeper at {self._session.hosts} has expired: its in-flight "
-                    f"messages "
-                    "are served again"
+                    "messages are served again"
                 )
             )
             return False
