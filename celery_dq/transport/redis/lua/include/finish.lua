@@ -36,14 +36,14 @@ local function free_counted_slots(tenants, counts)
 end
 
 -- Deletes the messages of the tags in ARGV at `position`, and frees their slots. Returns the number of stale tags, the
--- position behind them, how many messages were deleted, their tenants, and the ids of those with a dedup key:
--- `end_finish` does what is left to do.
+-- position behind them, and the messages that have `ended`: their `count`, how many of them were `discards` and
+-- `settled`, their `tenants`, and the ids of `members`, those with a dedup key. `end_finish` does what is left to do.
 local function finish_tags(consumer, position, epoch)
   local ids, entries, stale, behind = held_under_tags(consumer, position, epoch)
-  if #ids == 0 then return stale, behind, 0 end
-  local discards, members, tenants, counts = {}, {}, {}, {}
+  local discards, members, tenants, counts, settled = {}, {}, {}, {}, 0
   for i = 1, #ids do
     local flags, tenant = string.byte(entries[i], FLAGS_AT), string.sub(entries[i], TENANT_AT)
+    settled = settled + flags % 2
     if flags >= KEYED then members[#members + 1] = ids[i] end
     if flags % EARLY >= DISCARD then
       discards[#discards + 1] = ids[i]
@@ -54,5 +54,19 @@ local function finish_tags(consumer, position, epoch)
   end
   delete_in_flight(consumer, ids, discards)
   free_counted_slots(tenants, counts)
-  return stale, behind, #ids, tenants, members
+  return stale, behind, {count = #ids, discards = #discards, settled = settled, tenants = tenants, members = members}
+end
+
+-- Adds the counters of messages that have ended to the fields of the state that `changed` sets. `finished`, `discards`
+-- and `settled` are the texts of the counters.
+local function count_ended(changed, ended, finished, discards, settled)
+  local at = #changed
+  changed[at + 1], changed[at + 2] = 'finished', digits((finished or 0) + ended.count - ended.discards)
+  if ended.discards > 0 then
+    changed[at + 3], changed[at + 4] = 'discards_finished', digits((discards or 0) + ended.discards)
+    at = at + 2
+  end
+  if ended.settled > 0 then
+    changed[at + 3], changed[at + 4] = 'settled', digits((settled or 0) + ended.settled)
+  end
 end

@@ -21,12 +21,15 @@
 --@include clock
 --@include header
 --@include lease
+--@include finish
+--@include waiting_times
 -- Claims up to `want` messages when all of them are plain: no tenant of the partition has a limit, no message is
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
 -- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
--- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict` and
--- `next_look_owner`; `finished` messages were finished before. Returns the reply, or nil, when nothing was written.
-local function claim_plain(consumer, lease_ms, want, known, finished, stale)
+-- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
+-- `next_look_owner`, `head`, `waits_alone`, `finished`, `discards_finished` and `settled`; `ended` are the messages that
+-- were finished before. Returns the reply, or nil, when nothing was written.
+local function claim_plain(consumer, lease_ms, want, known, ended, stale)
   if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
   if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
@@ -53,11 +56,13 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
   local first = digits(number) .. '||'
   local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
+  local head, counts, waited = known[8] or 0, {}, 0
   for i = 1, n do
-    local tag, charge = found[2 * i], 1
+    local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
+    waited = waited + count_wait(counts, records[i], score, head)
     v, floor = math.max(v, tag), math.max(floor, tag + charge)
     held[2 * i - 1] = ids[i]
-    held[2 * i] = struct.pack('>dddBdc0', number, struct.unpack('>d', singles[i]), now, 0, charge, names[i])
+    held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])
     running[2 * i - 1] = names[i]
     running[2 * i] = digits((slots[i] or 0) + 1)
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
@@ -76,7 +81,10 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
     -- Virtual time passes all tags when no tenant is in turn.
     v = math.max(v, floor)
   end
-  call('HSET', KEYS[1], 'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v),
-    'floor', digits(floor))
+  local changed = {'claim', digits(number), 'held', digits((known[3] or 0) - ended.count + n), 'v', digits(v),
+    'floor', digits(floor)}
+  if n > 0 then changed[9], changed[10] = 'waits_alone', add_waits(known[9], counts, waited) end
+  if ended.count > 0 then count_ended(changed, ended, known[10], known[11], known[12]) end
+  write('HSET', KEYS[1], changed)
   return reply
 end
