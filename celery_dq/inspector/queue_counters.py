@@ -1,0 +1,136 @@
+"""What the broker has done with the messages of a queue: the counters in the state of its partition."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from celery_dq.inspector.redis_values import Client
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
+
+#: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
+WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
+#: The fields of the hash ``state`` that :meth:`QueueCounters.read` reads.
+COUNTER_FIELDS = (
+    "pushed",
+    "replayed",
+    "settled",
+    "finished",
+    "released",
+    "reaped",
+    "discarded",
+    "discards_finished",
+    "dead_lettered",
+    "dropped",
+    "waits_alone",
+    "waits_in_line",
+)
+#: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
+MOST_TENANTS = 100_000
+
+_BUCKET_BYTES = 5
+
+
+@dataclass(frozen=True)
+class WaitingTimes:
+    """How long claimed messages have waited, from the time they were stored or due.
+
+    A message that was released waits from its first time on, and counts at each claim.
+
+    Attributes:
+        count: Number of messages.
+        sum_s: Sum of their waiting times, in seconds.
+        buckets: Number of messages in each bucket, whose upper bounds are 1, 5, 25, 100 and 500 ms, 2 s, 10 s,
+            1 min, 10 min and 1 h; the last one has no bound. A wait on a bound is in the bucket above.
+    """
+
+    count: int = 0
+    sum_s: float = 0.0
+    buckets: tuple[int, ...] = (0,) * len(WAIT_BOUNDS_S)
+
+    @classmethod
+    def unpack(cls, packed: bytes | None) -> WaitingTimes:
+        """Return the times of a field of the state, as ``include/waiting_times.lua`` packs them."""
+        if not packed:
+            return cls()
+        (sum_us,) = struct.unpack_from(">d", packed)
+        starts = range(8, len(packed), _BUCKET_BYTES)
+        buckets = tuple(int.from_bytes(packed[start : start + _BUCKET_BYTES], "big") for start in starts)
+        return cls(sum(buckets), sum_us / 1e6, buckets)
+
+
+@dataclass(frozen=True)
+class QueueCounters:
+    """What the broker has done with the messages of a queue since its first message.
+
+    The counters are in Redis and only grow: no restart of a worker, purge or ``forget`` resets them. They
+    begin again at 0 when the data of the queue is deleted from Redis. At each moment ``pushed`` + ``replayed``
+    is the number of messages in the queue, in flight or not, plus ``finished``, ``discards_finished`` and
+    ``dropped``.
+
+    Attributes:
+        pushed: Messages that were stored. Neither a repeated push of the same message nor a call that dedup
+            has declined counts. A message that moved here counts, too.
+        replayed: Dead letters that were sent again.
+        claimed: Messages that were given to a worker to run, each time; also those that were taken to be moved
+            to another queue.
+        settled: Messages that a worker had acknowledged before they ended (Celery's early ack), counted when
+            they end.
+        finished: Messages that have run to their end and were deleted, also those that a worker has made dead
+            letters, and those that have moved to another queue.
+        released: Messages that a living worker has given back.
+        reaped: Messages that were taken from a lost worker, settled ones included.
+        discarded: Messages that will not run (cancelled, expired, dead or covered by another call), and whose
+            end a worker is to record.
+        discards_finished: Those of them whose end was recorded.
+        dead_lettered: Dead letters that were stored.
+        dropped: Messages that were deleted without an end: purged, replaced by a later call of the same dedup
+            key, unreadable, or settled when they were released or reaped.
+        waits_alone: Waiting times of claimed messages that were alone in line: the tenant had no other message
+            in line while they waited. They are those of quiet tenants.
+        waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
+    """
+
+    pushed: int
+    replayed: int
+    claimed: int
+    settled: int
+    finished: int
+    released: int
+    reaped: int
+    discarded: int
+    discards_finished: int
+    dead_lettered: int
+    dropped: int
+    waits_alone: WaitingTimes
+    waits_in_line: WaitingTimes
+
+    @classmethod
+    def read(cls, fields: Sequence[bytes | None]) -> QueueCounters:
+        """Return the counters from the values of :data:`COUNTER_FIELDS`."""
+        *numbers, alone, in_line = fields
+        counts = {
+            name: int(float(value or 0)) for name, value in zip(COUNTER_FIELDS, numbers, strict=False)
+        }
+        waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
+        claimed = waits[0].count + waits[1].count
+        return cls(**counts, claimed=claimed, waits_alone=waits[0], waits_in_line=waits[1])
+
+
+def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
+    """Return how long the oldest waiting message of a queue has waited; None when no message waits.
+
+    Reads 1,000 tenants per round trip, at most :data:`MOST_TENANTS`.
+    """
+    oldest, left = -1.0, MOST_TENANTS
+    for place in ("turn", "throttled", "at_concurrency", "paused"):
+        first = 0
+        while left > 0:
+            found = partition.oldest_waiting(place=place, first=first).run(client)
+            oldest = max((wait for wait in found if wait is not None and wait > oldest), default=oldest)
+            first, left = first + len(found), left - len(found)
+            if len(found) < MAX_CHUNK:
+                break
+    return None if oldest < 0 else oldest
