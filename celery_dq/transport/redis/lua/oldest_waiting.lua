@@ -11,8 +11,9 @@
 --   at_concurrency ZSET
 --   paused ZSET
 -- ARGV
---   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants there by rank; '' takes the tenants by name
---   (first, last) or tenant*: ranks, or the names of tenants; at most 1000 tenants
+--   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
+--   first: the first rank there, of at most 1000
+--   tenant*: the names of tenants, at most 1000
 -- RETURNS
 --   the µs that the oldest waiting message of each tenant has waited, '-1' without one
 -- COST
@@ -39,12 +40,8 @@ local function priority_and_wait(id, score)
   return priority, now - score - priority * head
 end
 
-local names = {}
-if ARGV[1] == '' then
-  for i = 2, math.min(#ARGV, 1001) do names[i - 1] = ARGV[i] end
-else
-  names = call('ZRANGE', P .. ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), tonumber(ARGV[2]) + 999))
-end
+local place, first = ARGV[1], tonumber(ARGV[2])
+local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 999)
 if #names == 0 then return {} end
 local singles, reply = call('HMGET', P .. 'single', unpack(names)), {}
 for i = 1, #names do

@@ -364,8 +364,7 @@ class Partition:
             first: their first rank there; the call looks at :data:`MAX_CHUNK` of them.
         """
         _check_chunk(tenants)
-        args: tuple[Argument, ...] = (first, first + MAX_CHUNK - 1) if place else tuple(tenants)
-        return self._call("oldest_waiting", (place, *args), read_waits)
+        return self._call("oldest_waiting", (place, first, *tenants), read_waits)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
         """Find the state of a task, by the names in the contract of the script; empty when it is not here."""
