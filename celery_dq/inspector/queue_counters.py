@@ -16,14 +16,12 @@ WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, 
 COUNTER_FIELDS = (
     "pushed",
     "replayed",
-    "settled",
-    "finished",
     "released",
     "reaped",
     "discarded",
-    "discards_finished",
     "dead_lettered",
     "dropped",
+    "ended",
     "waits_alone",
     "waits_in_line",
 )
@@ -110,13 +108,20 @@ class QueueCounters:
     @classmethod
     def read(cls, fields: Sequence[bytes | None]) -> QueueCounters:
         """Return the counters from the values of :data:`COUNTER_FIELDS`."""
-        *numbers, alone, in_line = fields
-        counts = {
-            name: int(float(value or 0)) for name, value in zip(COUNTER_FIELDS, numbers, strict=False)
-        }
+        *numbers, ended, alone, in_line = fields
+        counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
+        # As `include/finish.lua` packs them: three numbers of six bytes.
+        finished, recorded, settled = (int.from_bytes((ended or b"")[at : at + 6], "big") for at in (0, 6, 12))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
-        claimed = waits[0].count + waits[1].count
-        return cls(**counts, claimed=claimed, waits_alone=waits[0], waits_in_line=waits[1])
+        return cls(
+            **counts,
+            claimed=waits[0].count + waits[1].count,
+            finished=finished,
+            discards_finished=recorded,
+            settled=settled,
+            waits_alone=waits[0],
+            waits_in_line=waits[1],
+        )
 
 
 def oldest_waiting_s(partition: Partition, client: Client) -> float | None:

@@ -218,7 +218,7 @@ def test_a_database_that_does_not_exist(make_app: MakeApp, broker_url: str) -> N
     assert (result.exit_code, "from 0 to 15" in result.output) == (1, True), result.output
 
 
-def test_what_is_meant_succeeds(busy: Any) -> None:
+def test_a_correct_command_succeeds(busy: Any) -> None:
     assert "rate=5/s" in invoke(busy, ["quotas", "set", "push", "acme", "--rate", "5"]).output
     assert "burst=10" in invoke(busy, ["quotas", "set", "push", "acme", "--burst", "10"]).output
     assert "burst=3" in invoke(busy, ["quotas", "set", "push", "--rate", "5", "--burst", "3"]).output

@@ -70,7 +70,9 @@ def test_all_or_nothing(session: Session, client: Any) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_what_fits_is_sent_and_what_does_not_is_refused(session: Session, client: Any, spare: int) -> None:
+def test_a_transaction_that_fits_is_sent_and_a_larger_one_is_refused(
+    session: Session, client: Any, spare: int
+) -> None:
     step = create("/items/large", b"")
     room = MAX_REQUEST - size_of([step], client.chroot)
     transact(session, [create("/items/large", b"x" * (room + spare))], 30)
@@ -326,7 +328,7 @@ AGE_MS = 200
 
 
 @pytest.mark.parametrize(("abandoned_s", "left"), [(60.0, 2), (AGE_MS / 1000, 1)])
-def test_what_crashed_writers_left_is_deleted_in_time(
+def test_nodes_of_crashed_writers_are_deleted_in_time(
     session: Session, client: Any, abandoned_s: float, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With the short default timeout, an unanswered deletion would be left to the next writer.
@@ -370,7 +372,7 @@ def test_a_writer_that_has_written_lately_is_not_taken_for_crashed(
     assert journal_module.ABANDONED_S == 24 * 60 * 60
 
 
-def test_item_locks_of_what_is_free(hosts: str, session: Session, client: Any) -> None:
+def test_item_locks_of_free_items(hosts: str, session: Session, client: Any) -> None:
     for name in "abc":
         client.create(f"/items/{name}", name.encode())
     mine = ItemLocks(session, "/presences")
@@ -411,7 +413,7 @@ def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: 
     other.close()
 
 
-def test_item_locks_leaves_no_lock_of_what_a_peer_deletes_meanwhile(
+def test_item_locks_leaves_no_lock_of_an_item_that_a_peer_deletes_meanwhile(
     hosts: str, session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create("/items/a")

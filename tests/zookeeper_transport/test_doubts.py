@@ -83,7 +83,7 @@ def test_a_client_without_the_lock_does_not_unlock_it(
     assert doubting.drain(1, deadline=60) == ["y"]
 
 
-def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
+def test_an_item_that_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, client = KombuQueue(connect(), "q"), looker.open()

@@ -306,16 +306,14 @@ class InFlightMessages:
         """Return the partitions with pending acks."""
         return [name for name, box in list(self._pending_acks.items()) if box]
 
-    def take_acks(
-        self, partition: str, limit: int, finishing: bool = True
-    ) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
-        """Pop up to *limit* settles and, if *finishing*, up to *limit* finishes, to send them.
+    def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
+        """Pop up to *limit* settles and up to *limit* finishes, to send them.
 
         A settle whose message has finished since is dropped: its finish includes it.
         """
         box = self.pending_acks(partition)
         settles = [held for held in _pop(box.settles, limit) if not held.done]
-        return settles, _pop(box.finishes, limit) if finishing else []
+        return settles, _pop(box.finishes, limit)
 
     def confirm(self, helds: Iterable[InFlightMessage]) -> None:
         """Note the answer to a call that settled or finished these messages, or made them dead letters."""

@@ -17,7 +17,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import (
     InFlightMessage,
@@ -86,29 +86,22 @@ class InFlightCall:
         return True
 
 
-def pending_calls(
-    process: ConsumerIdentity, queue: Queue, now: float, finishing: bool = True
-) -> Iterator[InFlightCall]:
+def pending_calls(process: ConsumerIdentity, queue: Queue, now: float) -> Iterator[InFlightCall]:
     """Yield calls that carry the pending acks of a queue, which are not pending any more then.
 
     Args:
         process: the consumer.
         queue: the queue.
         now: monotonic time.
-        finishing: include the finishes; else they stay pending.
 
     Yields:
         The calls, none of them sent.
     """
-    in_flight, name, partition = process.in_flight, queue.key, queue.partition
-    consumer = queue.consumer(process.consumer)
-    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL, finishing)
-    if settles:
-        call: ScriptCall[Any] = partition.settle(consumer, tags(settles))
-        yield InFlightCall(call, queue, now, settles=settles)
-    if finishes:
-        call = partition.finish(consumer, tags(finishes))
-        yield InFlightCall(call, queue, now, finishes=finishes)
+    in_flight, name = process.in_flight, queue.key
+    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
+    if settles or finishes:
+        call = ack(process.consumer, queue, settles, finishes)
+        yield InFlightCall(call, queue, now, settles=settles, finishes=finishes)
     releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
     for mode in sorted({mode for mode, _ in releases}):
         same = [held for how, held in releases if how == mode]
@@ -212,7 +205,7 @@ class ScriptPipeline:
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
             process.in_doubt.count_acks_under_way(name, +1)
-            batch = deque(pending_calls(process, queue, now, not company))
+            batch = deque(pending_calls(process, queue, now))
             try:
                 while batch:
                     self.send(batch.popleft())
@@ -224,11 +217,11 @@ class ScriptPipeline:
                 process.in_doubt.count_acks_under_way(name, -1)
 
     def _should_send_now(self, box: PendingAcks, name: str, company: bool) -> bool:
-        """Return whether to send settles and finishes now.
+        """Return whether to send settles and finishes now, in one call.
 
         Finishes may wait for a claim. A settle is sent at once, unless another one has no answer yet: then it
         waits for that answer and is sent with all others. A worker of short tasks settles one message after
-        the other, and a call for each would be its greatest cost.
+        the other, and a call for each would be its greatest cost. Finishes travel with every settle.
         """
         if box.settles and not any(sent.settles and sent.queue.key == name for sent in self._under_way):
             return True

@@ -53,7 +53,7 @@
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'head',
-  'waits_alone', 'finished', 'discards_finished', 'settled')
+  'waits_alone', 'ended')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
 local stale_finished, _, ended = finish_tags(consumer, behind, epoch)
@@ -64,8 +64,7 @@ if want > 0 and #ended.members == 0 then
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'head', 'waits_alone', 'finished',
-  'discards_finished', 'settled')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'head', 'waits_alone', 'ended')
 --@include lease
 --@uses in_flight
 --@uses leader_lease

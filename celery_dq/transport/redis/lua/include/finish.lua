@@ -57,16 +57,10 @@ local function finish_tags(consumer, position, epoch)
   return stale, behind, {count = #ids, discards = #discards, settled = settled, tenants = tenants, members = members}
 end
 
--- Adds the counters of messages that have ended to the fields of the state that `changed` sets. `finished`, `discards`
--- and `settled` are the texts of the counters.
-local function count_ended(changed, ended, finished, discards, settled)
-  local at = #changed
-  changed[at + 1], changed[at + 2] = 'finished', digits((finished or 0) + ended.count - ended.discards)
-  if ended.discards > 0 then
-    changed[at + 3], changed[at + 4] = 'discards_finished', digits((discards or 0) + ended.discards)
-    at = at + 2
-  end
-  if ended.settled > 0 then
-    changed[at + 3], changed[at + 4] = 'settled', digits((settled or 0) + ended.settled)
-  end
+-- Returns the field `ended` of the state with these messages added. It holds three numbers of six bytes: messages that have
+-- run to their end, discards that were recorded, and messages of both kinds that were settled.
+local function add_ended(field, ended)
+  if not field or #field ~= 18 then field = string.rep('\0', 18) end
+  local run, recorded, settled = struct.unpack('>I6I6I6', field)
+  return struct.pack('>I6I6I6', run + ended.count - ended.discards, recorded + ended.discards, settled + ended.settled)
 end

@@ -70,9 +70,7 @@ end
 function dq.end_finish(ended)
   local members, tenants = ended.members, ended.tenants
   state.held = state.held - ended.count
-  state.finished = state.finished + ended.count - ended.discards
-  state.discards_finished = state.discards_finished + ended.discards
-  state.settled = state.settled + ended.settled
+  state.ended = add_ended(state.ended, ended)
   if #members > 0 then dq.fast_dedup().leave(members) end
   if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return end
   local limited = call('ZMSCORE', P .. 'at_concurrency', unpack(tenants))

@@ -27,8 +27,7 @@
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
 -- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
 -- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
--- `next_look_owner`, `head`, `waits_alone`, `finished`, `discards_finished` and `settled`; `ended` are the messages that
--- were finished before. Returns the reply, or nil, when nothing was written.
+-- `next_look_owner`, `head`, `waits_alone` and `ended`; `ended` are the messages that were finished before. Returns the reply, or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, ended, stale)
   if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
@@ -84,7 +83,10 @@ local function claim_plain(consumer, lease_ms, want, known, ended, stale)
   local changed = {'claim', digits(number), 'held', digits((known[3] or 0) - ended.count + n), 'v', digits(v),
     'floor', digits(floor)}
   if n > 0 then changed[9], changed[10] = 'waits_alone', add_waits(known[9], counts, waited) end
-  if ended.count > 0 then count_ended(changed, ended, known[10], known[11], known[12]) end
+  if ended.count > 0 then
+    changed[#changed + 1] = 'ended'
+    changed[#changed + 1] = add_ended(known[10], ended)
+  end
   write('HSET', KEYS[1], changed)
   return reply
 end
