@@ -16,12 +16,14 @@ WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, 
 COUNTER_FIELDS = (
     "pushed",
     "replayed",
+    "settled",
     "released",
     "reaped",
     "discarded",
+    "discards_claimed",
+    "discards_finished",
     "dead_lettered",
     "dropped",
-    "ended",
     "waits_alone",
     "waits_in_line",
 )
@@ -106,19 +108,24 @@ class QueueCounters:
     waits_in_line: WaitingTimes
 
     @classmethod
-    def read(cls, fields: Sequence[bytes | None]) -> QueueCounters:
-        """Return the counters from the values of :data:`COUNTER_FIELDS`."""
-        *numbers, ended, alone, in_line = fields
+    def read(cls, fields: Sequence[bytes | None], in_flight: int) -> QueueCounters:
+        """Return the counters.
+
+        Args:
+            fields: the values of :data:`COUNTER_FIELDS`.
+            in_flight: the number of in-flight messages at the same moment.
+        """
+        *numbers, alone, in_line = fields
         counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
-        # As `include/finish.lua` packs them: three numbers of six bytes.
-        finished, recorded, settled = (int.from_bytes((ended or b"")[at : at + 6], "big") for at in (0, 6, 12))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
+        claimed = waits[0].count + waits[1].count
+        # A message leaves the hands of workers in one of these ways.
+        left = claimed + counts.pop("discards_claimed") - in_flight
+        finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
         return cls(
             **counts,
-            claimed=waits[0].count + waits[1].count,
-            finished=finished,
-            discards_finished=recorded,
-            settled=settled,
+            claimed=claimed,
+            finished=max(finished, 0),
             waits_alone=waits[0],
             waits_in_line=waits[1],
         )

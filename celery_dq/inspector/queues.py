@@ -100,6 +100,6 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
             ConsumerSnapshot(name, round((deadline - now) / 1e6, 3), count)
             for (name, deadline), count in zip(deadlines, held, strict=True)
         ),
-        counters=QueueCounters.read(counted),
+        counters=QueueCounters.read(counted, sum(held)),
         oldest_waiting_s=oldest_waiting_s(partition, client) if ages else None,
     )

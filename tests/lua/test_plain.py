@@ -19,7 +19,7 @@ from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, mak
 SHORT_PATHS = {
     "push": ("  local priority, due, _, length = read_header(record)\n", "  if true then return nil end\n"),
     "claim": ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
-    "ack": ("if #ended.members == 0 and (known[3]", "if false and (known[3]"),
+    "ack": ("if #members == 0 and (known[3]", "if false and (known[3]"),
 }
 CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', '5'}")
 
@@ -53,7 +53,7 @@ def contents(client: Any, keys: PartitionKeys) -> dict[str, Any]:
     for key in client.scan_iter(f"{keys.prefix}*"):
         found[key.decode().removeprefix(keys.prefix)] = readers[client.type(key)](key)
     # A text of a number has many forms.
-    texts = ("next_look_owner", "leader", "ended", "waits_alone", "waits_in_line")
+    texts = ("next_look_owner", "leader", "waits_alone", "waits_in_line")
     state = {name.decode(): value for name, value in found.pop("state", {}).items()}
     found["state"] = {
         name: value if name in texts else float(value)

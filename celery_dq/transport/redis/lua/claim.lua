@@ -52,19 +52,19 @@
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
-local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'head',
-  'waits_alone', 'ended')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
+  'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
-local stale_finished, _, ended = finish_tags(consumer, behind, epoch)
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
 local stale = stale_settled + stale_finished
-if want > 0 and #ended.members == 0 then
-  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, ended, stale)
+if want > 0 and (finished == 0 or #members == 0) then
+  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale)
   if reply then return reply end
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'head', 'waits_alone', 'ended')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -84,7 +84,7 @@ local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
-if ended.count > 0 then dq.end_finish(ended) end
+if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
 -- Most partitions have none of these, which one command shows.
 local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
 if has_rare or dq.has_limits then dq.promote(PROMOTE) end

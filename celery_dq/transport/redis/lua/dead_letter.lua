@@ -34,10 +34,9 @@ if record == '' then
   if not record or dq.is_settled_mark(record) then return -1 end
 end
 dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
-local discards = entry.discard and {id} or {}
-delete_in_flight(consumer, {id}, discards)
-dq.end_finish({count = 1, discards = #discards, settled = entry.settled and 1 or 0, tenants = dq.free_slots({entry}),
-  members = entry.fast_dedup and {id} or {}})
+dq.erase(consumer, {entry})
+if entry.discard then count_discards(1) end
+dq.end_finish(0, dq.free_slots({entry}), {}, entry.settled and 1 or 0)
 dq.wake()
 save()
 return 1

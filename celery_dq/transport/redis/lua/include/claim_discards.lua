@@ -36,6 +36,8 @@ function dq.claim_discards(most, consumer)
       end
     end
   end
+  local count = #ids - #lost
+  if count > 0 then state.discards_claimed = state.discards_claimed + count end
   dq.write_delivered(consumer)
   call('ZREM', P .. 'discards', unpack(ids))
   write('HDEL', P .. 'reasons', lost)

@@ -10,25 +10,23 @@
 -- `number` is the claim number of this call, `count` how many messages it delivers. The reply may begin with strings
 -- of the script; `first` is the second string of a message that was never delivered before. `entries` are written by
 -- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run. `alone` and `in_line` are the
--- waiting times of messages that are to run.
+-- unpacked waiting times of messages that are to run.
 local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {},
-  alone = {}, in_line = {}, waited_alone = 0, waited_in_line = 0}
+  alone = nil, in_line = nil}
 delivery.first = string.format('%.0f||', delivery.number)
 dq.delivery = delivery
 
--- `alone`: no other message of the tenant has waited while this one did.
-function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, alone)
+-- `is_alone`: no other message of the tenant has waited while this one did.
+function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, is_alone)
   delivery.count = delivery.count + 1
   if dq.is_keyed(record) then
     flags = flags + KEYED
     if reason == '' then delivery.started[#delivery.started + 1] = {id = id, record = record, tenant = tenant} end
   end
   if reason == '' then
-    if alone then
-      delivery.waited_alone = delivery.waited_alone + count_wait(delivery.alone, record, score, state.head)
-    else
-      delivery.waited_in_line = delivery.waited_in_line + count_wait(delivery.in_line, record, score, state.head)
-    end
+    local class = is_alone and 'alone' or 'in_line'
+    delivery[class] = delivery[class] or unpack_waits(state['waits_' .. class])
+    add_wait(delivery[class], record, score)
   end
   local entries, reply = delivery.entries, delivery.reply
   local at = #entries
@@ -52,10 +50,6 @@ end
 
 -- Counts the messages that this call delivers to run.
 function dq.count_waits()
-  if next(delivery.alone) then
-    state.waits_alone = add_waits(state.waits_alone, delivery.alone, delivery.waited_alone)
-  end
-  if next(delivery.in_line) then
-    state.waits_in_line = add_waits(state.waits_in_line, delivery.in_line, delivery.waited_in_line)
-  end
+  if delivery.alone then state.waits_alone = struct.pack(WAITS, unpack(delivery.alone)) end
+  if delivery.in_line then state.waits_in_line = struct.pack(WAITS, unpack(delivery.in_line)) end
 end

@@ -21,14 +21,14 @@
 --@include clock
 --@include header
 --@include lease
---@include finish
 --@include waiting_times
 -- Claims up to `want` messages when all of them are plain: no tenant of the partition has a limit, no message is
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
 -- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
 -- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
--- `next_look_owner`, `head`, `waits_alone` and `ended`; `ended` are the messages that were finished before. Returns the reply, or nil, when nothing was written.
-local function claim_plain(consumer, lease_ms, want, known, ended, stale)
+-- `next_look_owner`, `waits_alone` and `settled`; `finished` messages were finished before, `settled` of them settled.
+-- Returns the reply, or nil, when nothing was written.
+local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
   if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
   if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
@@ -55,10 +55,10 @@ local function claim_plain(consumer, lease_ms, want, known, ended, stale)
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
   local first = digits(number) .. '||'
   local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
-  local head, counts, waited = known[8] or 0, {}, 0
+  local waits = n > 0 and unpack_waits(known[8])
   for i = 1, n do
     local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
-    waited = waited + count_wait(counts, records[i], score, head)
+    add_wait(waits, records[i], score)
     v, floor = math.max(v, tag), math.max(floor, tag + charge)
     held[2 * i - 1] = ids[i]
     held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])
@@ -80,13 +80,13 @@ local function claim_plain(consumer, lease_ms, want, known, ended, stale)
     -- Virtual time passes all tags when no tenant is in turn.
     v = math.max(v, floor)
   end
-  local changed = {'claim', digits(number), 'held', digits((known[3] or 0) - ended.count + n), 'v', digits(v),
-    'floor', digits(floor)}
-  if n > 0 then changed[9], changed[10] = 'waits_alone', add_waits(known[9], counts, waited) end
-  if ended.count > 0 then
-    changed[#changed + 1] = 'ended'
-    changed[#changed + 1] = add_ended(known[10], ended)
+  local state = {'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v), 'floor',
+    digits(floor)}
+  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end
+  if settled > 0 then
+    state[#state + 1] = 'settled'
+    state[#state + 1] = digits((known[9] or 0) + settled)
   end
-  write('HSET', KEYS[1], changed)
+  write('HSET', KEYS[1], state)
   return reply
 end

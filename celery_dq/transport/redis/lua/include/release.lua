@@ -131,11 +131,9 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   dq.erase(consumer, gone)
   if #gone > 0 then
     state.dropped = state.dropped + #gone
-    local settled = 0
     for i = 1, #gone do
-      if gone[i].settled then settled = settled + 1 end
+      if gone[i].settled then state.settled = state.settled + 1 end
     end
-    if settled > 0 then state.ended = add_ended(state.ended, {count = 0, discards = 0, settled = settled}) end
   end
   for i = 1, #leaving do dq.dedup().leave(leaving[i], false) end
   dq.replace(tenants)
