@@ -35,15 +35,16 @@ _BUCKET_BYTES = 5
 
 @dataclass(frozen=True)
 class WaitingTimes:
-    """How long claimed messages have waited, from the time they were stored or due.
+    """How long claimed messages have waited since they were stored or due.
 
-    A message that was released waits from its first time on, and counts at each claim.
+    A released message keeps its first time, and counts at each claim. When ``dq_priority_aging`` changes, the
+    times of waiting messages with a priority above 0 are not right.
 
     Attributes:
-        count: Number of messages.
+        count: Number of claimed messages.
         sum_s: Sum of their waiting times, in seconds.
-        buckets: Number of messages in each bucket, whose upper bounds are 1, 5, 25, 100 and 500 ms, 2 s, 10 s,
-            1 min, 10 min and 1 h; the last one has no bound. A wait on a bound is in the bucket above.
+        buckets: Number of messages in each bucket. The upper bounds are 1, 5, 25, 100 and 500 ms, 2 s, 10 s,
+            1 min, 10 min and 1 h; the last bucket has none.
     """
 
     count: int = 0
@@ -65,31 +66,30 @@ class WaitingTimes:
 class QueueCounters:
     """What the broker has done with the messages of a queue since its first message.
 
-    The counters are in Redis and only grow: no restart of a worker, purge or ``forget`` resets them. They
-    begin again at 0 when the data of the queue is deleted from Redis. At each moment ``pushed`` + ``replayed``
-    is the number of messages in the queue, in flight or not, plus ``finished``, ``discards_finished`` and
-    ``dropped``.
+    The counters are in Redis and only grow. No restart of a worker or of Redis, no purge and no ``dead purge``
+    resets them. They begin again at 0 when the keys of the queue are deleted from Redis. At each moment
+    ``pushed`` + ``replayed`` is the number of stored messages, in flight or not, plus ``finished``,
+    ``discards_finished`` and ``dropped``.
 
     Attributes:
-        pushed: Messages that were stored. Neither a repeated push of the same message nor a call that dedup
-            has declined counts. A message that moved here counts, too.
+        pushed: Messages that were stored. Neither a repeated push of the same message counts, nor a call that
+            dedup has declined. A message that was moved here counts.
         replayed: Dead letters that were sent again.
-        claimed: Messages that were given to a worker to run, each time; also those that were taken to be moved
-            to another queue.
-        settled: Messages that a worker had acknowledged before they ended (Celery's early ack), counted when
-            they end.
-        finished: Messages that have run to their end and were deleted, also those that a worker has made dead
-            letters, and those that have moved to another queue.
-        released: Messages that a living worker has given back.
-        reaped: Messages that were taken from a lost worker, settled ones included.
-        discarded: Messages that will not run (cancelled, expired, dead or covered by another call), and whose
-            end a worker is to record.
-        discards_finished: Those of them whose end was recorded.
+        claimed: Deliveries to workers of messages that are to run, also of messages that are moved to another
+            queue.
+        settled: Messages that were settled (Celery's early ack). They count when they end.
+        finished: Messages that have left their worker for good: they ran to their end, became dead letters
+            there, or were moved to another queue. It is the difference of other counters and the in-flight
+            messages.
+        released: Messages that a worker has released, settled ones included.
+        reaped: Messages that were reaped from a lost worker, settled ones included.
+        discarded: Messages that became discards: cancelled, expired, dead, or covered by another call.
+        discards_finished: Discards whose end a worker has recorded.
         dead_lettered: Dead letters that were stored.
-        dropped: Messages that were deleted without an end: purged, replaced by a later call of the same dedup
-            key, unreadable, or settled when they were released or reaped.
-        waits_alone: Waiting times of claimed messages that were alone in line: the tenant had no other message
-            in line while they waited. They are those of quiet tenants.
+        dropped: Messages that were deleted before their end: purged, replaced by a later call with the same
+            dedup key, unreadable, or settled when they were released or reaped.
+        waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants. No other
+            message of the tenant was in line while they were.
         waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
     """
 
@@ -119,7 +119,7 @@ class QueueCounters:
         counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
         claimed = waits[0].count + waits[1].count
-        # A message leaves the hands of workers in one of these ways.
+        # Of the messages that were given to workers, those are finished that are in none of the other states.
         left = claimed + counts.pop("discards_claimed") - in_flight
         finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
         return cls(

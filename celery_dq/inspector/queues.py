@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, server_time_us, text
@@ -42,12 +43,10 @@ class QueueSnapshot:
         paused: Tenants with a backlog that are paused.
         consumers: The processes that consume the queue.
         counters: What the broker has done with its messages since the first one.
-        oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one. Delayed
-            messages and those that wait for a dedup lock do not count. It is read in chunks of tenants: a
-            tenant that moves meanwhile may be missed. It is exact for at most
-            :data:`~celery_dq.inspector.queue_counters.MOST_TENANTS` tenants with a backlog; of more, the
-            others are left out. With aging priorities another message may have waited longer, by at most nine
-            steps.
+        oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
+            Delayed messages and those that wait for a dedup lock do not count. The tenants are read in chunks, so a
+            tenant that moves meanwhile may be missed, and at most 100,000 of them. With aging priorities
+            another message may have waited longer, by at most nine steps.
     """
 
     name: str
@@ -76,7 +75,11 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
     keys = partition.keys
     deadlines = [(text(name), score) for name, score in client.zrange(keys.leases, 0, -1, withscores=True)]
     places = (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.at_concurrency, keys.paused)
-    reads = [("HLEN", keys.messages), *(("ZCARD", key) for key in places), ("HLEN", keys.dead)]
+    reads: list[tuple[Any, ...]] = [
+        ("HLEN", keys.messages),
+        *(("ZCARD", key) for key in places),
+        ("HLEN", keys.dead),
+    ]
     reads += [("HMGET", keys.state, *COUNTER_FIELDS)]
     reads += [("HLEN", keys.held(name)) for name, _ in deadlines]
     now = server_time_us(client)

@@ -89,7 +89,7 @@ def test_settled_messages_count_when_they_end(scripts: PartitionScripts) -> None
     assert counts(scripts) == expected
 
 
-def test_discards_and_dead_letters_are_told_apart_from_messages_that_have_run(
+def test_discards_and_dead_letters_count_apart_from_finished_messages(
     scripts: PartitionScripts,
 ) -> None:
     scripts.push("cancelled", "failed", "lost")

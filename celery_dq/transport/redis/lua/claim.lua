@@ -77,7 +77,7 @@ keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_ow
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
---@ready pack_held line header is_keyed
+--@ready pack_held line header
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000

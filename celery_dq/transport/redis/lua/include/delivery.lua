@@ -9,8 +9,8 @@
 --@uses in_flight
 -- `number` is the claim number of this call, `count` how many messages it delivers. The reply may begin with strings
 -- of the script; `first` is the second string of a message that was never delivered before. `entries` are written by
--- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run. `alone` and `in_line` are the
--- unpacked waiting times of messages that are to run.
+-- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run. `alone` and
+-- `in_line` are the unpacked waiting times of messages that are delivered to run.
 local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {},
   alone = nil, in_line = nil}
 delivery.first = string.format('%.0f||', delivery.number)
@@ -19,14 +19,17 @@ dq.delivery = delivery
 -- `is_alone`: no other message of the tenant has waited while this one did.
 function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, is_alone)
   delivery.count = delivery.count + 1
-  if dq.is_keyed(record) then
+  local priority, marks = string.byte(record, 2, 3)
+  if reason == '' and is_alone then
+    delivery.alone = delivery.alone or unpack_waits(state.waits_alone)
+    add_wait(delivery.alone, score, priority)
+  elseif reason == '' then
+    delivery.in_line = delivery.in_line or unpack_waits(state.waits_in_line)
+    add_wait(delivery.in_line, score, priority)
+  end
+  if marks >= 2 then
     flags = flags + KEYED
     if reason == '' then delivery.started[#delivery.started + 1] = {id = id, record = record, tenant = tenant} end
-  end
-  if reason == '' then
-    local class = is_alone and 'alone' or 'in_line'
-    delivery[class] = delivery[class] or unpack_waits(state['waits_' .. class])
-    add_wait(delivery[class], record, score)
   end
   local entries, reply = delivery.entries, delivery.reply
   local at = #entries

@@ -37,6 +37,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   if not deadline then return nil end
   local names, ids, n = {}, {}, #found / 2
   local singles, records, slots
+  local has_priorities = false
   if n > 0 then
     for i = 1, n do names[i] = found[2 * i - 1] end
     singles = call('HMGET', P .. 'single', unpack(names))
@@ -48,6 +49,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     for i = 1, n do
       local priority, _, expires = read_header(records[i])
       if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
+      if priority > 0 then has_priorities = true end
     end
     slots = call('HMGET', P .. 'running', unpack(names))
   end
@@ -58,7 +60,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   local waits = n > 0 and unpack_waits(known[8])
   for i = 1, n do
     local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
-    add_wait(waits, records[i], score)
+    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
     v, floor = math.max(v, tag), math.max(floor, tag + charge)
     held[2 * i - 1] = ids[i]
     held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])

@@ -20,9 +20,8 @@ end
 -- Adds the wait of a message to unpacked times: since it was stored or due. With strict priority a step of priority is
 -- STRICT, which is longer than any wait, so that the remainder is the wait. The buckets end at 1, 5, 25, 100 and 500 ms,
 -- 2, 10, 60, 600 and 3600 s; the inspector has the same bounds (`WAIT_BOUNDS_S`).
-local function add_wait(waits, record, score)
-  local STRICT = 1e15
-  local wait, priority = now - score, string.byte(record, 2)
+local function add_wait(waits, score, priority)
+  local STRICT, wait = 1e15, now - score
   if wait >= STRICT / 2 then
     wait = wait % STRICT
     -- The message has a sequence time that is some µs ahead of the clock.
