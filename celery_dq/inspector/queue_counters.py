@@ -7,8 +7,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_dq.inspector.redis_values import Client
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
+from celery_dq.inspector.redis_values import CHUNK, Client
+from celery_dq.transport.redis.store.partition import Partition
 
 #: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
 WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
@@ -28,7 +28,7 @@ COUNTER_FIELDS = (
     "waits_in_line",
 )
 #: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
-MOST_TENANTS = 100_000
+MOST_TENANTS = 4_000
 
 _BUCKET_BYTES = 5
 
@@ -66,10 +66,9 @@ class WaitingTimes:
 class QueueCounters:
     """What the broker has done with the messages of a queue since its first message.
 
-    The counters are in Redis and only grow. No restart of a worker or of Redis, no purge and no ``dead purge``
-    resets them. They begin again at 0 when the keys of the queue are deleted from Redis. At each moment
-    ``pushed`` + ``replayed`` is the number of stored messages, in flight or not, plus ``finished``,
-    ``discards_finished`` and ``dropped``.
+    The counters are in Redis and only grow. No restart of a worker and no purge resets them. They begin again
+    at 0 when the keys of the queue are deleted from Redis. At each moment ``pushed`` + ``replayed`` is the
+    number of stored messages, in flight or not, plus ``finished``, ``discards_finished`` and ``dropped``.
 
     Attributes:
         pushed: Messages that were stored. Neither a repeated push of the same message counts, nor a call that
@@ -86,10 +85,10 @@ class QueueCounters:
         discarded: Messages that became discards: cancelled, expired, dead, or covered by another call.
         discards_finished: Discards whose end a worker has recorded.
         dead_lettered: Dead letters that were stored.
-        dropped: Messages that were deleted before their end: purged, replaced by a later call with the same
-            dedup key, unreadable, or settled when they were released or reaped.
-        waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants. No other
-            message of the tenant was in line while they were.
+        dropped: Messages that were deleted before their end: purged, replaced by a later call with the
+            same dedup key, unreadable, or settled when they were released or reaped.
+        waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants: their
+            tenant had no other message in line while they waited.
         waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
     """
 
@@ -134,7 +133,8 @@ class QueueCounters:
 def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
     """Return how long the oldest waiting message of a queue has waited; None when no message waits.
 
-    Reads 1,000 tenants per round trip, at most :data:`MOST_TENANTS`.
+    Reads 500 tenants per round trip, at most :data:`MOST_TENANTS`, the next ones in turn first. With more tenants
+    the result is the wait of the oldest message of those.
     """
     oldest, left = -1.0, MOST_TENANTS
     for place in ("turn", "throttled", "at_concurrency", "paused"):
@@ -143,6 +143,6 @@ def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
             found = partition.oldest_waiting(place=place, first=first).run(client)
             oldest = max((wait for wait in found if wait is not None and wait > oldest), default=oldest)
             first, left = first + len(found), left - len(found)
-            if len(found) < MAX_CHUNK:
+            if len(found) < CHUNK:
                 break
     return None if oldest < 0 else oldest

@@ -44,9 +44,9 @@ class QueueSnapshot:
         consumers: The processes that consume the queue.
         counters: What the broker has done with its messages since the first one.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
-            Delayed messages and those that wait for a dedup lock do not count. The tenants are read in chunks, so a
-            tenant that moves meanwhile may be missed, and at most 100,000 of them. With aging priorities
-            another message may have waited longer, by at most nine steps.
+            Delayed messages and those that wait for a dedup lock do not count. With more than 4,000 tenants
+            it is that of the next 4,000 in turn; a tenant that moves during the call may be missed. With
+            aging priorities another message may have waited longer, by at most nine steps.
     """
 
     name: str
@@ -70,7 +70,7 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
     Args:
         partition: The partition of the queue.
         client: The client.
-        ages: Whether to look for the oldest waiting message, one further round trip per 1,000 tenants.
+        ages: Whether to look for the oldest waiting message, one further round trip per 500 tenants.
     """
     keys = partition.keys
     deadlines = [(text(name), score) for name, score in client.zrange(keys.leases, 0, -1, withscores=True)]

@@ -178,7 +178,7 @@ def test_the_oldest_message_of_a_queue_is_found_wherever_its_tenant_stands(scrip
     assert queue_snapshot(scripts.partition, scripts.client).oldest_waiting_s is None
     scripts.push("m")
     scripts.make_older(HOUR_S * 1e6)
-    for n in range(1100):
+    for n in range(600):
         scripts.push(f"t{n}", tenant=f"t{n}")
     limits: list[dict[str, Any]] = [{"paused": True}, {"concurrency": 1}, {"rate": 0.001}, {}]
     for limit in limits:

@@ -12,8 +12,8 @@
 --   paused ZSET
 -- ARGV
 --   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
---   first: the first rank there, of at most 1000
---   tenant*: the names of tenants, at most 1000
+--   first: the first rank there, of at most 500
+--   tenant*: the names of tenants, at most 500
 -- RETURNS
 --   the µs that the oldest waiting message of each tenant has waited, '-1' without one
 -- COST
@@ -41,7 +41,7 @@ local function priority_and_wait(id, score)
 end
 
 local place, first = ARGV[1], tonumber(ARGV[2])
-local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 999)
+local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 499)
 if #names == 0 then return {} end
 local singles, reply = call('HMGET', P .. 'single', unpack(names)), {}
 for i = 1, #names do

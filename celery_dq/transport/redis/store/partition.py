@@ -364,9 +364,9 @@ class Partition:
         Args:
             tenants: the tenants, unless a place is given.
             place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
-            first: their first rank there; the call looks at :data:`MAX_CHUNK` of them.
+            first: their first rank there; the call looks at half of :data:`MAX_CHUNK`.
         """
-        _check_chunk(tenants)
+        _check_chunk(tenants, limit=MAX_CHUNK // 2)
         return self._call("oldest_waiting", (place, first, *tenants), read_waits)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
