@@ -133,8 +133,8 @@ class QueueCounters:
 def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
     """Return how long the oldest waiting message of a queue has waited; None when no message waits.
 
-    Reads 500 tenants per round trip, at most :data:`MOST_TENANTS`, the next ones in turn first. With more tenants
-    the result is the wait of the oldest message of those.
+    Reads 500 tenants per round trip, at most :data:`MOST_TENANTS`, the next ones in turn first. With more
+    tenants the result is the wait of the oldest message of those.
     """
     oldest, left = -1.0, MOST_TENANTS
     for place in ("turn", "throttled", "at_concurrency", "paused"):
