@@ -236,6 +236,7 @@ class RedisFetcher:
             box = self._process.in_flight.pending_acks(source.queue.key)
             if box.finishes:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
+        times += self.pipeline.settle_times()
         return min(times) if times else None
 
     @property

@@ -21,7 +21,6 @@ from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import (
     InFlightMessage,
-    PendingAcks,
     PendingDeadLetter,
 )
 from celery_dq.transport.redis.store.partition import ScriptCall
@@ -201,7 +200,8 @@ class ScriptPipeline:
                 continue
             box = in_flight.pending_acks(name)
             company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
-            if not (box.releases or box.dead_letters) and not self._should_send_now(box, name, company):
+            urgently = bool(box.releases or box.dead_letters) or self._is_settle_due(name, now)
+            if not urgently and (company or not box.finishes):
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
             process.in_doubt.count_acks_under_way(name, +1)
@@ -216,16 +216,30 @@ class ScriptPipeline:
                     self._under_way.append(sent)
                 process.in_doubt.count_acks_under_way(name, -1)
 
-    def _should_send_now(self, box: PendingAcks, name: str, company: bool) -> bool:
-        """Return whether to send settles and finishes now, in one call.
+    def _is_settle_due(self, name: str, now: float) -> bool:
+        """Return whether to send the settles of a partition now.
 
-        Finishes may wait for a claim. A settle is sent at once, unless another one has no answer yet: then it
-        waits for that answer and is sent with all others. A worker of short tasks settles one message after
-        the other, and a call for each would be its greatest cost. Finishes travel with every settle.
+        A settle is sent when it has waited long enough for the finish of its message; in most pools it does
+        not wait. The finish itself, if it is there by then, must not wait longer either. While another settle
+        has no answer yet, this one waits for that answer and is sent with all others: a worker of short tasks
+        settles one message after the other, and a call for each would be its greatest cost. Finishes travel
+        with every settle.
         """
-        if box.settles and not any(sent.settles and sent.queue.key == name for sent in self._under_way):
-            return True
-        return bool(box.finishes) and not company
+        due_at = self._process.in_flight.settle_due_at(name)
+        return due_at is not None and due_at <= now and not self._has_settle_under_way(name)
+
+    def _has_settle_under_way(self, name: str) -> bool:
+        return any(sent.settles and sent.queue.key == name for sent in self._under_way)
+
+    def settle_times(self) -> list[float]:
+        """Return the monotonic times at which settles have waited long enough for their finishes."""
+        in_flight, times = self._process.in_flight, []
+        for name in in_flight.partitions_with_acks():
+            due_at = in_flight.settle_due_at(name)
+            # The answer to a settle under way, which others wait for, is followed by a tick.
+            if due_at and not self._has_settle_under_way(name):
+                times.append(max(due_at, self.paused_until))
+        return times
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
