@@ -75,7 +75,10 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at."""
+        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at.
+
+        Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
+        """
         return self.prefix + "state"
 
     @property

@@ -6,6 +6,7 @@ counts that are read together may differ by what happened in between.
 
 ``redis_values``                   reads replies of Redis
 ``queues``, ``tenants``, ``waiting``, ``messages``   the state of a queue and of its tenants
+``queue_counters``                 counters of a queue, waiting times, the oldest waiting message
 ``live_quotas``                    the live quotas of a queue, to compare, export and import
 ``zookeeper_queues``               queues and messages on ``dq-zookeeper://``
 ``dead_letters``, ``dedup_locks``  messages given up on; dedup locks

@@ -30,6 +30,8 @@ class TenantSnapshot:
         until: Its next allowed time; None unless throttled.
         quota: The quota in force for it.
         paused_since: When it was paused by a call; None when it is not paused, or only by its quota.
+        oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one. With
+            aging priorities another message may have waited longer, by at most nine steps.
     """
 
     tenant: str
@@ -39,6 +41,7 @@ class TenantSnapshot:
     until: datetime | None
     quota: Quota
     paused_since: datetime | None = None
+    oldest_waiting_s: float | None = None
 
 
 def list_tenants(partition: Partition, client: Client, limit: int = 100) -> list[TenantSnapshot]:
@@ -211,6 +214,7 @@ def _described(
     pipeline.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, found)])
     pipeline.zmscore(keys.pauses, list(found))
     *waiting, singles, running, (default, config, *own), pauses = pipeline.execute()
+    oldest = partition.oldest_waiting(list(found)).run(client)
     return [
         TenantSnapshot(
             tenant=tenant,
@@ -220,9 +224,10 @@ def _described(
             until=until,
             quota=_in_force(_first([packed, default, config]), since),
             paused_since=moment(since or 0),
+            oldest_waiting_s=age,
         )
-        for (tenant, (state, until)), waits, single, slots, packed, since in zip(
-            found.items(), waiting, singles, running, own, pauses, strict=True
+        for (tenant, (state, until)), waits, single, slots, packed, since, age in zip(
+            found.items(), waiting, singles, running, own, pauses, oldest, strict=True
         )
     ]
 

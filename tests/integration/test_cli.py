@@ -43,7 +43,11 @@ def ids(shop: Any) -> list[str]:
 
 def test_queues_and_tenants(run: Run, ids: list[str]) -> None:
     assert "push" in run("queues").output
-    assert data(run("queues", "push", "--json"))[0]["waiting"] == 3
+    (push,) = data(run("queues", "push", "--json"))
+    assert (push["waiting"], push["counters"]["pushed"]) == (3, 3)
+    assert push["counters"]["waits_alone"] == {"count": 0, "sum_s": 0.0, "buckets": [0] * 11}
+    oldest = data(run("tenants", "push", "--json"))[0]["oldest_waiting_s"]
+    assert 0 <= push["oldest_waiting_s"] <= oldest < 60
     assert [row["tenant"] for row in data(run("tenants", "push", "--json"))] == ["a", "b"]
     assert "eligible" in run("tenants", "push").output
     run("purge", "push", "-f")

@@ -104,6 +104,8 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.evict("t", "k"), 2),
         (partition.explain_tenant("t"), 1),
         (partition.locate("a"), 1),
+        (partition.oldest_waiting(["t", "u"]), 2 + 2),
+        (partition.oldest_waiting(place="turn"), 2),
     ]
     assert {call.script.name for call, _ in calls} == set(SCRIPTS.names())
     for call, sent in calls:

@@ -422,8 +422,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "what a worker gives back when it stops counts as crashed",
         "transport/redis/lua/resign.lua",
-        "1000)), 'unstarted', 0, '')",
-        "1000)), 'crashed', 0, '')",
+        "entries, 'unstarted', 0, '')",
+        "entries, 'crashed', 0, '')",
         ("tests/lua/test_return.py",),
     ),
     Mutation(

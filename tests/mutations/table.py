@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     beat,
+    counters,
     dedup,
     leadership,
     publishing,
@@ -18,6 +19,7 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
+    *counters.MUTATIONS,
     *transport.MUTATIONS,
     *publishing.MUTATIONS,
     *dedup.MUTATIONS,

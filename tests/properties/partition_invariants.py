@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from celery_dq.inspector.queue_counters import COUNTER_FIELDS, QueueCounters
 from tests.lua.partition_scripts import PartitionScripts
 from tests.properties.partition_model import PLACES, Model
 
@@ -50,7 +51,6 @@ class WatchedPartition(RuleBasedStateMachine):
         places += [*(m.id for m in model.discards), *held]
         assert len(places) == len(set(places))
         assert {i.decode() for i in self.client.hkeys(keys.messages)} == set(places) == set(model.messages)
-        assert model.accepted == len(places) + model.ended
         assert {i.decode() for i in self.client.hkeys(keys.dead)} == set(model.dead)
         assert set(self.ids_in(keys.dead_index)) == set(model.dead)
         assert self.scripts.state("held") == len(held)
@@ -64,6 +64,16 @@ class WatchedPartition(RuleBasedStateMachine):
         assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
         reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
         assert reasons == {i: m.reason for i, m in model.messages.items() if m.reason}
+
+    @invariant()
+    def the_counters_of_the_state_add_up(self) -> None:
+        keys, model = self.scripts.keys, self.model
+        in_flight = sum(map(len, model.held.values()))
+        counted = QueueCounters.read(self.client.hmget(keys.state, COUNTER_FIELDS), in_flight)
+        found = {name: value for name, value in vars(counted).items() if isinstance(value, int)}
+        assert found == {name: model.counts[name] for name in found}
+        ended = counted.finished + counted.discards_finished + counted.dropped
+        assert counted.pushed + counted.replayed == len(model.messages) + ended
 
     @invariant()
     def tenants_stand_where_they_should(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from tests.properties.partition_messages import Held, Message, Quota, Took
@@ -36,8 +37,8 @@ class Model:
         self.floor = 0.0
         self.place: dict[str, str] = {}
         self.claims = 0
-        self.accepted = 0
-        self.ended = 0
+        #: The counters that the partition keeps in its state, by name.
+        self.counts: Counter[str] = Counter()
         self._seq = 1.7e15
 
     # -- small things
@@ -123,6 +124,7 @@ class Model:
     def discard(self, message: Message, reason: str) -> None:
         """Behind the discards of its tenant, which take turns with those of the others."""
         first = self.first_discard(0.0)
+        self.counts["discarded"] += 1
         message.reason = reason
         message.score = max(first, self.discard_tags.get(message.tenant, 0.0))
         self.discard_tags[message.tenant] = message.score + 1
@@ -137,11 +139,13 @@ class Model:
 
     def add_dead_letter(self, message: Message) -> None:
         # A dead letter is a copy: it does not know why its message is delivered once more.
+        self.counts["dead_lettered"] += 1
         self.dead.setdefault(message.id, dataclasses.replace(message, reason="", settled=False))
 
-    def drop(self, message: Message) -> None:
+    def drop(self, message: Message, how: str = "dropped") -> None:
         del self.messages[message.id]
-        self.ended += 1
+        self.counts[how] += 1
+        self.counts["settled"] += message.settled
 
     # -- verbs
 
@@ -150,7 +154,7 @@ class Model:
             return "seen"
         self.producers[producer] = sequence
         self.messages[message.id] = message
-        self.accepted += 1
+        self.counts["pushed"] += 1
         if message.task in self.tombstones:
             self.discard(message, "cancelled")
             return "discarded"
@@ -184,6 +188,7 @@ class Model:
         def hold(message: Message) -> None:
             charge = 0.0 if message.reason else 1 / self.quota(message.tenant).weight
             self.held.setdefault(consumer, {})[message.id] = Held(number, message, charge)
+            self.counts["claimed"] += not message.reason
             took.entries.append((message.id, message.reason, message.crashes, message.returned))
 
         passed: set[str] = set()
@@ -254,11 +259,18 @@ class Model:
                 stale += 1
                 continue
             del self.held[consumer][message.id]
-            self.drop(message)
+            self.drop(message, "discards_finished" if message.reason else "finished")
         self.put_in_place()
         return stale
 
-    def release(self, consumer: str, tags: list[tuple[str, str]], mode: str, max_deliveries: int) -> int:
+    def release(
+        self,
+        consumer: str,
+        tags: list[tuple[str, str]],
+        mode: str,
+        max_deliveries: int,
+        as_what: str = "released",
+    ) -> int:
         stale = 0
         charges: dict[str, float] = {}
         new: list[tuple[Message, str]] = []
@@ -269,6 +281,7 @@ class Model:
                 stale += 1
                 continue
             charge = self.held[consumer].pop(message.id).charge
+            self.counts[as_what] += 1
             if message.settled:
                 self.drop(message)
                 continue
@@ -277,7 +290,8 @@ class Model:
             over = mode == "crashed" and message.crashes >= max_deliveries
             if message.reason:
                 if over and message.crashes >= 2 * max_deliveries:
-                    self.add_dead_letter(message)
+                    if message.id not in self.dead:
+                        self.add_dead_letter(message)
                     self.drop(message)
                 else:
                     again.append(message)
@@ -308,7 +322,8 @@ class Model:
         held = self.held.get(consumer, {})
         found = sorted(held.values(), key=lambda each: each.message.score)
         tags = [(str(each.claim), each.message.id) for each in found]
-        self.release(consumer, tags, mode, max_deliveries)
+        as_what = "reaped" if mode == "crashed" else "released"
+        self.release(consumer, tags, mode, max_deliveries, as_what)
         return len(tags)
 
     def cancel(self, task: str, stone: bool) -> str:
@@ -381,7 +396,7 @@ class Model:
         # The place by due time is long past, so it waits like any other.
         message = Message(new_id, dead.task, dead.tenant, dead.priority, dead.expired)
         self.messages[new_id] = message
-        self.accepted += 1
+        self.counts["replayed"] += 1
         message.score = self.seq() - message.priority * STRICT
         self.wait(message)
         self.put_in_place()

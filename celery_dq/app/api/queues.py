@@ -35,7 +35,8 @@ class QueueApi:
     @property
     def depth(self) -> int:
         """How many messages wait or are delayed."""
-        now = self.snapshot()
+        with self._broker.open(self.name) as (partition, client):
+            now = queues.queue_snapshot(partition, client, ages=False)
         return now.waiting + now.delayed
 
     def snapshot(self) -> queues.QueueSnapshot:

@@ -29,6 +29,12 @@ _ATTEMPTS = 3
 class ZooKeeperQueueApi(QueueApi):
     """One queue in ZooKeeper. Methods that need tenants raise ``ConfigurationError``."""
 
+    @property
+    def depth(self) -> int:
+        """How many messages wait or are delayed."""
+        now = self.snapshot()
+        return now.waiting + now.delayed
+
     def snapshot(self) -> ZooKeeperQueueSnapshot:  # type: ignore[override]  # it has no tenants
         """The counts of the queue."""
         with self._queues() as queues:

@@ -27,7 +27,7 @@
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled')
 local epoch = tonumber(known[1] or 0)
 if ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
@@ -38,13 +38,18 @@ end
 -- A call that only settles does not run the definitions below.
 if ARGV[behind] == '0' then return stale end
 --@include finish
-local stale_finished, _, finished, tenants, members = finish_tags(consumer, behind, epoch)
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
 stale = stale + stale_finished
 if finished == 0 then return stale end
 -- When no message is due later and no tenant is at a limit, only those in turn can need a worker.
 if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
   and call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency') == 0 then
-  call('HSET', KEYS[1], 'held', digits((known[2] or 0) - finished))
+  local held = digits((known[2] or 0) - finished)
+  if settled > 0 then
+    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[5] or 0) + settled))
+  else
+    call('HSET', KEYS[1], 'held', held)
+  end
   if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
   return stale
 end
@@ -52,7 +57,8 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-dq.end_finish(finished, tenants, members)
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled')
+dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()
 save()

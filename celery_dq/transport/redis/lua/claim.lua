@@ -52,18 +52,19 @@
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
-local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
+  'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
-local stale_finished, _, finished, tenants, members = finish_tags(consumer, behind, epoch)
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
 local stale = stale_settled + stale_finished
 if want > 0 and (finished == 0 or #members == 0) then
-  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, stale)
+  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale)
   if reply then return reply end
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -76,14 +77,14 @@ read_state('epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner')
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
---@ready pack_held line header is_keyed
+--@ready pack_held line header
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
-if finished > 0 then dq.end_finish(finished, tenants, members) end
+if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
 -- Most partitions have none of these, which one command shows.
 local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
 if has_rare or dq.has_limits then dq.promote(PROMOTE) end
@@ -131,6 +132,7 @@ if #serving.discarded > 0 then
 end
 dq.place_served()
 write('HDEL', P .. 'messages', serving.unreadable)
+if #serving.unreadable > 0 then state.dropped = state.dropped + #serving.unreadable end
 write('HDEL', P .. 'deliveries', serving.unreadable)
 if #delivery.started > 0 then dq.fast_dedup().start(delivery.started, delivery.number) end
 if #serving.discarded > 0 and call('EXISTS', P .. 'dedup_members') == 1 then
@@ -145,6 +147,7 @@ local is_late = dq.rest_discards(tonumber(ARGV[9]), delivery.count - message_cou
 if delivery.count > 0 then
   state.claim = delivery.number
   state.held = state.held + delivery.count
+  dq.count_waits()
 end
 local is_busy = dq.close_busy_period()
 -- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.

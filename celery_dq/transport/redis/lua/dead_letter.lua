@@ -35,7 +35,8 @@ if record == '' then
 end
 dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
 dq.erase(consumer, {entry})
-dq.end_finish(0, dq.free_slots({entry}), {})
+if entry.discard then count_discards(1) end
+dq.end_finish(0, dq.free_slots({entry}), {}, entry.settled and 1 or 0)
 dq.wake()
 save()
 return 1

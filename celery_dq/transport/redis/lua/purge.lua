@@ -38,7 +38,7 @@ local limit = math.min(tonumber(ARGV[1]), fast_dedup and MOST_KEYED or MOST)
 local function remove_from(key)
   local ids = call('ZRANGE', key, 0, limit - #removed - 1)
   if #ids == 0 then return end
-  call('HDEL', P .. 'messages', unpack(ids))
+  state.dropped = state.dropped + call('HDEL', P .. 'messages', unpack(ids))
   call('HDEL', P .. 'deliveries', unpack(ids))
   call('HDEL', P .. 'reasons', unpack(ids))
   call('ZREM', key, unpack(ids))
@@ -67,7 +67,7 @@ if #removed < limit then remove_from(P .. 'blocked') end
 if #removed < limit and call('EXISTS', P .. 'following') == 1 then
   local ids = call('HRANDFIELD', P .. 'following', limit - #removed)
   for i = 1, #ids do dq.dedup().unfollow(ids[i]) end
-  call('HDEL', P .. 'messages', unpack(ids))
+  state.dropped = state.dropped + call('HDEL', P .. 'messages', unpack(ids))
   call('HDEL', P .. 'deliveries', unpack(ids))
   for i = 1, #ids do removed[#removed + 1] = ids[i] end
 end

@@ -56,7 +56,7 @@ end
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
 --@ready add_waiting newcomers with_backlog pack_single enter_turn
 --@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
-read_state('epoch', 'seq', 'v', 'floor', 'head')
+read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
@@ -133,6 +133,7 @@ if turned_away > 0 then
   end
   messages = kept
 end
+state.pushed = state.pushed + #messages
 local is_ready = dq.accept(messages)
 if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
 dq.wake(is_ready)

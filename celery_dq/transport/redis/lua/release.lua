@@ -28,10 +28,11 @@ local mode = ARGV[2]
 if mode ~= 'unstarted' and mode ~= 'requeue' and mode ~= 'crashed' then
   return redis.error_reply('DQINVALID release: mode must be unstarted, requeue or crashed')
 end
-read_state('epoch', 'held', 'v', 'floor')
+read_state('epoch', 'held', 'v', 'floor', 'released')
 local entries, stale = dq.read_tags(ARGV[1], 5)
 if #entries > 0 then
   dq.release_messages(ARGV[1], entries, mode, tonumber(ARGV[3]), ARGV[4])
+  state.released = state.released + #entries
   dq.wake()
   save()
 end

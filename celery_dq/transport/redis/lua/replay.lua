@@ -29,6 +29,7 @@ if record == '' then record = kept end
 local priority, due, _, tenant = dq.header(record)
 if not priority then return redis.error_reply('DQINVALID replay: the record cannot be read') end
 state.head = tonumber(ARGV[3])
+state.replayed = state.replayed + 1
 -- The new message gets the id of the dead letter, unless another message has it.
 local new = id
 if call('HEXISTS', P .. 'messages', id) == 1 then new = dq.second_id(id) end

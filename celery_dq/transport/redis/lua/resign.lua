@@ -19,7 +19,9 @@
 --@uses release
 --@uses wake
 local consumer = ARGV[1]
-dq.release_messages(consumer, dq.some_held(consumer, math.min(tonumber(ARGV[2]), 1000)), 'unstarted', 0, '')
+local entries = dq.some_held(consumer, math.min(tonumber(ARGV[2]), 1000))
+dq.release_messages(consumer, entries, 'unstarted', 0, '')
+if #entries > 0 then state.released = state.released + #entries end
 local left = call('HLEN', P .. 'held:' .. consumer)
 if left == 0 then
   call('ZREM', P .. 'leases', consumer)

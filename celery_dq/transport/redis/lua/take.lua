@@ -65,6 +65,7 @@ if delivery.count == 0 then return {} end
 -- The messages are written under the consumer's name before they are removed from where they waited.
 state.claim = delivery.number
 state.held = state.held + delivery.count
+dq.count_waits()
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 dq.write_delivered(consumer)
 for i = 1, #names do

@@ -45,6 +45,7 @@ from celery_dq.transport.redis.store.replies import (
     read_push_reply,
     read_replayed,
     read_text,
+    read_waits,
 )
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ SCRIPTS = (
     "forget_dead",
     "locate",
     "hand_over_wakeup",
+    "oldest_waiting",
     "pause",
     "place_held_back",
     "purge",
@@ -353,6 +355,19 @@ class Partition:
     def explain_tenant(self, tenant: str) -> ScriptCall[dict[str, str]]:
         """Explain why a tenant is or is not served: see the contract of the script for the names."""
         return self._call("explain_tenant", (tenant,), read_pairs)
+
+    def oldest_waiting(
+        self, tenants: Sequence[str] = (), *, place: str = "", first: int = 0
+    ) -> ScriptCall[list[float | None]]:
+        """Find for how many seconds the oldest waiting message of each tenant has waited; None without one.
+
+        Args:
+            tenants: the tenants, unless a place is given.
+            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
+            first: their first rank there; the call looks at half of :data:`MAX_CHUNK`.
+        """
+        _check_chunk(tenants, limit=MAX_CHUNK // 2)
+        return self._call("oldest_waiting", (place, first, *tenants), read_waits)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
         """Find the state of a task, by the names in the contract of the script; empty when it is not here."""

@@ -249,6 +249,11 @@ def read_replayed(reply: Any) -> str | None:
     return text[1:] if text[0] == "1" else None
 
 
+def read_waits(reply: Any) -> list[float | None]:
+    """Return waiting times in seconds; None where no message waits."""
+    return [None if wait < 0 else wait / 1e6 for wait in map(int, reply)]
+
+
 def read_pairs(reply: Any) -> dict[str, str]:
     """Return alternating names and values as a dict."""
     texts = [read_text(each) for each in reply]

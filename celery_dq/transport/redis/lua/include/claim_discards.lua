@@ -36,11 +36,14 @@ function dq.claim_discards(most, consumer)
       end
     end
   end
+  local count = #ids - #lost
+  if count > 0 then state.discards_claimed = state.discards_claimed + count end
   dq.write_delivered(consumer)
   call('ZREM', P .. 'discards', unpack(ids))
   write('HDEL', P .. 'reasons', lost)
   write('HDEL', P .. 'deliveries', lost)
   write('HDEL', P .. 'messages', unreadable)
+  if #unreadable > 0 then state.dropped = state.dropped + #unreadable end
   dq.tidy_discards(128)
 end
 

@@ -202,7 +202,7 @@ local function make_dedup()
     if d and d.awaited then
       follow(id, by)
     else
-      call('HDEL', P .. 'messages', id)
+      state.dropped = state.dropped + call('HDEL', P .. 'messages', id)
       call('HDEL', P .. 'deliveries', id)
     end
   end

@@ -5,17 +5,29 @@
 --   held:<consumer> HASH
 --@include state
 --@include held_flags
+--@include waiting_times
 --@uses in_flight
 -- `number` is the claim number of this call, `count` how many messages it delivers. The reply may begin with strings
 -- of the script; `first` is the second string of a message that was never delivered before. `entries` are written by
--- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run.
-local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {}}
+-- `write_delivered`. `started` are messages {id, record, tenant} with a dedup key that are delivered to run. `alone` and
+-- `in_line` are the unpacked waiting times of messages that are delivered to run.
+local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {},
+  alone = nil, in_line = nil}
 delivery.first = string.format('%.0f||', delivery.number)
 dq.delivery = delivery
 
-function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record)
+-- `is_alone`: no other message of the tenant has waited while this one did.
+function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, is_alone)
   delivery.count = delivery.count + 1
-  if dq.is_keyed(record) then
+  local priority, marks = string.byte(record, 2, 3)
+  if reason == '' and is_alone then
+    delivery.alone = delivery.alone or unpack_waits(state.waits_alone)
+    add_wait(delivery.alone, score, priority)
+  elseif reason == '' then
+    delivery.in_line = delivery.in_line or unpack_waits(state.waits_in_line)
+    add_wait(delivery.in_line, score, priority)
+  end
+  if marks >= 2 then
     flags = flags + KEYED
     if reason == '' then delivery.started[#delivery.started + 1] = {id = id, record = record, tenant = tenant} end
   end
@@ -37,4 +49,10 @@ end
 function dq.write_delivered(consumer)
   write('HSET', P .. 'held:' .. consumer, delivery.entries)
   delivery.entries = {}
+end
+
+-- Counts the messages that this call delivers to run.
+function dq.count_waits()
+  if delivery.alone then state.waits_alone = struct.pack(WAITS, unpack(delivery.alone)) end
+  if delivery.in_line then state.waits_in_line = struct.pack(WAITS, unpack(delivery.in_line)) end
 end

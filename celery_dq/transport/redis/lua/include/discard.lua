@@ -16,6 +16,7 @@ end
 -- Adds discards {id, tenant, reason}, in this order. Their records must be in `messages`.
 function dq.add_discards(entries)
   if #entries == 0 then return end
+  state.discarded = state.discarded + #entries
   local tenants, tags, v = {}, {}, dq.discards_time() or 0
   for i = 1, #entries do
     local tenant = entries[i].tenant

@@ -17,6 +17,12 @@ local function delete_in_flight(consumer, ids, discards)
   call('HDEL', P .. 'held:' .. consumer, unpack(ids))
 end
 
+-- Counts discards that have ended. All other messages that end are counted by the difference of other counters (see
+-- `QueueCounters.read`).
+local function count_discards(count)
+  if count > 0 then call('HINCRBY', KEYS[1], 'discards_finished', count) end
+end
+
 -- Frees `counts[tenant]` slots of each of these tenants.
 local function free_counted_slots(tenants, counts)
   if #tenants == 0 then return end
@@ -36,14 +42,15 @@ local function free_counted_slots(tenants, counts)
 end
 
 -- Deletes the messages of the tags in ARGV at `position`, and frees their slots. Returns the number of stale tags, the
--- position behind them, how many messages were deleted, their tenants, and the ids of those with a dedup key:
--- `end_finish` does what is left to do.
+-- position behind them, how many messages were deleted, their tenants, the ids of those with a dedup key, and how many
+-- were settled: `end_finish` does what is left to do.
 local function finish_tags(consumer, position, epoch)
   local ids, entries, stale, behind = held_under_tags(consumer, position, epoch)
-  if #ids == 0 then return stale, behind, 0 end
-  local discards, members, tenants, counts = {}, {}, {}, {}
+  if #ids == 0 then return stale, behind, 0, {}, {}, 0 end
+  local discards, members, tenants, counts, settled = {}, {}, {}, {}, 0
   for i = 1, #ids do
     local flags, tenant = string.byte(entries[i], FLAGS_AT), string.sub(entries[i], TENANT_AT)
+    settled = settled + flags % 2
     if flags >= KEYED then members[#members + 1] = ids[i] end
     if flags % EARLY >= DISCARD then
       discards[#discards + 1] = ids[i]
@@ -53,6 +60,7 @@ local function finish_tags(consumer, position, epoch)
     end
   end
   delete_in_flight(consumer, ids, discards)
+  count_discards(#discards)
   free_counted_slots(tenants, counts)
-  return stale, behind, #ids, tenants, members
+  return stale, behind, #ids, tenants, members, settled
 end

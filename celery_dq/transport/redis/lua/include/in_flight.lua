@@ -65,10 +65,11 @@ function dq.erase(consumer, entries)
   if #members > 0 then dq.fast_dedup().leave(members) end
 end
 
--- What `finish_tags` leaves to do: frees the dedup locks of `members`, and places those of these tenants again that
--- were at their concurrency limit.
-function dq.end_finish(finished, tenants, members)
+-- What `finish_tags` leaves to do: counts, frees the dedup locks of `members`, and places those of these tenants again
+-- that were at their concurrency limit.
+function dq.end_finish(finished, tenants, members, settled)
   state.held = state.held - finished
+  if settled > 0 then state.settled = state.settled + settled end
   if #members > 0 then dq.fast_dedup().leave(members) end
   if #tenants == 0 or call('EXISTS', P .. 'at_concurrency') == 0 then return end
   local limited = call('ZMSCORE', P .. 'at_concurrency', unpack(tenants))

@@ -21,12 +21,14 @@
 --@include clock
 --@include header
 --@include lease
+--@include waiting_times
 -- Claims up to `want` messages when all of them are plain: no tenant of the partition has a limit, no message is
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
 -- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
--- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict` and
--- `next_look_owner`; `finished` messages were finished before. Returns the reply, or nil, when nothing was written.
-local function claim_plain(consumer, lease_ms, want, known, finished, stale)
+-- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
+-- `next_look_owner`, `waits_alone` and `settled`; `finished` messages were finished before, `settled` of them settled.
+-- Returns the reply, or nil, when nothing was written.
+local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
   if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
   if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
@@ -35,6 +37,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
   if not deadline then return nil end
   local names, ids, n = {}, {}, #found / 2
   local singles, records, slots
+  local has_priorities = false
   if n > 0 then
     for i = 1, n do names[i] = found[2 * i - 1] end
     singles = call('HMGET', P .. 'single', unpack(names))
@@ -46,6 +49,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
     for i = 1, n do
       local priority, _, expires = read_header(records[i])
       if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
+      if priority > 0 then has_priorities = true end
     end
     slots = call('HMGET', P .. 'running', unpack(names))
   end
@@ -53,11 +57,13 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
   local first = digits(number) .. '||'
   local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
+  local waits = n > 0 and unpack_waits(known[8])
   for i = 1, n do
-    local tag, charge = found[2 * i], 1
+    local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
+    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
     v, floor = math.max(v, tag), math.max(floor, tag + charge)
     held[2 * i - 1] = ids[i]
-    held[2 * i] = struct.pack('>dddBdc0', number, struct.unpack('>d', singles[i]), now, 0, charge, names[i])
+    held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])
     running[2 * i - 1] = names[i]
     running[2 * i] = digits((slots[i] or 0) + 1)
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
@@ -76,7 +82,13 @@ local function claim_plain(consumer, lease_ms, want, known, finished, stale)
     -- Virtual time passes all tags when no tenant is in turn.
     v = math.max(v, floor)
   end
-  call('HSET', KEYS[1], 'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v),
-    'floor', digits(floor))
+  local state = {'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v), 'floor',
+    digits(floor)}
+  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end
+  if settled > 0 then
+    state[#state + 1] = 'settled'
+    state[#state + 1] = digits((known[9] or 0) + settled)
+  end
+  write('HSET', KEYS[1], state)
   return reply
 end

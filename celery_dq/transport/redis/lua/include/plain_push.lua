@@ -28,7 +28,7 @@ local function push_plain(producer, marker_ttl_ms, head, sequence, id, record)
     or not tonumber(sequence) then return nil end
   if call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
     P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
-  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head')
+  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed')
   if (known[1] or '0') ~= '0' then return nil end
   local marker = producer ~= '' and P .. 'producer:' .. producer
   local last = marker and call('GET', marker)
@@ -51,10 +51,11 @@ local function push_plain(producer, marker_ttl_ms, head, sequence, id, record)
   call('ZADD', P .. 'turn', 'NX', v, tenant)
   if marker then call('SET', marker, sequence, 'PX', marker_ttl_ms) end
   if call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  local pushed = digits((known[6] or 0) + 1)
   if tonumber(known[5] or 0) == head then
-    call('HSET', KEYS[1], 'seq', digits(seq))
+    call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed)
   else
-    call('HSET', KEYS[1], 'seq', digits(seq), 'head', digits(head))
+    call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed, 'head', digits(head))
   end
   return '1' .. id
 end

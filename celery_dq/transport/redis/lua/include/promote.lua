@@ -42,6 +42,7 @@ function dq.promote(limit)
     dq.add_waiting(tenants, waiting)
     call('ZREM', P .. 'delayed', unpack(ids))
     write('HDEL', P .. 'messages', corrupt)
+    if #corrupt > 0 then state.dropped = state.dropped + #corrupt end
   end
   local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', now, 'LIMIT', 0, limit)
   if #allowed > 0 then

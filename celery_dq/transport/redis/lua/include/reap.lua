@@ -40,5 +40,6 @@ function dq.reap(limit, max_deliveries)
       reaped = reaped + #entries
     end
   end
+  if reaped > 0 then state.reaped = state.reaped + reaped end
   return reaped, report
 end

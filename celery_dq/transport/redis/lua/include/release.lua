@@ -129,6 +129,12 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   -- A tenant with backlog must have a place before other functions add messages to it.
   dq.enter_new(served)
   dq.erase(consumer, gone)
+  if #gone > 0 then
+    state.dropped = state.dropped + #gone
+    for i = 1, #gone do
+      if gone[i].settled then state.settled = state.settled + 1 end
+    end
+  end
   for i = 1, #leaving do dq.dedup().leave(leaving[i], false) end
   dq.replace(tenants)
   if next(charges) then dq.refund_permits(charges) end

@@ -66,7 +66,7 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
       if delivery.count > 0 then return false end
       serving.has_suspect = true
     end
-    dq.deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record)
+    dq.deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record, tenant.single)
     local quota, tag = tenant.quota, tenant.tag
     if tag > state.v then state.v = tag end
     tenant.tag = tag + tenant.cost

@@ -31,7 +31,7 @@ function dq.serve_singles(size, most)
     if not priority or (expires > 0 and expires <= now) then return end
     at = line.next_fresh
     local place, tag, cost = #gone.names + 1, line.tags[at], 1 / line.quotas[at].weight
-    dq.deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i])
+    dq.deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i], true)
     gone.names[place], gone.slots[place] = line.names[at], tonumber(line.slots[at] or 0) + 1
     gone.tags[place] = tag + cost
     if tag > state.v then state.v = tag end

@@ -2,14 +2,17 @@
 -- keep all their digits; `..` and `tostring` round them.
 --@include clock
 -- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
--- `accepted` and `discards_at`. A field is read when a script first asks for it, or with others by `read_state`: a call
+-- `accepted` and `discards_at`; and counters (see `QueueCounters`): `pushed`, `replayed`, `waits_alone` and
+-- `waits_in_line` (claimed messages), `settled`, `released`, `reaped`, `discarded`, `discards_claimed`, `discards_finished`,
+-- `dead_lettered` and `dropped`. A field is read when a script first asks for it, or with others by `read_state`: a call
 -- that reads all of them takes longer than most commands of a script together.
-local TEXTS, read = {next_look_owner = true, leader = true}, {}
+local TEXTS = {next_look_owner = true, leader = true, waits_alone = true, waits_in_line = true}
+local read = {}
 local state = {}
 
--- Reads these fields at once. Absent texts are '' and absent numbers 0.
-local function read_state(...)
-  local names, stored = {...}, call('HMGET', KEYS[1], ...)
+-- Notes the values of fields that were read. Absent texts are '' and absent numbers 0.
+local function keep_state(stored, ...)
+  local names = {...}
   for i = 1, #names do
     local name = names[i]
     local value = stored[i] or (TEXTS[name] and '' or 0)
@@ -17,6 +20,11 @@ local function read_state(...)
     if not TEXTS[name] then value = value + 0 end
     read[name], state[name] = value, value
   end
+end
+
+-- Reads these fields at once.
+local function read_state(...)
+  keep_state(call('HMGET', KEYS[1], ...), ...)
 end
 
 setmetatable(state, {__index = function(_, name)

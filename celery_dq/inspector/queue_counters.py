@@ -1,0 +1,148 @@
+"""What the broker has done with the messages of a queue: the counters in the state of its partition."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from celery_dq.inspector.redis_values import CHUNK, Client
+from celery_dq.transport.redis.store.partition import Partition
+
+#: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
+WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
+#: The fields of the hash ``state`` that :meth:`QueueCounters.read` reads.
+COUNTER_FIELDS = (
+    "pushed",
+    "replayed",
+    "settled",
+    "released",
+    "reaped",
+    "discarded",
+    "discards_claimed",
+    "discards_finished",
+    "dead_lettered",
+    "dropped",
+    "waits_alone",
+    "waits_in_line",
+)
+#: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
+MOST_TENANTS = 4_000
+
+_BUCKET_BYTES = 5
+
+
+@dataclass(frozen=True)
+class WaitingTimes:
+    """How long claimed messages have waited since they were stored or due.
+
+    A released message keeps its first time, and counts at each claim. When ``dq_priority_aging`` changes, the
+    times of waiting messages with a priority above 0 are not right.
+
+    Attributes:
+        count: Number of claimed messages.
+        sum_s: Sum of their waiting times, in seconds.
+        buckets: Number of messages in each bucket. The upper bounds are 1, 5, 25, 100 and 500 ms, 2 s, 10 s,
+            1 min, 10 min and 1 h; the last bucket has none.
+    """
+
+    count: int = 0
+    sum_s: float = 0.0
+    buckets: tuple[int, ...] = (0,) * len(WAIT_BOUNDS_S)
+
+    @classmethod
+    def unpack(cls, packed: bytes | None) -> WaitingTimes:
+        """Return the times of a field of the state, as ``include/waiting_times.lua`` packs them."""
+        if not packed:
+            return cls()
+        (sum_us,) = struct.unpack_from(">d", packed)
+        starts = range(8, len(packed), _BUCKET_BYTES)
+        buckets = tuple(int.from_bytes(packed[start : start + _BUCKET_BYTES], "big") for start in starts)
+        return cls(sum(buckets), sum_us / 1e6, buckets)
+
+
+@dataclass(frozen=True)
+class QueueCounters:
+    """What the broker has done with the messages of a queue since its first message.
+
+    The counters are in Redis and only grow. No restart of a worker and no purge resets them. They begin again
+    at 0 when the keys of the queue are deleted from Redis. At each moment ``pushed`` + ``replayed`` is the
+    number of stored messages, in flight or not, plus ``finished``, ``discards_finished`` and ``dropped``.
+
+    Attributes:
+        pushed: Messages that were stored. Neither a repeated push of the same message counts, nor a call that
+            dedup has declined. A message that was moved here counts.
+        replayed: Dead letters that were sent again.
+        claimed: Deliveries to workers of messages that are to run, also of messages that are moved to another
+            queue.
+        settled: Messages that were settled (Celery's early ack). They count when they end.
+        finished: Messages that have left their worker for good: they ran to their end, became dead letters
+            there, or were moved to another queue. It is the difference of other counters and the in-flight
+            messages.
+        released: Messages that a worker has released, settled ones included.
+        reaped: Messages that were reaped from a lost worker, settled ones included.
+        discarded: Messages that became discards: cancelled, expired, dead, or covered by another call.
+        discards_finished: Discards whose end a worker has recorded.
+        dead_lettered: Dead letters that were stored.
+        dropped: Messages that were deleted before their end: purged, replaced by a later call with the
+            same dedup key, unreadable, or settled when they were released or reaped.
+        waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants: their
+            tenant had no other message in line while they waited.
+        waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
+    """
+
+    pushed: int
+    replayed: int
+    claimed: int
+    settled: int
+    finished: int
+    released: int
+    reaped: int
+    discarded: int
+    discards_finished: int
+    dead_lettered: int
+    dropped: int
+    waits_alone: WaitingTimes
+    waits_in_line: WaitingTimes
+
+    @classmethod
+    def read(cls, fields: Sequence[bytes | None], in_flight: int) -> QueueCounters:
+        """Return the counters.
+
+        Args:
+            fields: the values of :data:`COUNTER_FIELDS`.
+            in_flight: the number of in-flight messages at the same moment.
+        """
+        *numbers, alone, in_line = fields
+        counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
+        waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
+        claimed = waits[0].count + waits[1].count
+        # Of the messages that were given to workers, those are finished that are in none of the other states.
+        left = claimed + counts.pop("discards_claimed") - in_flight
+        finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
+        return cls(
+            **counts,
+            claimed=claimed,
+            finished=max(finished, 0),
+            waits_alone=waits[0],
+            waits_in_line=waits[1],
+        )
+
+
+def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
+    """Return how long the oldest waiting message of a queue has waited; None when no message waits.
+
+    Reads 500 tenants per round trip, at most :data:`MOST_TENANTS`, the next ones in turn first. With more
+    tenants the result is the wait of the oldest message of those.
+    """
+    oldest, left = -1.0, MOST_TENANTS
+    for place in ("turn", "throttled", "at_concurrency", "paused"):
+        first = 0
+        while left > 0:
+            found = partition.oldest_waiting(place=place, first=first).run(client)
+            oldest = max((wait for wait in found if wait is not None and wait > oldest), default=oldest)
+            first, left = first + len(found), left - len(found)
+            if len(found) < CHUNK:
+                break
+    return None if oldest < 0 else oldest

@@ -1,0 +1,48 @@
+"""The counters in the state of a partition."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "shared",
+        "a plain push is not counted",
+        "transport/redis/lua/include/plain_push.lua",
+        "digits((known[6] or 0) + 1)",
+        "digits((known[6] or 0) + 0)",
+        ("tests/lua/test_plain.py", "tests/lua/test_counters.py"),
+    ),
+    Mutation(
+        "shared",
+        "a plain claim does not count its messages",
+        "transport/redis/lua/include/plain_claim.lua",
+        "state[9], state[10] = 'waits_alone'",
+        "state[9], state[10] = 'waits'",
+        ("tests/lua/test_plain.py", "tests/lua/test_counters.py"),
+    ),
+    Mutation(
+        "shared",
+        "a message that waited behind others counts as alone in line",
+        "transport/redis/lua/include/serve_tenant.lua",
+        "crashes, '', record, tenant.single)",
+        "crashes, '', record, true)",
+        ("tests/lua/test_counters.py",),
+    ),
+    Mutation(
+        "shared",
+        "discards whose end was recorded count as finished",
+        "transport/redis/lua/include/finish.lua",
+        "if count > 0 then call('HINCRBY'",
+        "if false then call('HINCRBY'",
+        ("tests/lua/test_counters.py", "tests/properties/test_partition_model.py"),
+    ),
+    Mutation(
+        "shared",
+        "the oldest message is not looked for behind more urgent ones",
+        "transport/redis/lua/oldest_waiting.lua",
+        "if priority == 0 then break end",
+        "if true then break end",
+        ("tests/lua/test_counters.py",),
+    ),
+)
