@@ -54,13 +54,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/in_flight/heartbeat.py",
         (
             "                self.send_pending_acks(queue, client)\n"
-            "                self._resign(queue, client)\n"
-            "        except"
+            "            self._resign(list(self._queues.values()), client)\n"
         ),
         (
-            "                self._resign(queue, client)\n"
+            "                self._resign(list(self._queues.values()), client)\n"
             "                self.send_pending_acks(queue, client)\n"
-            "        except"
         ),
         (
             "tests/broker/test_lost_requests.py",
@@ -177,7 +175,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a worker that runs a suspect claims another one",
         "transport/redis/consuming/fetcher.py",
         "suspects=not self._runs_suspect,",
-        "suspects=not self._claiming,",
+        "suspects=leads,",
         (
             "tests/broker/test_appointments.py",
             "-k",

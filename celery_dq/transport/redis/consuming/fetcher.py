@@ -1,13 +1,14 @@
 """Brings messages from Redis to one channel, without polling and without blocking.
 
-Each channel has two connections. On one, a ``BLPOP`` waits for a *wake-up* of any consumed partition. The
-other carries the scripts. The states of a consumed queue::
+Each channel has a connection that carries the scripts, and one for each group of queues, on which a ``BLPOP``
+waits for a *wake-up* of any partition of the group. The states of a consumed queue::
 
     idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
 
-A queue *may have work* when a message of it may be eligible. The fetcher claims from it while the channel has
-free capacity. The queue keeps this state as long as claims come back full or report more messages. An *idle*
-queue waits for its wake-up.
+A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn while
+the channel has free capacity. Several claims are under way, each from another queue, when they can share that
+capacity. The queue keeps this state as long as claims come back full or report more messages. An *idle* queue
+waits for its wake-up.
 
 The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
 to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
@@ -20,15 +21,16 @@ Pending acks (settles, finishes) travel with the next claim of their partition, 
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_dq.transport.redis.consuming.subscription import MIN_BACKOFF_S, Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupListener
+from celery_dq.transport.redis.consuming.ready_queues import ReadyQueues
+from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
@@ -51,6 +53,10 @@ logger = logging.getLogger(__name__)
 
 #: More pool slots than any worker has.
 UNLIMITED = 1 << 30
+#: Maximum number of claims under way.
+MAX_CLAIMS = 16
+#: Messages that each of several claims asks for, at least, so that it pays for itself.
+MIN_SHARE = 8
 
 
 class RedisFetcher:
@@ -79,11 +85,19 @@ class RedisFetcher:
         self._can_keep_next_look = keeps_appointments
         self._deliver = deliver
         self.pipeline = ScriptPipeline(process, pool, self._may_wait_for_claim)
-        self.wakeups = WakeupListener(pool)
+        self.wakeups = WakeupGroups(pool)
         self._pool = pool
         self._subscriptions: dict[str, Subscription] = {}
-        self._rotation: deque[Subscription] = deque()
-        self._claiming = False
+        self._ready = ReadyQueues()
+        #: Queues at which the other consumers wait for this process to look: after it took a wake-up, when its
+        #: next look is due, or while the result of an earlier claim is unknown.
+        self._relied_on: dict[Subscription, None] = {}
+        #: Queues whose next look this process keeps.
+        self._planned: dict[Subscription, None] = {}
+        #: The most messages that the claims under way may bring, by :attr:`Queue.key`.
+        self._claims: dict[str, int] = {}
+        #: The one claim under way that may bring a suspect and discards, by :attr:`Queue.key`.
+        self._lead: str | None = None
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
@@ -117,8 +131,9 @@ class RedisFetcher:
             source = self._subscriptions[queue.name] = Subscription(
                 queue, claim_limit=limit, on_claimed=claimed
             )
-            self._rotation.append(source)
-        self._restart_wait()
+            self._restart_wait(self.wakeups.join(source))
+            self._ready.wake(source)
+            self._relied_on[source] = None
         return source
 
     def unsubscribe(self, queue: str) -> Subscription | None:
@@ -129,10 +144,13 @@ class RedisFetcher:
         """
         source = self._subscriptions.pop(queue, None)
         if source is not None:
-            self._rotation.remove(source)
-            waited = self._restart_wait()
-            if waited or source.is_relied_on or source.next_look_at is not None:
+            waited = source.waits is not None and self._restart_wait(source.waits)
+            self.wakeups.leave(source)
+            self._ready.remove(source)
+            if waited or source in self._relied_on or source.next_look_at is not None:
                 self._queue_handover(source, 2 if waited else 1)
+            self._relied_on.pop(source, None)
+            self._planned.pop(source, None)
         return source
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
@@ -152,7 +170,8 @@ class RedisFetcher:
 
     def connections(self) -> Iterator[tuple[str, Any]]:
         """Yield the connections that the event loop watches, each after its kind."""
-        connections = [("scripts", self.pipeline.connection), ("tokens", self.wakeups.connection)]
+        connections = [("scripts", self.pipeline.connection)]
+        connections += [("tokens", group.connection) for group in self.wakeups]
         connections += [("messages", listener.connection) for listener in self._listeners.values()]
         for kind, connection in connections:
             if connection.connection is not None:
@@ -164,11 +183,6 @@ class RedisFetcher:
         return list(self._subscriptions.values())
 
     @property
-    def _is_idle(self) -> bool:
-        """Whether no queue may have work, so that the channel must wait for a wake-up."""
-        return not any(source.may_have_work for source in self._rotation)
-
-    @property
     def _runs_suspect(self) -> bool:
         return self._suspect is not None and self._suspect in self._process.in_flight
 
@@ -176,7 +190,12 @@ class RedisFetcher:
         """Look again at *queue*, or at all queues, although no wake-up came."""
         for source in self._subscriptions.values():
             if queue is None or source.queue.name == queue:
-                source.may_have_work = True
+                self._ready.wake(source)
+
+    def turn_at(self, source: Subscription, at: float) -> None:
+        """Let the event loop turn at a monotonic time for this queue."""
+        source.wake_at = at
+        self._ready.plan(source)
 
     # -- called by the event loop ----------------------------------------------
 
@@ -187,31 +206,17 @@ class RedisFetcher:
             redis.RedisError: The connection broke.
         """
         now = self._process.clock.monotonic()
-        for source in self._rotation:
-            if source.next_look_at is not None and source.next_look_at <= now:
-                source.next_look_at = None
-                source.may_have_work = source.is_relied_on = True
-            if source.backoff_until and source.backoff_until <= now:
-                source.backoff_until = 0.0
-            elif source.backoff_s > MIN_BACKOFF_S and not self._runs_suspect:
-                source.reset_backoff()
-            if source.wake_at is not None and source.wake_at <= now:
-                source.wake_at = None
-        want, free = self._capacity() if self._rotation else (0, 0)
-        if want > 0 and not self._claiming:
-            claimable = self._next_claimable(now, free)
-            if claimable is not None:
-                self._send_claim(claimable, want, free, now)
-        if want <= 0:
-            for source in self._rotation:
-                if source.is_relied_on:
-                    self._hand_over_wakeup(source, now)
+        self._take_due(now)
+        want, free = self._capacity() if self._subscriptions else (0, 0)
+        if want > 0:
+            self._send_claims(want, free, now)
+        else:
+            for source in tuple(self._relied_on):
+                self._hand_over_wakeup(source, now)
         self._send_handovers(now)
         self.pipeline.send_pending_acks(now)
-        if self.wakeups.is_waiting:
-            self.wakeups.check_alive(now)
-        elif want > 0 and not self._claiming and self._is_idle and self._can_keep_next_look() is not None:
-            self.wakeups.start_wait((source.queue for source in self._rotation), now)
+        keeps = self._can_keep_next_look()
+        self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
         oldest = self.pipeline.oldest_sent_at()
@@ -227,16 +232,14 @@ class RedisFetcher:
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        times = [source.next_look_at for source in self._rotation if source.next_look_at is not None]
-        for source in self._rotation:
-            if source.backoff_until:
-                times.append(source.backoff_until)
-            if source.wake_at is not None:
-                times.append(source.wake_at)
-            box = self._process.in_flight.pending_acks(source.queue.key)
-            if box.finishes:
-                times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
-        return min(times) if times else None
+        in_flight, subscriptions = self._process.in_flight, self._subscriptions
+        at = min(self._ready.next_time(), self.wakeups.asks_at)
+        for name in in_flight.partitions_with_acks():
+            queue = self._process.heartbeat.queue(name)
+            box = in_flight.pending_acks(name)
+            if box.finishes and queue is not None and queue.name in subscriptions:
+                at = min(at, max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
+        return None if at == math.inf else at
 
     @property
     def expects_answer(self) -> bool:
@@ -255,31 +258,62 @@ class RedisFetcher:
         Raises:
             redis.RedisError: The connection broke, or a script failed.
         """
-        if fd == self.wakeups.connection.fd:
-            self._read_wakeup()
-            return False
         if fd == self.pipeline.connection.fd:
             self.pipeline.read()
             return False
+        for group in self.wakeups:
+            if fd == group.connection.fd:
+                self._read_wakeup(group)
+                return False
         return any(
             listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
         )
 
     # -- claims ----------------------------------------------------------------
 
-    def _next_claimable(self, now: float, free: int) -> Subscription | None:
-        for _ in range(len(self._rotation)):
-            source = self._rotation[0]
-            self._rotation.rotate(-1)
-            if source.may_have_work and not source.is_backing_off(now, free):
-                return source
-        return None
+    def _take_due(self, now: float) -> None:
+        """Wake the queues whose next look or back-off is due."""
+        for source in self._ready.take_due(now):
+            if source.next_look_at is not None and source.next_look_at <= now:
+                source.next_look_at = None
+                self._planned.pop(source, None)
+                self._rely_on(source)
+            if source.backoff_until and source.backoff_until <= now:
+                self._ready.resume(source)
+            if source.wake_at is not None and source.wake_at <= now:
+                source.wake_at = None
+            self._ready.plan(source)
+        if not self._runs_suspect:
+            self._ready.end_slow_backoffs()
 
-    def _send_claim(self, source: Subscription, want: int, free: int, now: float) -> None:
+    def _rely_on(self, source: Subscription) -> None:
+        self._ready.wake(source)
+        self._relied_on[source] = None
+
+    def _send_claims(self, want: int, free: int, now: float) -> None:
+        """Send claims that together bring at most *want* messages, besides those of the claims under way."""
+        may_bring, all_free = sum(self._claims.values()), free
+        want, free = want - may_bring, max(free - may_bring, 0)
+        while want > 0 and len(self._claims) < MAX_CLAIMS:
+            claims = min(MAX_CLAIMS - len(self._claims), max(len(self._ready), 1))
+            share = min(want, max(-(-want // claims), MIN_SHARE))
+            source = self._ready.next_claimable(all_free, self._lead is None)
+            if source is None:
+                return
+            if source.queue.key in self._claims:
+                # It was cancelled and is consumed again, and its earlier claim is still under way.
+                self._ready.wake(source)
+                return
+            source.free_at_last_claim = all_free
+            asked = self._send_claim(source, share, min(free, share), now)
+            want, free = want - asked, max(free - asked, 0)
+
+    def _send_claim(self, source: Subscription, want: int, free: int, now: float) -> int:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
         settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
+        leads = self._lead is None
         call = queue.partition.claim(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
@@ -287,34 +321,44 @@ class RedisFetcher:
             free=free,
             hold=self._can_keep_next_look(),
             max_deliveries=queue.max_deliveries,
-            suspects=not self._runs_suspect,
-            discards=process.discard_pace.room(),
+            suspects=leads and not self._runs_suspect,
+            discards=process.discard_pace.room() if leads else 0,
             discard_rest_s=process.discard_pace.rest_s(),
             settle=tags(settles),
             finish=tags(finishes),
         )
-        self._claiming = True
-        source.free_at_last_claim = free
-        answer = partial(self._claimed, source, want, now)
+        if leads:
+            self._lead = queue.key
+        self._claims[queue.key], source.is_claiming, source.needs_lead = want, True, False
+        answer = partial(self._claimed, source, want, leads, now)
         self.pipeline.send(InFlightCall(call, queue, now, answer, settles, finishes))
+        return want
 
     def _claimed(
-        self, source: Subscription, want: int, sent_at: float, claimed: ClaimReply | ClaimFailure
+        self,
+        source: Subscription,
+        want: int,
+        leads: bool,
+        sent_at: float,
+        claimed: ClaimReply | ClaimFailure,
     ) -> None:
-        self._claiming = False
-        process = self._process
-        if claimed is ClaimFailure.REFUSED:
-            source.backoff_until, source.free_at_last_claim = (
-                process.clock.monotonic() + RETRY_AFTER_REFUSAL_S,
-                UNLIMITED,
-            )
+        process, ready = self._process, self._ready
+        del self._claims[source.queue.key]
+        source.is_claiming = False
+        if leads:
+            self._lead = None
         is_gone = self._subscriptions.get(source.queue.name) is not source
         if isinstance(claimed, ClaimFailure):
             # The next claim is sent at once. Redis may have assigned the next look with the failed claim.
-            source.is_relied_on = True
             if is_gone:
                 self._queue_handover(source)
-            elif source.on_claimed is not None:
+                return
+            self._rely_on(source)
+            if claimed is ClaimFailure.REFUSED:
+                source.backoff_until = process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+                source.free_at_last_claim = UNLIMITED
+                ready.pause(source)
+            if source.on_claimed is not None:
                 source.on_claimed()
             return
         if claimed.fenced:
@@ -322,20 +366,17 @@ class RedisFetcher:
             return
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes = 0
-        message_count = sum(not entry.reason for entry in claimed.entries)
-        source.may_have_work = claimed.more or message_count >= want
-        if claimed.more and not claimed.entries:
-            source.back_off(now, self._runs_suspect)
-        else:
-            source.reset_backoff()
+        self._relied_on.pop(source, None)
         source.next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
-        source.is_relied_on = False
-        if is_gone and source.next_look_at is not None:
+        if not is_gone:
+            self._plan(source, claimed, want, leads, now)
+        elif source.next_look_at is not None:
             self._queue_handover(source)
         for entry, held in process.claimed(source.queue, claimed, sent_at):
             if held is None:
                 # The entry is void. Another claim may find messages, and the next look may be lost.
-                source.may_have_work = source.is_relied_on = True
+                if not is_gone:
+                    self._rely_on(source)
                 continue
             if is_gone:
                 # The queue was cancelled while the claim was under way.
@@ -347,9 +388,31 @@ class RedisFetcher:
         if source.on_claimed is not None:
             source.on_claimed()
 
+    def _plan(self, source: Subscription, claimed: ClaimReply, want: int, leads: bool, now: float) -> None:
+        """Decide when to claim from this queue again."""
+        ready = self._ready
+        self._planned.pop(source, None)
+        if source.next_look_at is not None:
+            self._planned[source] = None
+        if claimed.more and not claimed.entries:
+            if leads or self._runs_suspect:
+                ready.back_off(source, now, self._runs_suspect)
+            else:
+                # Only the other claim kept a suspect of this queue from coming.
+                source.needs_lead = True
+                ready.wake(source)
+        else:
+            source.reset_backoff()
+            message_count = sum(not entry.reason for entry in claimed.entries)
+            if claimed.more or message_count >= want:
+                ready.wake(source)
+            else:
+                ready.rest(source)
+        ready.plan(source)
+
     def _fenced(self, source: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
-        source.may_have_work = False
+        self._ready.rest(source)
         if not source.queue.token:
             # Another BLPOP on this queue would take wake-ups away from the leader.
             self.unsubscribe(source.queue.name)
@@ -360,7 +423,9 @@ class RedisFetcher:
     def _hand_over_wakeup(self, source: Subscription, now: float, times: int = 1) -> None:
         """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
         if not source.queue.token:  # a singleton queue has no other consumer
-            source.next_look_at, source.is_relied_on = None, False
+            source.next_look_at = None
+            self._relied_on.pop(source, None)
+            self._planned.pop(source, None)
             self.pipeline.hand_over_wakeup(source.queue, now, times)
 
     def _queue_handover(self, source: Subscription, times: int = 1) -> None:
@@ -380,11 +445,16 @@ class RedisFetcher:
         Raises:
             redis.RedisError: The connection broke.
         """
-        waited = self._restart_wait()
         now = self._process.clock.monotonic()
-        for source in self._rotation:
-            if waited or source.is_relied_on or source.next_look_at is not None:
-                self._hand_over_wakeup(source, now, 2 if waited else 1)
+        for group in self.wakeups:
+            if group.is_waiting and group.is_asking:
+                # The answer comes at once.
+                self._rely_on_woken(group)
+            elif self._restart_wait(group):
+                for source in group.members.values():
+                    self._hand_over_wakeup(source, now, 2)
+        for source in {**self._relied_on, **self._planned}:
+            self._hand_over_wakeup(source, now)
         if self.pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
             self.pipeline.read_all_answers()
@@ -412,25 +482,28 @@ class RedisFetcher:
 
     # -- wake-ups --------------------------------------------------------------
 
-    def _restart_wait(self) -> bool:
-        """Cancel the wait, because the set of consumed queues has changed.
+    def _restart_wait(self, group: WakeupListener) -> bool:
+        """Cancel the wait of a group, because its queues have changed or the loop is about to block.
 
         Returns:
             Whether a ``BLPOP`` was under way.
         """
-        waited = self.wakeups.cancel_wait()
+        waited = group.cancel_wait()
         if waited:
             # A wake-up may have been lost with the connection.
-            self.look_again()
+            for source in group.members.values():
+                self._ready.wake(source)
         return waited
 
-    def _read_wakeup(self) -> None:
-        queue = self.wakeups.read_wakeup()
-        source = self._subscriptions.get(queue) if queue is not None else None
-        if source is None:
-            return
-        source.may_have_work = source.is_relied_on = True
-        if self._capacity()[0] <= 0:
+    def _rely_on_woken(self, group: WakeupListener) -> Subscription | None:
+        source = group.read_wakeup()
+        if source is not None:
+            self._rely_on(source)
+        return source
+
+    def _read_wakeup(self, group: WakeupListener) -> None:
+        source = self._rely_on_woken(group)
+        if source is not None and self._capacity()[0] <= 0:
             # Another consumer may have a free slot. The script stores the wake-up again if it is due.
             self._hand_over_wakeup(source, self._process.clock.monotonic())
 
@@ -440,9 +513,11 @@ class RedisFetcher:
         """Close all connections; unanswered acks become pending again."""
         for key in tuple(self._listeners):
             self.unlisten(key)
-        self._claiming = False
+        self._claims.clear()
+        self._lead = None
         self._handovers.clear()
-        for source in self._rotation:
-            source.may_have_work = source.is_relied_on = True
+        for source in self._subscriptions.values():
+            source.is_claiming = False
+            self._rely_on(source)
         self.pipeline.close()
         self.wakeups.close()

@@ -142,6 +142,8 @@ class InFlightMessages:
         self._trusted_s = lease_s * TRUSTED_SHARE
         self._messages: dict[str, InFlightMessage] = {}
         self._pending_acks: dict[str, PendingAcks] = {}
+        #: The partitions with pending acks, and some that had some. An ack is added before its partition.
+        self._with_acks: dict[str, None] = {}
         self._renewed: dict[str, float] = {}
         #: By partition: number of the last claim that a lost lease has made void.
         self._void_up_to: dict[str, int] = {}
@@ -200,6 +202,7 @@ class InFlightMessages:
         if held is not None and not held.settled:
             held.settled = True
             self.pending_acks(held.partition).settles.append(held)
+            self._with_acks[held.partition] = None
             self._notify_listeners()
 
     def finish(self, tag: str) -> None:
@@ -210,6 +213,7 @@ class InFlightMessages:
             if not box.finishes:
                 box.oldest_finish_at = self._clock.monotonic()
             box.finishes.append(held)
+            self._with_acks[held.partition] = None
             # Last: a thread that sees this flag looks for the pending ack next.
             held.done = True
             self._notify_listeners()
@@ -231,6 +235,7 @@ class InFlightMessages:
             else:
                 box.releases_under_way.append(None)
                 box.releases.append((mode, held))
+            self._with_acks[held.partition] = None
             # Last: a thread that sees these flags relies on the lines above.
             held.will_return, held.done = not held.settled, True
             self._notify_listeners()
@@ -250,6 +255,7 @@ class InFlightMessages:
         held = self._messages.pop(tag, None)
         if held is not None:
             self.pending_acks(held.partition).dead_letters.append(PendingDeadLetter(held, reason, record))
+            self._with_acks[held.partition] = None
             held.done = True
             self._notify_listeners()
 
@@ -304,7 +310,14 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        return [name for name, box in list(self._pending_acks.items()) if box]
+        found = []
+        for name in list(self._with_acks):
+            # Removed before the look, so that an ack which another thread adds now is not missed.
+            self._with_acks.pop(name, None)
+            if self.pending_acks(name):
+                self._with_acks[name] = None
+                found.append(name)
+        return found
 
     def take_acks(
         self, partition: str, limit: int, finishing: bool = True
@@ -348,6 +361,7 @@ class InFlightMessages:
         box.finishes.extendleft(reversed(list(finishes)))
         box.releases.extendleft(reversed(list(releases)))
         box.dead_letters.extendleft(reversed(list(letters)))
+        self._with_acks[partition] = None
 
     # -- the lease -------------------------------------------------------------
 
@@ -375,6 +389,7 @@ class InFlightMessages:
         self._renewed.pop(partition, None)
         self._void_up_to.pop(partition, None)
         self._pending_acks.pop(partition, None)
+        self._with_acks.pop(partition, None)
 
     def abandon_partition(self, partition: str) -> int:
         """Drop all messages of *partition*; return how many were in flight or had a pending ack."""
