@@ -24,6 +24,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -57,6 +58,8 @@ UNLIMITED = 1 << 30
 MAX_CLAIMS = 16
 #: Messages that each of several claims asks for, at least, so that it pays for itself.
 MIN_SHARE = 8
+#: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
+MAX_HANDOVERS = 100
 
 
 class RedisFetcher:
@@ -211,7 +214,7 @@ class RedisFetcher:
         if want > 0:
             self._send_claims(want, free, now)
         else:
-            for source in tuple(self._relied_on):
+            for source in tuple(islice(self._relied_on, MAX_HANDOVERS)):
                 self._hand_over_wakeup(source, now)
         self._send_handovers(now)
         self.pipeline.send_pending_acks(now)

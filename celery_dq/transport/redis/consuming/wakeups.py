@@ -26,8 +26,10 @@ from celery_dq.transport.redis.store.pipelined_connection import (
 GROUP_SIZE = 100
 #: Maximum number of groups. With more queues, the groups are larger.
 MAX_GROUPS = 30
-#: Seconds from one question to the next, and how long Redis waits for a wake-up before it answers one.
-ASK_EVERY_S, ASK_TIMEOUT_S = 0.1, 0.001
+#: Seconds from one question of a group to its next, and to the next question of any group.
+ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
+#: Seconds that Redis waits for a wake-up before it answers a question.
+ASK_TIMEOUT_S = 0.001
 
 
 class WakeupListener:
@@ -149,6 +151,7 @@ class WakeupGroups:
         self.groups: list[WakeupListener] = []
         #: Monotonic time of the next question; infinity without one.
         self.asks_at = math.inf
+        self._asked_at = -math.inf
 
     def __iter__(self) -> Iterator[WakeupListener]:
         return iter(self.groups)
@@ -203,10 +206,19 @@ class WakeupGroups:
                 continue
             elif not (group.busy or works):
                 group.start_wait(now)
-            elif group.asks_at <= now:
-                group.ask(now)
             else:
                 self.asks_at = min(self.asks_at, group.asks_at)
+        self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        """Let the group ask that has not asked for the longest time, if that is due."""
+        if self.asks_at == math.inf:
+            return
+        if max(self.asks_at, self._asked_at + ASK_SPACING_S) <= now:
+            waiting = (each for each in self.groups if not each.is_waiting)
+            min(waiting, key=lambda each: each.asks_at).ask(now)
+            self._asked_at = now
+        self.asks_at = max(self.asks_at, self._asked_at + ASK_SPACING_S)
 
     def close(self) -> None:
         """Close all connections."""

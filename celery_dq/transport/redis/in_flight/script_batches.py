@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
+from celery_dq.scripts.loader import Redis
 from celery_dq.transport.redis.store.partition import ScriptCall
 from celery_dq.transport.redis.store.queue import Queue
 
@@ -25,15 +26,10 @@ def chunks(queues: Sequence[Queue]) -> Iterator[Sequence[Queue]]:
 
 def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[Any]:
     """Return the answers to these calls, of which each may be an exception."""
-    if len(calls) == 1:
-        # A pipeline of one command costs more than the command.
-        try:
-            return [client.execute_command(*calls[0].command())]
-        except redis.ResponseError as exc:
-            return [exc]
     with client.pipeline(transaction=False) as pipe:
+        commands: Redis = pipe
         for call in calls:
-            pipe.execute_command(*call.command())
+            commands.execute_command(*call.command())
         answers: list[Any] = pipe.execute(raise_on_error=False)
         return answers
 
