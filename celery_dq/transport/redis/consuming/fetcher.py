@@ -56,6 +56,9 @@ logger = logging.getLogger(__name__)
 UNLIMITED = 1 << 30
 #: Maximum number of claims under way.
 MAX_CLAIMS = 16
+#: Messages that the claims under way bring together, by the mean of the last ones. More claims would spread the
+#: acks over more queues, and each call carries those of one queue.
+BATCH = 16
 #: Messages that each of several claims asks for, at least, so that it pays for itself.
 MIN_SHARE = 8
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
@@ -101,6 +104,8 @@ class RedisFetcher:
         self._claims: dict[str, int] = {}
         #: The one claim under way that may bring a suspect and discards, by :attr:`Queue.key`.
         self._lead: str | None = None
+        #: Messages that a claim brings, by the mean of the last ones.
+        self._mean_brought: float = BATCH
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
@@ -136,7 +141,11 @@ class RedisFetcher:
             )
             self._restart_wait(self.wakeups.join(source))
             self._ready.wake(source)
-            self._relied_on[source] = None
+            process = self._process
+            known = process.in_flight.renewed_at(queue.key) is not None
+            if known or process.in_doubt.is_unsettled(queue.key):
+                # An earlier connection may have taken a wake-up, or have been assigned the next look.
+                self._relied_on[source] = None
         return source
 
     def unsubscribe(self, queue: str) -> Subscription | None:
@@ -211,13 +220,14 @@ class RedisFetcher:
         now = self._process.clock.monotonic()
         self._take_due(now)
         want, free = self._capacity() if self._subscriptions else (0, 0)
-        if want > 0:
-            self._send_claims(want, free, now)
-        else:
-            for source in tuple(islice(self._relied_on, MAX_HANDOVERS)):
-                self._hand_over_wakeup(source, now)
-        self._send_handovers(now)
-        self.pipeline.send_pending_acks(now)
+        with self.pipeline.connection.together():
+            if want > 0:
+                self._send_claims(want, free, now)
+            else:
+                for source in tuple(islice(self._relied_on, MAX_HANDOVERS)):
+                    self._hand_over_wakeup(source, now)
+            self._send_handovers(now)
+            self.pipeline.send_pending_acks(now)
         keeps = self._can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
@@ -297,8 +307,9 @@ class RedisFetcher:
         """Send claims that together bring at most *want* messages, besides those of the claims under way."""
         may_bring, all_free = sum(self._claims.values()), free
         want, free = want - may_bring, max(free - may_bring, 0)
-        while want > 0 and len(self._claims) < MAX_CLAIMS:
-            claims = min(MAX_CLAIMS - len(self._claims), max(len(self._ready), 1))
+        most = min(math.ceil(BATCH / max(self._mean_brought, 1.0)), MAX_CLAIMS)
+        while want > 0 and len(self._claims) < most:
+            claims = min(most - len(self._claims), max(len(self._ready), 1))
             share = min(want, max(-(-want // claims), MIN_SHARE))
             source = self._ready.next_claimable(all_free, self._lead is None)
             if source is None:
@@ -394,6 +405,8 @@ class RedisFetcher:
     def _plan(self, source: Subscription, claimed: ClaimReply, want: int, leads: bool, now: float) -> None:
         """Decide when to claim from this queue again."""
         ready = self._ready
+        message_count = sum(not entry.reason for entry in claimed.entries)
+        self._mean_brought = 0.8 * self._mean_brought + 0.2 * message_count
         self._planned.pop(source, None)
         if source.next_look_at is not None:
             self._planned[source] = None
@@ -406,7 +419,6 @@ class RedisFetcher:
                 ready.wake(source)
         else:
             source.reset_backoff()
-            message_count = sum(not entry.reason for entry in claimed.entries)
             if claimed.more or message_count >= want:
                 ready.wake(source)
             else:
