@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 
 
 def many_queues(quick: bool) -> Report:
-    """Messages/s spread over all queues and in one of them, idle cost, heartbeat and start-up of one worker."""
+    """Measure one worker on many queues: messages/s, idle cost, a round of the heartbeat, start-up."""
     report = Report("many_queues")
     report.header = ["queues", "broker", "spread/s", "vs 1 queue", "in one/s", "vs stock", "cmds/msg"]
     report.header += ["idle CPU %", "idle cmds/s", "heartbeat ms", "start s"]

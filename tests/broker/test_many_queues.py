@@ -1,4 +1,4 @@
-"""One consumer of several queues: turns, groups of waits, several claims under way. No heartbeat thread runs here."""
+"""One consumer of several queues: turns, groups of waits, several claims. No heartbeat thread runs here."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ waits for a *wake-up* of any partition of the group. The states of a consumed qu
     idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
 
 A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn while
-the channel has free capacity. Several claims are under way, each from another queue, when they can share that
-capacity. The queue keeps this state as long as claims come back full or report more messages. An *idle* queue
-waits for its wake-up.
+the channel has free capacity. Claims from several queues may be under way, and share that capacity. A queue keeps the
+state as long as its claims come back full or report more messages. An *idle* queue waits for its wake-up.
 
 The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
 to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.transport.redis.consuming.claims_under_way import ClaimsUnderWay
 from celery_dq.transport.redis.consuming.ready_queues import ReadyQueues
 from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
@@ -41,7 +41,6 @@ from celery_dq.transport.redis.in_flight.script_pipeline import (
     InFlightCall,
     ScriptPipeline,
 )
-from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimReply
 from celery_dq.transport.redis.store.transient import TransientListener
@@ -54,13 +53,6 @@ logger = logging.getLogger(__name__)
 
 #: More pool slots than any worker has.
 UNLIMITED = 1 << 30
-#: Maximum number of claims under way.
-MAX_CLAIMS = 16
-#: Messages that the claims under way bring together, by the mean of the last ones. More claims would spread the
-#: acks over more queues, and each call carries those of one queue.
-BATCH = 16
-#: Messages that each of several claims asks for, at least, so that it pays for itself.
-MIN_SHARE = 8
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
 MAX_HANDOVERS = 100
 
@@ -95,17 +87,7 @@ class RedisFetcher:
         self._pool = pool
         self._subscriptions: dict[str, Subscription] = {}
         self._ready = ReadyQueues()
-        #: Queues at which the other consumers wait for this process to look: after it took a wake-up, when its
-        #: next look is due, or while the result of an earlier claim is unknown.
-        self._relied_on: dict[Subscription, None] = {}
-        #: Queues whose next look this process keeps.
-        self._planned: dict[Subscription, None] = {}
-        #: The most messages that the claims under way may bring, by :attr:`Queue.key`.
-        self._claims: dict[str, int] = {}
-        #: The one claim under way that may bring a suspect and discards, by :attr:`Queue.key`.
-        self._lead: str | None = None
-        #: Messages that a claim brings, by the mean of the last ones.
-        self._mean_brought: float = BATCH
+        self._claims = ClaimsUnderWay()
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
@@ -145,7 +127,7 @@ class RedisFetcher:
             known = process.in_flight.renewed_at(queue.key) is not None
             if known or process.in_doubt.is_unsettled(queue.key):
                 # An earlier connection may have taken a wake-up, or have been assigned the next look.
-                self._relied_on[source] = None
+                self._ready.rely_on(source)
         return source
 
     def unsubscribe(self, queue: str) -> Subscription | None:
@@ -158,11 +140,9 @@ class RedisFetcher:
         if source is not None:
             waited = source.waits is not None and self._restart_wait(source.waits)
             self.wakeups.leave(source)
-            self._ready.remove(source)
-            if waited or source in self._relied_on or source.next_look_at is not None:
+            if waited or self._ready.is_awaited(source):
                 self._queue_handover(source, 2 if waited else 1)
-            self._relied_on.pop(source, None)
-            self._planned.pop(source, None)
+            self._ready.remove(source)
         return source
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
@@ -200,8 +180,8 @@ class RedisFetcher:
 
     def look_again(self, queue: str | None = None) -> None:
         """Look again at *queue*, or at all queues, although no wake-up came."""
-        for source in self._subscriptions.values():
-            if queue is None or source.queue.name == queue:
+        for name, source in self._subscriptions.items():
+            if queue is None or name == queue:
                 self._ready.wake(source)
 
     def turn_at(self, source: Subscription, at: float) -> None:
@@ -218,13 +198,13 @@ class RedisFetcher:
             redis.RedisError: The connection broke.
         """
         now = self._process.clock.monotonic()
-        self._take_due(now)
+        self._ready.take_due(now, self._runs_suspect)
         want, free = self._capacity() if self._subscriptions else (0, 0)
         with self.pipeline.connection.together():
             if want > 0:
                 self._send_claims(want, free, now)
             else:
-                for source in tuple(islice(self._relied_on, MAX_HANDOVERS)):
+                for source in tuple(islice(self._ready.relied_on, MAX_HANDOVERS)):
                     self._hand_over_wakeup(source, now)
             self._send_handovers(now)
             self.pipeline.send_pending_acks(now)
@@ -232,16 +212,7 @@ class RedisFetcher:
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
-        oldest = self.pipeline.oldest_sent_at()
-        # An unread answer means that this process was busy, not that the connection is dead.
-        if (
-            oldest is not None
-            and now - oldest > OVERDUE_S
-            and not self.pipeline.connection.has_unread_input()
-        ):
-            raise redis.ConnectionError(
-                f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
-            )
+        self.pipeline.check_alive(now)
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
@@ -276,7 +247,10 @@ class RedisFetcher:
             return False
         for group in self.wakeups:
             if fd == group.connection.fd:
-                self._read_wakeup(group)
+                source = self._read_wakeup(group)
+                if source is not None and self._capacity()[0] <= 0:
+                    # Another consumer may have a free slot. The script stores the wake-up again if it is due.
+                    self._hand_over_wakeup(source, self._process.clock.monotonic())
                 return False
         return any(
             listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
@@ -284,37 +258,15 @@ class RedisFetcher:
 
     # -- claims ----------------------------------------------------------------
 
-    def _take_due(self, now: float) -> None:
-        """Wake the queues whose next look or back-off is due."""
-        for source in self._ready.take_due(now):
-            if source.next_look_at is not None and source.next_look_at <= now:
-                source.next_look_at = None
-                self._planned.pop(source, None)
-                self._rely_on(source)
-            if source.backoff_until and source.backoff_until <= now:
-                self._ready.resume(source)
-            if source.wake_at is not None and source.wake_at <= now:
-                source.wake_at = None
-            self._ready.plan(source)
-        if not self._runs_suspect:
-            self._ready.end_slow_backoffs()
-
-    def _rely_on(self, source: Subscription) -> None:
-        self._ready.wake(source)
-        self._relied_on[source] = None
-
     def _send_claims(self, want: int, free: int, now: float) -> None:
         """Send claims that together bring at most *want* messages, besides those of the claims under way."""
-        may_bring, all_free = sum(self._claims.values()), free
-        want, free = want - may_bring, max(free - may_bring, 0)
-        most = min(math.ceil(BATCH / max(self._mean_brought, 1.0)), MAX_CLAIMS)
-        while want > 0 and len(self._claims) < most:
-            claims = min(most - len(self._claims), max(len(self._ready), 1))
-            share = min(want, max(-(-want // claims), MIN_SHARE))
-            source = self._ready.next_claimable(all_free, self._lead is None)
+        claims, all_free = self._claims, free
+        want, free = want - claims.may_bring, max(free - claims.may_bring, 0)
+        while (share := claims.share(want, len(self._ready))) > 0:
+            source = self._ready.next_claimable(all_free, claims.may_lead)
             if source is None:
                 return
-            if source.queue.key in self._claims:
+            if source.queue.key in claims:
                 # It was cancelled and is consumed again, and its earlier claim is still under way.
                 self._ready.wake(source)
                 return
@@ -327,7 +279,8 @@ class RedisFetcher:
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
         settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
-        leads = self._lead is None
+        leads = self._claims.add(queue.key, want)
+        source.is_claiming, source.needs_lead = True, False
         call = queue.partition.claim(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
@@ -341,9 +294,6 @@ class RedisFetcher:
             settle=tags(settles),
             finish=tags(finishes),
         )
-        if leads:
-            self._lead = queue.key
-        self._claims[queue.key], source.is_claiming, source.needs_lead = want, True, False
         answer = partial(self._claimed, source, want, leads, now)
         self.pipeline.send(InFlightCall(call, queue, now, answer, settles, finishes))
         return want
@@ -357,17 +307,15 @@ class RedisFetcher:
         claimed: ClaimReply | ClaimFailure,
     ) -> None:
         process, ready = self._process, self._ready
-        del self._claims[source.queue.key]
         source.is_claiming = False
-        if leads:
-            self._lead = None
         is_gone = self._subscriptions.get(source.queue.name) is not source
         if isinstance(claimed, ClaimFailure):
+            self._claims.answered(source.queue.key, None)
             # The next claim is sent at once. Redis may have assigned the next look with the failed claim.
             if is_gone:
                 self._queue_handover(source)
                 return
-            self._rely_on(source)
+            self._ready.rely_on(source)
             if claimed is ClaimFailure.REFUSED:
                 source.backoff_until = process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
                 source.free_at_last_claim = UNLIMITED
@@ -375,22 +323,29 @@ class RedisFetcher:
             if source.on_claimed is not None:
                 source.on_claimed()
             return
+        message_count = sum(not entry.reason for entry in claimed.entries)
+        self._claims.answered(source.queue.key, message_count)
         if claimed.fenced:
             self._fenced(source, claimed.lost_up_to or 0)
             return
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes = 0
-        self._relied_on.pop(source, None)
-        source.next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
+        next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
         if not is_gone:
-            self._plan(source, claimed, want, leads, now)
-        elif source.next_look_at is not None:
+            ready.looked(source, next_look_at)
+            if claimed.more and not claimed.entries:
+                # A claim that does not lead may have passed over suspects only because another one leads.
+                ready.found_none(source, now, self._runs_suspect, needs_lead=not leads)
+            else:
+                source.reset_backoff()
+                (ready.wake if claimed.more or message_count >= want else ready.rest)(source)
+        elif next_look_at is not None:
             self._queue_handover(source)
         for entry, held in process.claimed(source.queue, claimed, sent_at):
             if held is None:
                 # The entry is void. Another claim may find messages, and the next look may be lost.
                 if not is_gone:
-                    self._rely_on(source)
+                    self._ready.rely_on(source)
                 continue
             if is_gone:
                 # The queue was cancelled while the claim was under way.
@@ -401,29 +356,6 @@ class RedisFetcher:
             self._deliver(source, entry, held.tag)
         if source.on_claimed is not None:
             source.on_claimed()
-
-    def _plan(self, source: Subscription, claimed: ClaimReply, want: int, leads: bool, now: float) -> None:
-        """Decide when to claim from this queue again."""
-        ready = self._ready
-        message_count = sum(not entry.reason for entry in claimed.entries)
-        self._mean_brought = 0.8 * self._mean_brought + 0.2 * message_count
-        self._planned.pop(source, None)
-        if source.next_look_at is not None:
-            self._planned[source] = None
-        if claimed.more and not claimed.entries:
-            if leads or self._runs_suspect:
-                ready.back_off(source, now, self._runs_suspect)
-            else:
-                # Only the other claim kept a suspect of this queue from coming.
-                source.needs_lead = True
-                ready.wake(source)
-        else:
-            source.reset_backoff()
-            if claimed.more or message_count >= want:
-                ready.wake(source)
-            else:
-                ready.rest(source)
-        ready.plan(source)
 
     def _fenced(self, source: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
@@ -438,9 +370,7 @@ class RedisFetcher:
     def _hand_over_wakeup(self, source: Subscription, now: float, times: int = 1) -> None:
         """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
         if not source.queue.token:  # a singleton queue has no other consumer
-            source.next_look_at = None
-            self._relied_on.pop(source, None)
-            self._planned.pop(source, None)
+            self._ready.handed_over(source)
             self.pipeline.hand_over_wakeup(source.queue, now, times)
 
     def _queue_handover(self, source: Subscription, times: int = 1) -> None:
@@ -464,11 +394,11 @@ class RedisFetcher:
         for group in self.wakeups:
             if group.is_waiting and group.is_asking:
                 # The answer comes at once.
-                self._rely_on_woken(group)
+                self._read_wakeup(group)
             elif self._restart_wait(group):
                 for source in group.members.values():
                     self._hand_over_wakeup(source, now, 2)
-        for source in {**self._relied_on, **self._planned}:
+        for source in self._ready.awaited():
             self._hand_over_wakeup(source, now)
         if self.pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
@@ -510,17 +440,11 @@ class RedisFetcher:
                 self._ready.wake(source)
         return waited
 
-    def _rely_on_woken(self, group: WakeupListener) -> Subscription | None:
+    def _read_wakeup(self, group: WakeupListener) -> Subscription | None:
         source = group.read_wakeup()
         if source is not None:
-            self._rely_on(source)
+            self._ready.rely_on(source)
         return source
-
-    def _read_wakeup(self, group: WakeupListener) -> None:
-        source = self._rely_on_woken(group)
-        if source is not None and self._capacity()[0] <= 0:
-            # Another consumer may have a free slot. The script stores the wake-up again if it is due.
-            self._hand_over_wakeup(source, self._process.clock.monotonic())
 
     # -- closing ---------------------------------------------------------------
 
@@ -529,10 +453,9 @@ class RedisFetcher:
         for key in tuple(self._listeners):
             self.unlisten(key)
         self._claims.clear()
-        self._lead = None
         self._handovers.clear()
         for source in self._subscriptions.values():
             source.is_claiming = False
-            self._rely_on(source)
+            self._ready.rely_on(source)
         self.pipeline.close()
         self.wakeups.close()

@@ -25,6 +25,11 @@ class ReadyQueues:
         self._backing_off: dict[Subscription, None] = {}
         #: Queues whose back-off is longer because the channel runs a suspect.
         self._slowed: dict[Subscription, None] = {}
+        #: Queues at which the other consumers wait for this process to look: after it took a wake-up, when
+        #: its next look is due, or while the result of an earlier claim is unknown.
+        self.relied_on: dict[Subscription, None] = {}
+        #: Queues whose next look this process keeps.
+        self._looks: dict[Subscription, None] = {}
         #: Free slots when the back-offs were last compared with them.
         self._free = 0
         #: (time, number, queue). An entry counts only with the `timer_at` of its queue.
@@ -48,6 +53,11 @@ class ReadyQueues:
         if not source.is_claiming and source not in self._backing_off:
             self._ready.setdefault(source)
 
+    def rely_on(self, source: Subscription) -> None:
+        """Note that a message may be eligible, and that the other consumers rely on this process."""
+        self.wake(source)
+        self.relied_on[source] = None
+
     def rest(self, source: Subscription) -> None:
         """Note that no message of this queue is eligible before its next wake-up."""
         self._ready.pop(source, None)
@@ -60,18 +70,30 @@ class ReadyQueues:
     def remove(self, source: Subscription) -> None:
         """Forget this queue."""
         self.rest(source)
+        self.handed_over(source)
         self._slowed.pop(source, None)
         source.timer_at = math.inf
 
-    def back_off(self, source: Subscription, now: float, suspect_runs: bool) -> None:
-        """Claim from this queue after a moment: no eligible message is one for this channel."""
-        source.back_off(now, suspect_runs)
-        if suspect_runs:
+    def found_none(self, source: Subscription, now: float, runs_suspect: bool, needs_lead: bool) -> None:
+        """Claim from this queue after a moment: no eligible message was one for this channel.
+
+        Args:
+            source: The queue.
+            now: Monotonic time.
+            runs_suspect: Whether the channel runs a suspect.
+            needs_lead: Whether the claim could bring no suspect. If none runs, the next one may bring it.
+        """
+        source.needs_lead = needs_lead
+        if needs_lead and not runs_suspect:
+            self.wake(source)
+            return
+        source.back_off(now, runs_suspect)
+        if runs_suspect:
             self._slowed[source] = None
         self.pause(source)
 
     def pause(self, source: Subscription) -> None:
-        """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last claim."""
+        """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last."""
         self._ready.pop(source, None)
         self._backing_off[source] = None
         self._free = min(self._free, source.free_at_last_claim)
@@ -84,7 +106,7 @@ class ReadyQueues:
             del self._backing_off[source]
             self._ready.setdefault(source)
 
-    def end_slow_backoffs(self) -> None:
+    def _end_slow_backoffs(self) -> None:
         """End the back-offs that a suspect has made longer, because it is over."""
         for source in self._slowed:
             source.reset_backoff()
@@ -127,15 +149,50 @@ class ReadyQueues:
                 self._times = sorted(used.values())
                 self._used = len(self._times)
 
-    def take_due(self, now: float) -> list[Subscription]:
-        """Return the queues with a time that may be over; each is planned again by :meth:`plan`."""
-        due = []
+    def looked(self, source: Subscription, next_look_at: float | None) -> None:
+        """Note that a claim was answered, which planned the next look or none."""
+        self.handed_over(source)
+        if next_look_at is not None:
+            source.next_look_at = next_look_at
+            self._looks[source] = None
+            self.plan(source)
+
+    def handed_over(self, source: Subscription) -> None:
+        """Note that no other consumer waits for this process to look at this queue."""
+        source.next_look_at = None
+        self.relied_on.pop(source, None)
+        self._looks.pop(source, None)
+
+    def is_awaited(self, source: Subscription) -> bool:
+        """Return whether another consumer waits for this process to look at this queue, now or later."""
+        return source in self.relied_on or source in self._looks
+
+    def awaited(self) -> list[Subscription]:
+        """Return the queues for which :meth:`is_awaited` is true."""
+        return list({**self.relied_on, **self._looks})
+
+    def take_due(self, now: float, runs_suspect: bool) -> None:
+        """Wake the queues whose next look or back-off is due.
+
+        Args:
+            now: Monotonic time.
+            runs_suspect: Whether the channel runs a suspect, for which some back-offs are longer.
+        """
         while self._times and self._times[0][0] <= now:
             at, _, source = heapq.heappop(self._times)
-            if at == source.timer_at:
-                source.timer_at = math.inf
-                due.append(source)
-        return due
+            if at != source.timer_at:
+                continue
+            source.timer_at = math.inf
+            if source.next_look_at is not None and source.next_look_at <= now:
+                self.handed_over(source)
+                self.rely_on(source)
+            if source.backoff_until and source.backoff_until <= now:
+                self.resume(source)
+            if source.wake_at is not None and source.wake_at <= now:
+                source.wake_at = None
+            self.plan(source)
+        if not runs_suspect:
+            self._end_slow_backoffs()
 
     def next_time(self) -> float:
         """Return the earliest time of all queues; infinity without one."""

@@ -1,7 +1,8 @@
 """Waits for a *wake-up* of any queue that a channel consumes.
 
-One ``BLPOP`` names the wake-up lists of a group of queues, on a connection of its own. So a wake-up costs the
-next wait of one group, however many queues the channel consumes. Up to :data:`GROUP_SIZE` queues are one group.
+One ``BLPOP`` names the wake-up lists of a group of queues, on a connection of its own. So a wake-up costs
+the next wait of one group, however many queues the channel consumes. Up to :data:`GROUP_SIZE` queues are one
+group.
 
 A group waits while no queue of it may have work. While some may, the group *asks* for wake-ups of its other
 queues now and then, by a ``BLPOP`` that ends at once: a backlog in one queue must not hide the messages of
@@ -191,8 +192,8 @@ class WakeupGroups:
         Args:
             now: Monotonic time.
             may_wait: Whether the channel could take a message now.
-            in_loop: Whether messages run in the event loop. Each would end all waits, so there are none before
-                all groups have no work.
+            in_loop: Whether messages run in the event loop. Each would end all waits, so there are none
+                before all groups have no work.
 
         Raises:
             redis.RedisError: A connection broke, or an answer is overdue.

@@ -25,7 +25,7 @@ from celery_dq.transport.redis.in_flight.in_flight_messages import (
     PendingDeadLetter,
 )
 from celery_dq.transport.redis.store.partition import ScriptCall
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
@@ -145,9 +145,21 @@ class ScriptPipeline:
         """Return the number of scripts without an answer."""
         return len(self._under_way)
 
-    def oldest_sent_at(self) -> float | None:
-        """Return the monotonic time at which the oldest unanswered script was sent; None without one."""
-        return self._under_way[0].sent_at if self._under_way else None
+    def check_alive(self, now: float) -> None:
+        """Check that Redis answers in time.
+
+        Args:
+            now: monotonic time.
+
+        Raises:
+            redis.ConnectionError: the oldest answer is overdue.
+        """
+        silent_s = now - self._under_way[0].sent_at if self._under_way else 0.0
+        # An unread answer means that this process was busy, not that the connection is dead.
+        if silent_s > OVERDUE_S and not self.connection.has_unread_input():
+            raise redis.ConnectionError(
+                f"Redis has not answered a script for {silent_s:.0f} s: the connection is dead"
+            )
 
     def send(self, sent: InFlightCall) -> None:
         """Send a script.
