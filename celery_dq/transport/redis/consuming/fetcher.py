@@ -1,13 +1,13 @@
 """Brings messages from Redis to one channel, without polling and without blocking.
 
-Each channel has a connection that carries the scripts, and one for each group of queues, on which a ``BLPOP``
-waits for a *wake-up* of any partition of the group. The states of a consumed queue::
+Each channel has a connection that carries the scripts, and one for each group of queues, on which a
+``BLPOP`` waits for a *wake-up* of any partition of the group. The states of a consumed queue::
 
     idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
 
 A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn while
-the channel has free capacity. Claims from several queues may be under way, and share that capacity. A queue keeps the
-state as long as its claims come back full or report more messages. An *idle* queue waits for its wake-up.
+the channel has free capacity, which claims from several queues may share. A queue keeps the state as long as
+its claims come back full or report more messages. An *idle* queue waits for its wake-up.
 
 The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
 to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: More pool slots than any worker has.
-UNLIMITED = 1 << 30
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
 MAX_HANDOVERS = 100
 
@@ -118,14 +116,11 @@ class RedisFetcher:
         """
         source = self._subscriptions.get(queue.name)
         if source is None:
-            source = self._subscriptions[queue.name] = Subscription(
-                queue, claim_limit=limit, on_claimed=claimed
-            )
+            source = Subscription(queue, claim_limit=limit, on_claimed=claimed)
+            self._subscriptions[queue.name] = source
             self._restart_wait(self.wakeups.join(source))
             self._ready.wake(source)
-            process = self._process
-            known = process.in_flight.renewed_at(queue.key) is not None
-            if known or process.in_doubt.is_unsettled(queue.key):
+            if self._process.may_have_claimed(queue):
                 # An earlier connection may have taken a wake-up, or have been assigned the next look.
                 self._ready.rely_on(source)
         return source
@@ -317,9 +312,7 @@ class RedisFetcher:
                 return
             self._ready.rely_on(source)
             if claimed is ClaimFailure.REFUSED:
-                source.backoff_until = process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
-                source.free_at_last_claim = UNLIMITED
-                ready.pause(source)
+                ready.pause(source, process.clock.monotonic() + RETRY_AFTER_REFUSAL_S)
             if source.on_claimed is not None:
                 source.on_claimed()
             return

@@ -14,6 +14,8 @@ from celery_dq.transport.redis.consuming.subscription import Subscription
 
 #: Stale entries of the heap of times, beside one for each entry in use, before all are removed.
 MAX_STALE = 64
+#: More pool slots than any worker has.
+UNLIMITED = 1 << 30
 
 
 class ReadyQueues:
@@ -90,9 +92,14 @@ class ReadyQueues:
         source.back_off(now, runs_suspect)
         if runs_suspect:
             self._slowed[source] = None
-        self.pause(source)
+        self._back_off(source)
 
-    def pause(self, source: Subscription) -> None:
+    def pause(self, source: Subscription, until: float) -> None:
+        """Claim from this queue at a monotonic time, and not earlier."""
+        source.backoff_until, source.free_at_last_claim = until, UNLIMITED
+        self._back_off(source)
+
+    def _back_off(self, source: Subscription) -> None:
         """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last."""
         self._ready.pop(source, None)
         self._backing_off[source] = None

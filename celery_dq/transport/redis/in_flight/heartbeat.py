@@ -23,8 +23,8 @@ from celery_dq.transport.redis.in_flight.script_batches import (
     result_of,
     run_together,
 )
+from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import DeliveryTag
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,6 @@ MIN_WAIT_S = 0.05
 ABANDON_AFTER_LEASES = 8
 #: Most messages of each kind (of lost consumers, due ones) that one heartbeat moves.
 CHUNK = 200
-#: The first bytes of an entry of an in-flight hash.
-CLAIM_NUMBER = struct.Struct(">d")
 #: Seconds that an interpreter waits at its exit for a heartbeat without an answer.
 EXIT_TIMEOUT_S = 5.0
 
@@ -314,7 +312,7 @@ class Heartbeat:
         """Release the messages of unanswered claims, and send the acks that no channel sends."""
         process, in_flight, name = self._process, self._process.in_flight, queue.key
         if process.in_doubt.needs_comparison(name):
-            self._release_unknown_claims(queue, client)
+            release_unknown_claims(process, queue, client)
         # Acks that are a heartbeat old were not sent because a task blocks the event loop.
         late = name in self._overdue
         # Before the acks are sent, so that a mark which another thread sets now stays.
@@ -335,26 +333,6 @@ class Heartbeat:
             or bool(in_flight.count_of(name))
             or self._process.in_doubt.is_unsettled(name)
         )
-
-    def _release_unknown_claims(self, queue: Queue, client: redis.Redis) -> None:
-        process, name = self._process, queue.key
-        fields = client.hscan_iter(queue.partition.keys.held(queue.consumer(process.consumer)), count=CHUNK)
-        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
-        strangers = [
-            DeliveryTag(*each) for each in process.in_doubt.find_unknown(name, held, process.in_flight.get)
-        ]
-        for start in range(0, len(strangers), MAX_ACKS_PER_CALL):
-            chunk = strangers[start : start + MAX_ACKS_PER_CALL]
-            consumer = queue.consumer(process.consumer)
-            queue.partition.release(consumer, chunk, mode="unstarted").run(client)
-        if strangers:
-            logger.info(
-                "Worker %s released %d messages of queue %s: the answer to their claim was lost.",
-                process.consumer,
-                len(strangers),
-                queue.name,
-                extra={"event": "unanswered_claim_released", "queue": queue.name},
-            )
 
     def send_pending_acks(self, queue: Queue, client: redis.Redis) -> None:
         """Send all pending acks of *queue*, and wait for the answers.
