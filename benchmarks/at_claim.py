@@ -90,7 +90,7 @@ def _consume(
             delay = PATIENCE if claimed.next_look_s is None else claimed.next_look_s
             stop.wait(max(0.0, min(delay, PATIENCE, end - time.monotonic())))
     # The last claim may have been answered after the end of the measurement.
-    partition.finish(consumer, done).run(client)
+    partition.ack(consumer, finish=done).run(client)
     return moments
 
 

@@ -162,7 +162,7 @@ def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
             record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
             partition.push([OutgoingRecord(number, f"m{number}", record)], producer="p").run(client)
             (entry,) = partition.claim("c", lease_ms=60_000, want=1).run(client).entries
-            partition.finish("c", [entry.tag]).run(client)
+            partition.ack("c", finish=[entry.tag]).run(client)
 
         for number in range(1, 51):
             live(number)

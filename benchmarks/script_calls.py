@@ -124,14 +124,21 @@ class _Lives:
     def live(self, message: str) -> None:
         self._push(message)
         tags = self._claim()
-        self._time("settle", [each.settle("c", tags[n]) for n, each in enumerate(self._partitions)])
-        self._time("finish", [each.finish("c", tags[n]) for n, each in enumerate(self._partitions)])
+        self._time("settle", [each.ack("c", settle=tags[n]) for n, each in enumerate(self._partitions)])
+        self._time("finish", [each.ack("c", finish=tags[n]) for n, each in enumerate(self._partitions)])
         self._push(f"{message}r")
         tags = self._claim()
         self._time(
             "release",
             [each.release("c", tags[n], mode="unstarted") for n, each in enumerate(self._partitions)],
         )
+        tags = self._claim()
+        # The end of one message rides with the beginning of another.
+        self._time(
+            "settle and finish",
+            [each.ack("c", settle=tags[n], finish=tags[n]) for n, each in enumerate(self._partitions)],
+        )
+        self._push(f"{message}s")
         tags = self._claim()
         # The ack of a short task rides with the next claim, which finds nothing here.
         self._time(
@@ -167,8 +174,8 @@ def _push_and_claim_batches(clock: _ServerClock, partitions: Sequence[Partition]
     call = partition.claim("c", lease_ms=60_000, want=BATCH)
     (reply,) = clock.time("claim, batch", [call.command()], BATCH)
     tags = _tags(call.parse(reply))
-    clock.time("settle, batch", [partition.settle("c", tags).command()], BATCH)
-    clock.time("finish, batch", [partition.finish("c", tags).command()], BATCH)
+    clock.time("settle, batch", [partition.ack("c", settle=tags).command()], BATCH)
+    clock.time("finish, batch", [partition.ack("c", finish=tags).command()], BATCH)
 
 
 def _partitions(scripts: ScriptSet, kind: str, count: int) -> list[Partition]:

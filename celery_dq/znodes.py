@@ -18,6 +18,7 @@ __all__ = [
     "LeadershipNodes",
     "QueueNodes",
     "beat_entry",
+    "leaderships",
     "sequence_of",
     "serial_distance",
     "serial_order",
@@ -30,6 +31,11 @@ JOURNALS = f"{ROOT}/journals"
 PRESENCES = f"{ROOT}/presences"
 #: ZooKeeper numbers the children of a folder by a signed counter of 32 bits.
 SEQUENCE_SPAN = 2**32
+
+
+def leaderships(environment: str) -> str:
+    """Return the folder with one folder per leadership."""
+    return f"{ROOT}/{environment}/leaders"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,12 @@ class LeadershipNodes:
     @property
     def path(self) -> str:
         """The folder of this leadership."""
-        return f"{ROOT}/{self.environment}/leaders/{_quoted(self.name)}"
+        return f"{leaderships(self.environment)}/{_quoted(self.name)}"
+
+    @staticmethod
+    def name_of(folder: str) -> str:
+        """Return the name of the leadership whose folder is called `folder`."""
+        return unquote(folder)
 
     @property
     def candidates(self) -> str:

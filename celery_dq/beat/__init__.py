@@ -1,6 +1,6 @@
 """The elected beat: many may run, and each tick is sent once.
 
-Start it with ``celery beat -S celery_dq.beat:ElectedScheduler``.
+Start it with ``celery beat -S dq``, short for ``celery_dq.beat:ElectedScheduler``.
 
 ``tick``            the id and the stamp of a tick, equal for every beat that sends it
 ``wrapped``         the scheduler that the elected beat wraps

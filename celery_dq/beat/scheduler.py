@@ -49,6 +49,7 @@ from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import LeaderElector
+from celery_dq.options.sections import Options
 from celery_dq.outage import Outage
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.aliases import TENANT_SCHEMES
@@ -74,6 +75,12 @@ def leadership(name: str) -> str:
     return f"celery beat of {name}"
 
 
+def schedule_name(app: Any, options: Options) -> str:
+    """Return the name of the app's schedule."""
+    # Two projects on one broker have two schedules, and their entries may have the same names.
+    return options.beat_name or app.main or "celery"
+
+
 class ElectedScheduler(Scheduler):
     """A scheduler that ticks only while it leads.
 
@@ -97,8 +104,7 @@ class ElectedScheduler(Scheduler):
         if not isinstance(context, AppContext):
             raise TypeError("celery_dq.setup(app) was not called: ElectedScheduler needs the dq_* settings")
         self._options = context.options
-        # Two projects on one broker have two schedules, and their entries may have the same names.
-        self._name = self._options.beat_name or app.main or "celery"
+        self._name = schedule_name(app, self._options)
         self._on_dq = connection.transport_cls in TENANT_SCHEMES
         kind = wrapped_class(self._options.beat_scheduler)
         self._inner: Any = kind(app, *args, **kwargs)

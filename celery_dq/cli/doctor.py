@@ -17,12 +17,12 @@ def doctor(dq: DQ, as_json: bool) -> None:
     app = click.get_current_context().obj.app
     app.loader.import_default_modules()  # the tasks that a worker imports
     findings = [*check_settings(app), *check_server(app)]
-    show(as_json, findings, "\n".join(map(_line, findings)))
+    show(as_json, findings, "\n".join(map(line_of, findings)))
     if any(each.level == "error" for each in findings):
         raise SystemExit(1)
 
 
-def _line(finding: Finding) -> str:
+def line_of(finding: Finding) -> str:
     """Return the line of a finding; the code of a problem leads to the table in the documentation."""
     problem = finding.problem if finding.problem.endswith(".") else f"{finding.problem}."
     text = f"{finding.level.upper():8}{problem} {finding.remedy}".rstrip()

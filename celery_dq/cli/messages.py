@@ -64,6 +64,8 @@ def cancel(
     if in_advance and not task_ids:
         raise click.UsageError("--in-advance needs TASK_IDS.")
     require_queue(queue, dq.queues)
+    if in_advance and not dq.serves_queues():
+        raise InvalidRequest("--in-advance needs tombstones, which this broker does not have; leave it out.")
     api = dq.queues[queue]
     if task_ids:
         outcomes = {task_id: _cancel_one(dq, queue, task_id, in_advance) for task_id in task_ids}
@@ -95,6 +97,7 @@ _OUTCOMES = {
     "discarded": "cancelled or expired already",
     "claimed": "claimed: a worker has it; use 'celery control revoke'",
     "tombstone": "tombstone: it is not in the queue",
+    "none": "none: it does not wait in the queue",
     "unknown": "unknown: it is not in the queue; --in-advance cancels it when it is published",
 }
 _CANCELLED = {"waiting", "delayed", "discarded", "tombstone"}

@@ -72,7 +72,7 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
     Args:
         as_json: Whether to print JSON.
         rows: The dataclasses.
-        columns: Attributes that are the columns of the table.
+        columns: Attributes that are the columns of the table, if the rows have them.
         nothing: Text to print instead of an empty table.
     """
     if as_json:
@@ -81,7 +81,7 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
     if not rows:
         click.echo(nothing)
         return
-    names = list(columns)
+    names = [name for name in columns if hasattr(rows[0], name)]
     cells = [names, *([_cell(getattr(row, name)) for name in names] for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
     for line in cells:

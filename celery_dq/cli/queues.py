@@ -19,6 +19,8 @@ _QUEUE_COLUMNS = (
     "at_concurrency",
     "paused",
     "consumers",
+    "suspects",
+    "unreadable",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
 from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.options.quota import MAX_CONCURRENCY, Quota
 
@@ -164,3 +166,90 @@ def quota_resume(dq: DQ, as_json: bool, queue: str, tenant: str) -> None:
         raise InvalidRequest(unknown or f"Tenant {tenant!r} is not paused in {queue!r}.")
     quota = dq.quotas.resume(queue, tenant)
     show(as_json, quota, str(quota))
+
+
+@quotas.command("export")
+@click.argument("queues", nargs=-1)
+@click.option("--output", type=click.Path(dir_okay=False, writable=True), help="File to write.")
+@command
+def quota_export(dq: DQ, as_json: bool, queues: tuple[str, ...], output: str | None) -> None:
+    """Print the live quotas of QUEUES (default: all queues that have any) as JSON, for 'import'.
+
+    Quotas of the settings and pauses are not part of it.
+    """
+    known = list(dq.queues)
+    for queue in queues:
+        require_queue(queue, known)
+    found = {queue: dq.quotas.live(queue) for queue in queues or known}
+    text = written({name: each for name, each in found.items() if queues or each != LiveQuotas()})
+    if output is None:
+        click.echo(text)
+    else:
+        Path(output).write_text(text + "\n", encoding="utf-8")
+
+
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the changes, and make none.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@quotas.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@_DRY_RUN
+@_YES
+@command
+def quota_import(dq: DQ, as_json: bool, file: str, dry_run: bool, yes: bool) -> None:
+    """Make the live quotas of the queues in FILE (- is the standard input) equal to FILE.
+
+    A quota that FILE does not have is removed. Queues that FILE does not name stay as they are, and so do
+    pauses. FILE is checked before the first change.
+    """
+    if file == "-" and not (dry_run or yes):
+        raise click.UsageError("FILE - needs --yes or --dry-run: no question can be asked there.")
+    with click.open_file(file, "rb") as opened:
+        wanted = read_document(opened.read(), "the standard input" if file == "-" else file)
+    known = list(dq.queues)
+    for queue in wanted:
+        require_queue(queue, known)
+    changes = [change for queue, each in wanted.items() for change in dq.quotas.changes(queue, each)]
+    _make(dq, as_json, changes, dry_run, yes)
+
+
+@quotas.command("copy")
+@click.argument("queue")
+@click.option("--to", required=True, help="The queue that gets the quotas.")
+@_DRY_RUN
+@_YES
+@command
+def quota_copy(dq: DQ, as_json: bool, queue: str, to: str, dry_run: bool, yes: bool) -> None:
+    """Make the live quotas of the queue --to equal to those of QUEUE.
+
+    A quota that QUEUE does not have is removed. Quotas of the settings and pauses are not copied.
+    """
+    known = list(dq.queues)
+    require_queue(queue, known)
+    require_queue(to, known)
+    if queue == to:
+        raise InvalidRequest(f"--to {to!r} is the source itself; name another queue")
+    wanted = dq.quotas.live(queue)
+    if wanted == LiveQuotas():
+        raise InvalidRequest(f"{queue!r} has no live quotas to copy; in force there: {dq.quotas.get(queue)}.")
+    _make(dq, as_json, dq.quotas.changes(to, wanted), dry_run, yes)
+
+
+def _make(dq: DQ, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes: bool) -> None:
+    """Show changes, ask, and make them."""
+    asks = bool(changes) and not (dry_run or yes)
+    if asks or not as_json:
+        for change in changes:
+            click.echo(str(change), err=as_json)
+    if asks:
+        removed = sum(change.after is None for change in changes)
+        note = f", {removed} of them removals" if removed else ""
+        click.confirm(f"Make {_count(changes)}{note}?", abort=True, err=True)
+    made = 0 if dry_run else dq.quotas.make(changes)
+    text = f"{_count(changes)}, none made." if dry_run else f"{_count(changes)} made."
+    show(as_json, {"changes": changes, "made": made}, text if changes else "No difference.")
+
+
+def _count(changes: list[QuotaChange]) -> str:
+    return f"{len(changes)} change{'' if len(changes) == 1 else 's'}"

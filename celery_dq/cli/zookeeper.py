@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import COUNT, command, show_table
 from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 
 _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
 
@@ -41,7 +44,10 @@ def zookeeper(
     limit: int,
     timeout: float,
 ) -> None:
-    """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail"."""
+    """Show the next nodes of the ZooKeeper queue at PATH, e.g. "celery dq zookeeper zk:2181/shop /mail".
+
+    A server that broker_url or dq_election names gets the credentials and TLS of these settings.
+    """
     try:
         # These modules need the extra 'zookeeper'.
         from celery_dq.curator.browse import look
@@ -54,7 +60,7 @@ def zookeeper(
     if lock_path is not None:
         check_path("--locks", lock_path)
     try:
-        session = Session(hosts)
+        session = Session(hosts, **_credentials(dq, hosts))
         try:
             views = look(session, path, kind, lock_path=lock_path, limit=limit, timeout_s=timeout)
         finally:
@@ -67,3 +73,21 @@ def zookeeper(
     if not as_json:
         for problem, remedy in {view.problem: view.remedy for view in views if view.problem}.items():
             click.echo(f"{problem}: {remedy}")
+
+
+def _credentials(dq: DQ, hosts: str) -> dict[str, Any]:
+    """Make the arguments of a session from the settings that name one of the servers."""
+    from celery_dq.transport.zookeeper.address import host_list, session_options
+
+    def servers(hosts: str) -> set[str]:
+        return {*host_list(hosts.partition("/")[0], None, None).split(",")}
+
+    connection = click.get_current_context().obj.app.connection_for_write()
+    if connection.transport_cls == ZOOKEEPER_SCHEME:
+        transport = connection.transport
+        if servers(transport.session.hosts) & servers(hosts):
+            # The transport has moved the user and the password of the URL to its client.
+            return session_options(transport.client)
+    if servers(dq.options.election.removeprefix("zookeeper://")) & servers(hosts):
+        return dict(dq.options.election_options)
+    return {}

@@ -23,7 +23,8 @@ DENIED, UNREADABLE = "denied by its ACL", "not in Curator's framing"
 #: What to do about each problem.
 REMEDIES = {
     "": "",
-    DENIED: "This command has no credentials. A consumer that the ACL denies, too, passes over the node: let "
+    DENIED: "The credentials of this client do not suffice; the command has those of the settings that name "
+    "one of HOSTS: broker_url or dq_election. A consumer that the ACL denies, too, passes over the node: let "
     "it read the node and create and delete its children, with setAcl in zkCli.sh.",
     UNREADABLE: "No consumer can decode the node: check --kind and the program that wrote it, or delete it.",
 }

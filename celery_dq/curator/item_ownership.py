@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
@@ -119,25 +119,17 @@ class LockedOwnership:
 
     def take(self, names: Sequence[str]) -> OwnedItems:
         """Lock and read as many of `names` as are free."""
-        wanted = [self._wanted(name) for name in names]
-        try:
-            taken = self._item_locks.take(wanted)
-        except TransactionRefused as refusal:
-            if not isinstance(refusal.error, NoNodeError):
-                raise
-            # The folder was never created, or was an empty container that the server has deleted.
-            self._session.ask(lambda client: client.ensure_path_async(self._lock_path), self._timeout_s)
-            taken = self._item_locks.take(wanted)
-        nodes = [Node(name_of(held.item), held.data, held) for held in taken.held]
+        taken = self._item_locks.take([self._wanted(name) for name in names])
+        nodes = [Node(held.name, held.data, held) for held in taken.held]
         left = [node for node in nodes if not self._decoder.readable(node.name, node.data)]
         if left:
             self.release(left)
             nodes = [node for node in nodes if node not in left]
-        denied = [name_of(each.item) for each in taken.denied]
+        denied = [each.name for each in taken.denied]
         for name in denied:
             self._decoder.pass_over(name, DENIED)
         return OwnedItems(
-            nodes, [name_of(each.item) for each in taken.locked], [*denied, *(node.name for node in left)]
+            nodes, [each.name for each in taken.locked], [*denied, *(node.name for node in left)]
         )
 
     def drop(self, names: Sequence[str]) -> None:
@@ -159,40 +151,12 @@ class LockedOwnership:
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Delete the locks."""
-        self._item_locks.release([node.held for node in nodes if node.held is not None])
+        self._item_locks.drop([node.held for node in nodes if node.held is not None])
 
     def watch(self, names: Sequence[str], wake: Callable[[str], None]) -> list[str]:
         """Watch the locks of `names`; return the names without a lock."""
-
-        def send(client: Any) -> list[Any]:
-            # A read of a missing node leaves no watch behind; an existence check would.
-            return [
-                client.get_async(f"{self._lock_path}/{name}", watch=lambda _event, name=name: wake(name))
-                for name in names
-            ]
-
-        answers = ask_all(self._session, send, self._timeout_s)
-        free, hidden = [], []
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, NoNodeError):
-                free.append(name)
-            elif isinstance(answer, NoAuthError):
-                hidden.append(name)
-            elif isinstance(answer, KazooException):
-                raise failure_of("read", f"{self._lock_path}/{name}", answer)
-        return [*free, *self._watch_hidden(hidden, wake)] if hidden else free
-
-    def _watch_hidden(self, names: Sequence[str], wake: Callable[[str], None]) -> list[str]:
-        """Watch the folder of the locks, because a lock that may not be read cannot be watched."""
-
-        def fired(_event: Any) -> None:
-            for name in names:
-                wake(name)
-
-        there = self._session.ask(
-            lambda client: client.get_children_async(self._lock_path, watch=fired), self._timeout_s
-        )
-        return [name for name in names if name not in there]
+        wanted = [self._wanted(name) for name in names]
+        return [each.name for each in self._item_locks.watch(wanted, lambda each: wake(each.name))]
 
     def present(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that are in the queue."""
@@ -335,8 +299,3 @@ class DeletedOwnership:
 
     def close(self) -> None:
         """Do nothing: this class keeps no state in ZooKeeper."""
-
-
-def name_of(path: str) -> str:
-    """Return the last part of a path; an id in a name never contains a slash."""
-    return path.rsplit("/", 1)[1]

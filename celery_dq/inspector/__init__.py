@@ -6,7 +6,10 @@ counts that are read together may differ by what happened in between.
 
 ``redis_values``                   reads replies of Redis
 ``queues``, ``tenants``, ``waiting``, ``messages``   the state of a queue and of its tenants
+``live_quotas``                    the live quotas of a queue, to compare, export and import
+``zookeeper_queues``               queues and messages on ``dq-zookeeper://``
 ``dead_letters``, ``dedup_locks``  messages given up on; dedup locks
+``leaders``                        leaders of singleton queues and other elections
 ``explain``                        why a tenant or a message waits, as a sentence
 ``spill``                          buffered messages on disk
 

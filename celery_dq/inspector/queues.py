@@ -55,6 +55,29 @@ class QueueSnapshot:
     consumers: tuple[ConsumerSnapshot, ...]
 
 
+@dataclass(frozen=True)
+class ZooKeeperQueueSnapshot:
+    """The counts of a queue on ``dq-zookeeper://``. Which workers consume it is not known there.
+
+    Attributes:
+        name: Name of the queue.
+        waiting: Messages that wait.
+        delayed: Messages whose ETA has not come, or that no worker has made ready yet.
+        held: In-flight messages.
+        dead: Dead letters.
+        suspects: Messages that have lost a worker.
+        unreadable: Messages that no worker can read.
+    """
+
+    name: str
+    waiting: int
+    delayed: int
+    held: int
+    dead: int
+    suspects: int
+    unreadable: int
+
+
 def queue_snapshot(partition: Partition, client: Client) -> QueueSnapshot:
     """Read the counts of a queue, in a few round trips with one command per consumer."""
     keys = partition.keys

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import ElectionWon, Leader
 from celery_dq.scripts.loader import ScriptSet
 
-__all__ = ["RedisElection", "load_scripts"]
+__all__ = ["RedisElection", "led_names", "load_scripts"]
 
 #: Maximum time of one wait for a vacancy, as a share of the session; shorter than the client's timeout.
 LONGEST_WAIT = 1 / 12
@@ -32,6 +32,23 @@ LONGEST_WAIT = 1 / 12
 def load_scripts() -> ScriptSet:
     """Read the scripts of the election."""
     return ScriptSet(Path(__file__).parent, "campaign", "renew", "resign", "stand")
+
+
+def led_names(client: Any, leaderships: Iterable[PartitionKeys]) -> list[str]:
+    """Return the names of the leaderships that ever had a leader.
+
+    Raises:
+        ConnectionError: Redis does not answer.
+    """
+    known = list(leaderships)
+    pipeline = client.pipeline(transaction=False)
+    for keys in known:
+        pipeline.hget(keys.leader, "token")
+    try:
+        found = pipeline.execute()
+    except redis.RedisError as error:
+        raise ConnectionError(f"Redis did not answer the question for leaders: {error}") from error
+    return [keys.queue for keys, token in zip(known, found, strict=True) if token]
 
 
 class RedisElection:

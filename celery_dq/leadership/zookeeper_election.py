@@ -29,15 +29,29 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
-from celery_dq.znodes import LeadershipNodes, serial_order
+from celery_dq.znodes import LeadershipNodes, leaderships, serial_order
 from celery_dq.zookeeper.session import Session, SessionState
 
-__all__ = ["ZooKeeperElection"]
+__all__ = ["ZooKeeperElection", "leadership_names"]
 
 #: Timeout of a request, as a share of the session.
 PATIENCE = 1 / 6
 #: Maximum readings of the list of candidates, if it changes while it is read.
 LOOKS = 20
+
+
+def leadership_names(session: Session, environment: str) -> list[str]:
+    """Return the names of all leaderships that ever had a candidate.
+
+    Raises:
+        ZooKeeperUnreachable: ZooKeeper does not answer.
+    """
+    folder = leaderships(environment)
+    try:
+        found = session.ask(lambda client: client.get_children_async(folder), session.timeout_s)
+    except NoNodeError:
+        return []
+    return sorted(map(LeadershipNodes.name_of, found))
 
 
 class ZooKeeperElection:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
-from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.leadership.redis_election import RedisElection, led_names
 from celery_dq.options.sections import Options
 from celery_dq.znodes import LeadershipNodes
 
@@ -53,21 +53,31 @@ class Elections:
 
     def candidate(self, queue: str) -> Election:
         """Create a candidate for the leadership of `queue`."""
-        options = self._options
         if self._by_zookeeper:
             # kazoo is imported only if dq_election names a ZooKeeper.
             from celery_dq.leadership.zookeeper_election import ZooKeeperElection
-            from celery_dq.zookeeper.credentials import Spelling
-            from celery_dq.zookeeper.session import Session
 
-            if self._session is None:
-                hosts = options.election.removeprefix("zookeeper://")
-                extra: dict[str, Any] = dict(options.election_options)
-                spelling = Spelling(*(f"dq_election_options[{key!r}]" for key in Spelling._fields))
-                self._session = Session(hosts, timeout_s=self._session_s, spelling=spelling, **extra)
-            return ZooKeeperElection(self._session, LeadershipNodes(options.environment, queue), self._who)
-        keys = PartitionKeys(options.environment, queue, 0, options.key_prefix)
-        return RedisElection(self._make_client(), keys, self._who, self._session_s)
+            nodes = LeadershipNodes(self._options.environment, queue)
+            return ZooKeeperElection(self._make_session(), nodes, self._who)
+        return RedisElection(self._make_client(), self._keys(queue), self._who, self._session_s)
+
+    def led(self, known: Iterable[str]) -> list[str]:
+        """Return the names of the leaderships that ever had a candidate or a leader.
+
+        Args:
+            known: Names to look for. ZooKeeper has a list of all names, and Redis has none.
+
+        Raises:
+            OSError: The server does not answer.
+        """
+        if self._by_zookeeper:
+            from celery_dq.leadership.zookeeper_election import leadership_names
+
+            return leadership_names(self._make_session(), self._options.environment)
+        return led_names(self._make_client(), map(self._keys, known))
+
+    def _keys(self, queue: str) -> PartitionKeys:
+        return PartitionKeys(self._options.environment, queue, 0, self._options.key_prefix)
 
     @property
     def _by_zookeeper(self) -> bool:
@@ -82,6 +92,17 @@ class Elections:
         """End the session, and with it the remaining candidates."""
         if self._session is not None:
             self._session.close()
+
+    def _make_session(self) -> Any:
+        if self._session is None:
+            from celery_dq.zookeeper.credentials import Spelling
+            from celery_dq.zookeeper.session import Session
+
+            hosts = self._options.election.removeprefix("zookeeper://")
+            extra: dict[str, Any] = dict(self._options.election_options)
+            spelling = Spelling(*(f"dq_election_options[{key!r}]" for key in Spelling._fields))
+            self._session = Session(hosts, timeout_s=self._session_s, spelling=spelling, **extra)
+        return self._session
 
     def _make_client(self) -> Any:
         if self._client is None:

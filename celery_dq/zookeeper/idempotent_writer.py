@@ -248,18 +248,17 @@ class IdempotentWriter:
         return batch
 
     def _send(self, own: _WriterState, batch: list[_PendingSteps], deadline: float) -> None:
+        stamps: dict[str, Stamp] = {}
         try:
-            answers = self._write(own, [step for entry in batch for step in entry.steps], deadline, {}, "")
-        except TransactionRefused as refusal:
-            if len(batch) > 1:
+            steps = [step for entry in batch for step in entry.steps]
+            answers = self._write(own, steps, deadline, stamps, "")
+        except BaseException as error:
+            # Without a stamp, no step was done.
+            if isinstance(error, (TransactionRefused, AccessDenied)) and not stamps and len(batch) > 1:
                 # One of them was refused and the others with it: send each alone.
                 for entry in batch:
                     self._send(own, [entry], deadline)
                 return
-            batch[0].error = refusal
-            batch[0].done = True
-            return
-        except BaseException as error:
             for entry in batch:
                 entry.error, entry.done = error, True
             if not isinstance(error, Exception):
@@ -341,7 +340,7 @@ class IdempotentWriter:
 
         A deletion may be repeated, because it leaves the version as it was.
         """
-        own.stamp, stamp = None, stamps[key]
+        stamp = stamps[key]
         while True:
             try:
                 transact(self._session, [delete(stamp.node, stamp.version)], self._try(deadline))

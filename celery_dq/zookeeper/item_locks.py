@@ -6,6 +6,9 @@ session, and the item is free again. An item is finished by deleting it and its 
 The name of a lock does not identify its holder. A late request of an expired session could delete the lock of
 the next holder. Therefore each session also has an ephemeral node, its *presence*, and every transaction
 checks it: as long as the presence exists, the session lives, and so do its locks.
+
+A lock that was deleted by hand is not recognised after another consumer has locked the item: both finish it,
+with ``DONE`` or ``GONE``. A read of each lock before its deletion would cost three quarters of a finish.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 
@@ -26,19 +29,30 @@ from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
     Step,
     TransactionRefused,
+    answer_of,
     ask_all,
     begin,
     check,
     create,
     delete,
     failure_of,
-    transact,
     verdict,
 )
 
-__all__ = ["ItemLocks", "LockedItem", "FinishOutcome", "TakeResult", "WantedItem"]
+__all__ = ["FinishOutcome", "ItemLocks", "LockedItem", "PendingTransaction", "TakeResult", "WantedItem"]
 
 logger = logging.getLogger(__name__)
+
+
+class Lockable(Protocol):
+    """An item with the path of its lock."""
+
+    @property
+    def lock(self) -> str:
+        """The path of the lock."""
+
+
+Item = TypeVar("Item", bound=Lockable)
 
 
 class WantedItem(NamedTuple):
@@ -46,6 +60,11 @@ class WantedItem(NamedTuple):
 
     item: str
     lock: str
+
+    @property
+    def name(self) -> str:
+        """The name of the item; an id in a name never contains a slash."""
+        return self.item.rpartition("/")[2]
 
 
 class LockedItem(NamedTuple):
@@ -57,6 +76,11 @@ class LockedItem(NamedTuple):
     stat: Any
     presence: str
 
+    @property
+    def name(self) -> str:
+        """The name of the item."""
+        return self.item.rpartition("/")[2]
+
 
 class TakeResult(NamedTuple):
     """The result of an attempt to take items.
@@ -65,7 +89,7 @@ class TakeResult(NamedTuple):
         held: Items that were locked.
         locked: Items that other consumers have locked.
         gone: Items that do not exist any more.
-        denied: Items that their ACL does not let this session read.
+        denied: Items that their ACL does not let this session read or lock.
     """
 
     held: list[LockedItem]
@@ -83,6 +107,14 @@ class FinishOutcome(Enum):
     GONE = "gone"
     #: The session had expired, and another consumer has locked the item: it is consumed again.
     LOST = "lost"
+
+
+class PendingTransaction(NamedTuple):
+    """A transaction that was sent and not answered yet."""
+
+    steps: Sequence[Step]
+    client: Any
+    pending: Any
 
 
 class _Presence:
@@ -105,60 +137,158 @@ class ItemLocks:
         session: The session that owns the locks.
         presences: The folder of the presences; created if it is missing.
         timeout_s: Seconds to wait for ZooKeeper; default 10.
+        taking: Returns further steps of the transaction that locks an item, from the path of the item.
+            Default: no steps.
     """
 
-    def __init__(self, session: Session, presences: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        session: Session,
+        presences: str,
+        *,
+        timeout_s: float = 10.0,
+        taking: Callable[[str], list[Step]] = lambda _item: [],
+    ) -> None:
         self._session = session
         self._presences = presences
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        self._taking = taking
         self._state = PerProcess(_Presence)
+
+    # -- locking
 
     def take(self, wanted: Sequence[WantedItem]) -> TakeResult:
         """Lock and read those of `wanted` that are free, in one round trip if all are.
 
-        The folder of the locks must exist. If the call raises, some items may be locked: :meth:`drop` them
-        before the next attempt to take them.
+        The folder of the locks is created if it is missing. If the call raises, some items may be locked:
+        :meth:`drop` or :meth:`recover` them before the next attempt to take them.
 
         Raises:
-            TransactionRefused: A lock could not be created, e.g. because the folder of the locks is missing.
             ZooKeeperUnreachable: ZooKeeper did not answer, or the session expired.
             AccessDenied: An ACL forbids to create the locks.
         """
         if not wanted:
             return TakeResult([], [], [], [])
         presence = self._presence()
-        taken = TakeResult([], [], [], [])
-        mine = list(wanted)
-        steps = [check(presence), *[step for each in mine for step in lock_steps(each, presence)]]
-        paths = [each.item for each in mine]
+        paths = [each.item for each in wanted]
         # ZooKeeper answers the requests of a session in order: the items are locked before they are read.
-        locking, *reading = ask_all(
-            self._session,
-            lambda client: [begin(client, steps), *begin_reading(client, paths)],
-            self._timeout_s,
-        )
-        try:
-            verdict(steps, locking)
-        except (TransactionRefused, AccessDenied):
-            mine = self._take_each(presence, mine, taken)
-            answers = read_all(self._session, [each.item for each in mine], self._timeout_s)
+        locking = self._begin(presence, [step for each in wanted for step in self._locking(each, presence)])
+        reading = begin_reading(locking.client, paths)
+        refusals = [self._refusal(locking)]
+        if refusals == [None]:
+            refusals *= len(wanted)
+            answers = [answer_of(self._session, locking.client, each, self.timeout_s) for each in reading]
+            found = readings(self._session, paths, answers, self.timeout_s)
         else:
-            answers = readings(self._session, paths, reading, self._timeout_s)
-        for each, answer in zip(mine, answers, strict=True):
+            if len(wanted) > 1:
+                begun = [self._begin(presence, self._locking(each, presence)) for each in wanted]
+                refusals = [self._refusal(each) for each in begun]
+            mine = [path for path, refusal in zip(paths, refusals, strict=True) if refusal is None]
+            found = self.read(mine)
+        return self._sorted(presence, wanted, refusals, found)
+
+    def recover(self, wanted: Sequence[WantedItem]) -> list[LockedItem]:
+        """Read those of `wanted` that this consumer has locked, after a :meth:`take` that raised."""
+        presence = self._presence()
+        mine = self._mine(presence, wanted)
+        found = self.read([each.item for each in mine])
+        return self._sorted(presence, mine, [None] * len(mine), found).held
+
+    def mine(self, wanted: Sequence[Item]) -> list[Item]:
+        """Ask for the locks; return those of `wanted` that this consumer has locked."""
+        return self._mine(self._presence(), wanted)
+
+    def holds(self, held: LockedItem) -> bool:
+        """Whether this session still holds the item, as far as it knows; sends no request."""
+        own = self._state.get()
+        return own.session_id == self._session.id and held.presence == own.presence
+
+    def drop(self, wanted: Sequence[Lockable]) -> None:
+        """Delete those of the locks that this consumer holds: their items are free again."""
+        if not wanted:
+            return
+        presence = self._presence()
+        attempts = [[check(presence), delete(each.lock)] for each in self._mine(presence, wanted)]
+        self.ask_all(lambda client: [begin(client, each) for each in attempts])
+
+    def watch(self, wanted: Sequence[Item], wake: Callable[[Item], None]) -> list[Item]:
+        """Call `wake` with each of `wanted` when its lock or the connection ends; return the free ones."""
+
+        def watching(each: Item) -> Callable[[Any], None]:
+            return lambda _event: wake(each)
+
+        def folder_changed(_event: Any) -> None:
+            for each in hidden:
+                wake(each)
+
+        free, hidden = list[Item](), list[Item]()
+        # A read of a missing node leaves no watch behind; an existence check would.
+        answers = self.ask_all(
+            lambda client: [client.get_async(each.lock, watch=watching(each)) for each in wanted]
+        )
+        for each, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, NoNodeError):
-                # A peer without locks has deleted the item in the meantime.
-                self.drop([each])
-                taken.gone.append(each)
+                free.append(each)
             elif isinstance(answer, NoAuthError):
-                # The ACL has changed since the item was locked.
-                self.drop([each])
-                taken.denied.append(each)
+                hidden.append(each)
             elif isinstance(answer, KazooException):
-                self.drop(mine)
-                raise failure_of("read", each.item, answer) from None
-            else:
-                taken.held.append(LockedItem(each.item, each.lock, answer[0], answer[1], presence))
-        return taken
+                raise failure_of("read", each.lock, answer)
+        if hidden:
+            # A lock that may not be read cannot be watched, but its folder can.
+            folder = hidden[0].lock.rpartition("/")[0]
+            names = self.ask(lambda client: client.get_children_async(folder, watch=folder_changed))
+            free += [each for each in hidden if each.lock.rpartition("/")[2] not in names]
+        return free
+
+    # -- requests and transactions
+
+    def ask(self, request: Callable[[Any], Any]) -> Any:
+        """Send one request; see :meth:`Session.ask`."""
+        return self._session.ask(request, self.timeout_s)
+
+    def ensure(self, folder: str) -> None:
+        """Create a folder if it is missing."""
+        self.ask(lambda client: client.ensure_path_async(folder))
+
+    def ask_all(self, send: Callable[[Any], Sequence[Any]]) -> list[Any]:
+        """Send several requests at once; see :func:`~celery_dq.zookeeper.transaction.ask_all`."""
+        return ask_all(self._session, send, self.timeout_s)
+
+    def read(self, paths: Sequence[str]) -> list[Any]:
+        """Read nodes; see :func:`~celery_dq.zookeeper.multi_read.read_all`."""
+        return read_all(self._session, paths, self.timeout_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the presence was deleted: with its session, with the whole chroot, or by hand."""
+        own = self._state.get()
+        return bool(own.presence) and own.session_id is None
+
+    def begin(self, steps: Sequence[Step]) -> PendingTransaction:
+        """Send a transaction that is carried out only if the session has not ended."""
+        return self._begin(self._presence(), steps)
+
+    def refused(self, begun: PendingTransaction) -> TransactionRefused | None:
+        """Wait for the answer to a transaction.
+
+        Returns:
+            None when the transaction was carried out. Otherwise the refusal, with the index of the refused
+            step from 0.
+
+        Raises:
+            ZooKeeperUnreachable: No answer came, or the session has ended.
+            AccessDenied: An ACL forbids one of the steps.
+        """
+        try:
+            verdict(begun.steps, answer_of(self._session, begun.client, begun.pending, self.timeout_s))
+        except TransactionRefused as refusal:
+            if refusal.index == 0:
+                self._disappear(refusal.step.path)
+                raise ZooKeeperUnreachable(
+                    f"The session with ZooKeeper at {self._session.hosts} has ended"
+                ) from None
+            return TransactionRefused.at(refusal.index - 1, refusal.step, refusal.error)
+        return None
 
     def finish(self, held: Sequence[LockedItem]) -> list[FinishOutcome]:
         """Delete the items and their locks: all at once, or each alone if that is refused.
@@ -170,16 +300,12 @@ class ItemLocks:
             return []
         presence = self._presence()
         if all(each.presence == presence for each in held):
-            steps = [check(presence)]
-            for each in held:
-                steps += [delete(each.item), delete(each.lock)]
-            try:
-                transact(self._session, steps, self._timeout_s)
-            except TransactionRefused as refusal:
-                logger.debug("Finishing %d items one by one: %s", len(held), refusal)
-            else:
+            steps = [delete(path) for each in held for path in (each.item, each.lock)]
+            refusal = self._transact(presence, steps)
+            if refusal is None:
                 return [FinishOutcome.DONE] * len(held)
-        return [self._replace(each, [], presence) for each in held]
+            logger.debug("Finishing %d items one by one: %s", len(held), refusal)
+        return [self.replace(each, []) for each in held]
 
     def replace(self, held: LockedItem, steps: Sequence[Step]) -> FinishOutcome:
         """Delete the item and its lock and do `steps` in one transaction, for example to requeue the item.
@@ -189,31 +315,25 @@ class ItemLocks:
         Raises:
             TransactionRefused: One of `steps` was refused; the item is locked as before.
         """
-        return self._replace(held, steps, self._presence())
-
-    def holds(self, held: LockedItem) -> bool:
-        """Whether this session still holds the item, as far as it knows; sends no request."""
-        own = self._state.get()
-        return own.session_id == self._session.id and held.presence == own.presence
-
-    def release(self, held: Sequence[LockedItem]) -> None:
-        """Release the items: delete those of their locks that this session still holds."""
-        self.drop([WantedItem(each.item, each.lock) for each in held])
-
-    def drop(self, wanted: Sequence[WantedItem]) -> None:
-        """Delete those of the locks that this session holds."""
-        if not wanted:
-            return
         presence = self._presence()
-        answers = ask_all(
-            self._session, lambda client: [client.get_async(each.lock) for each in wanted], self._timeout_s
-        )
-        attempts = [
-            [check(presence), delete(each.lock)]
-            for each, answer in zip(wanted, answers, strict=True)
-            if not isinstance(answer, KazooException) and answer[0] == presence.encode()
-        ]
-        ask_all(self._session, lambda client: [begin(client, each) for each in attempts], self._timeout_s)
+        if held.presence == presence:
+            refusal = self._transact(presence, [delete(held.item), *steps, delete(held.lock)])
+            if refusal is None:
+                return FinishOutcome.DONE
+            if refusal.index == 0:
+                # Otherwise the lock would stay until the session ends.
+                self.drop([held])
+                return FinishOutcome.GONE
+            if refusal.index <= len(steps):
+                raise refusal
+        # The session is a new one, or the lock was deleted by hand: finish only if no consumer has the lock.
+        lock = create(held.lock, ephemeral=True)
+        refusal = self._transact(presence, [lock, delete(held.item), *steps, delete(held.lock)])
+        if refusal is None:
+            return FinishOutcome.DONE
+        if refusal.index > 1:
+            raise refusal
+        return FinishOutcome.GONE if refusal.index else FinishOutcome.LOST
 
     def close(self) -> None:
         """Delete the presence, so that this session can finish nothing more; a later call makes a new one."""
@@ -223,7 +343,7 @@ class ItemLocks:
             # Without a connection, the presence ends with its session; to wait for a connection is no faster.
             if session_id == self._session.id and self._session.state is SessionState.CONNECTED:
                 try:
-                    self._session.ask(lambda client: client.delete_async(own.presence), self._timeout_s)
+                    self._session.ask(lambda client: client.delete_async(own.presence), self.timeout_s)
                 except (ZooKeeperUnreachable, KazooException) as error:
                     logger.debug("Presence %s stays until its session ends: %r", own.presence, error)
 
@@ -243,7 +363,7 @@ class ItemLocks:
         try:
             _path, stat = self._session.ask(
                 lambda client: client.create_async(path, ephemeral=True, makepath=True, include_data=True),
-                self._timeout_s,
+                self.timeout_s,
             )
         except KazooException as error:
             raise failure_of("create", path, error) from None
@@ -257,60 +377,69 @@ class ItemLocks:
             if own.presence == presence:
                 own.session_id = None
 
-    def _take_each(self, presence: str, wanted: list[WantedItem], taken: TakeResult) -> list[WantedItem]:
-        attempts = [[check(presence), *lock_steps(each, presence)] for each in wanted]
-        answers = ask_all(
-            self._session, lambda client: [begin(client, each) for each in attempts], self._timeout_s
-        )
-        mine = []
-        for each, steps, answer in zip(wanted, attempts, answers, strict=True):
-            try:
-                verdict(steps, answer)
-            except TransactionRefused as refusal:  # noqa: PERF203 - each has an answer of its own
-                if refusal.index == 0:
-                    self._disappear(presence)
-                    raise ZooKeeperUnreachable(f"the session expired while it locked {each.item}") from None
-                if refusal.index == 1:
-                    taken.gone.append(each)
-                elif isinstance(refusal.error, NodeExistsError):
-                    taken.locked.append(each)
-                else:
-                    raise
-            except AccessDenied as denial:
-                if denial.path != each.item:
-                    raise
-                taken.denied.append(each)
-            else:
-                mine.append(each)
-        return mine
+    def _begin(self, presence: str, steps: Sequence[Step]) -> PendingTransaction:
+        checked = [check(presence), *steps]
+        client = self._session.open(self.timeout_s)
+        return PendingTransaction(checked, client, begin(client, checked))
 
-    def _replace(self, held: LockedItem, steps: Sequence[Step], presence: str) -> FinishOutcome:
-        if held.presence == presence:
-            attempt = [check(presence), delete(held.item), *steps, delete(held.lock)]
-            try:
-                transact(self._session, attempt, self._timeout_s)
-            except TransactionRefused as refusal:
-                if refusal.index == 1:
-                    # Otherwise the lock would stay until the session ends.
-                    self.drop([WantedItem(held.item, held.lock)])
-                    return FinishOutcome.GONE
-                if 1 < refusal.index < len(attempt) - 1:
-                    raise
-            else:
-                return FinishOutcome.DONE
-        # The session is a new one, or the lock was deleted by hand: finish only if no consumer has the lock.
-        attempt = [create(held.lock, ephemeral=True), delete(held.item), *steps, delete(held.lock)]
+    def _transact(self, presence: str, steps: Sequence[Step]) -> TransactionRefused | None:
+        return self.refused(self._begin(presence, steps))
+
+    def _refusal(self, begun: PendingTransaction) -> TransactionRefused | AccessDenied | None:
         try:
-            transact(self._session, attempt, self._timeout_s)
-        except TransactionRefused as refusal:
-            if refusal.index == 0:
-                return FinishOutcome.LOST
-            if refusal.index == 1:
-                return FinishOutcome.GONE
-            raise
-        return FinishOutcome.DONE
+            return self.refused(begun)
+        except AccessDenied as denial:
+            return denial
 
+    def _mine(self, presence: str, wanted: Sequence[Item]) -> list[Item]:
+        answers = self.ask_all(lambda client: [client.get_async(each.lock) for each in wanted])
+        return [
+            each
+            for each, answer in zip(wanted, answers, strict=True)
+            if not isinstance(answer, KazooException) and answer[0] == presence.encode()
+        ]
 
-def lock_steps(wanted: WantedItem, presence: str) -> list[Step]:
-    """Return the steps that lock an existing item and record the session's presence in the lock."""
-    return [check(wanted.item), create(wanted.lock, presence.encode(), ephemeral=True)]
+    def _locking(self, wanted: WantedItem, presence: str) -> list[Step]:
+        lock = create(wanted.lock, presence.encode(), ephemeral=True)
+        return [check(wanted.item), lock, *self._taking(wanted.item)]
+
+    def _sorted(
+        self,
+        presence: str,
+        wanted: Sequence[WantedItem],
+        refusals: Sequence[TransactionRefused | AccessDenied | None],
+        found: Sequence[Any],
+    ) -> TakeResult:
+        """Sort the items by the refusals of their locks, and by the answers for those that are locked."""
+        taken = TakeResult([], [], [], [])
+        stale, homeless = list[WantedItem](), list[WantedItem]()
+        answers = iter(found)
+        for each, refusal in zip(wanted, refusals, strict=True):
+            if isinstance(refusal, AccessDenied):
+                if not refusal.path.startswith(each.item):
+                    raise refusal
+                taken.denied.append(each)
+            elif refusal is not None:
+                if isinstance(refusal.error, NodeExistsError):
+                    taken.locked.append(each)
+                elif not isinstance(refusal.error, NoNodeError):
+                    raise refusal
+                else:
+                    (homeless if refusal.step.path == each.lock else taken.gone).append(each)
+            elif isinstance(answer := next(answers), (NoNodeError, NoAuthError)):
+                # A peer without locks has deleted the item in the meantime, or its ACL has changed.
+                stale.append(each)
+                (taken.gone if isinstance(answer, NoNodeError) else taken.denied).append(each)
+            elif isinstance(answer, KazooException):
+                raise failure_of("read", each.item, answer) from None
+            else:
+                taken.held.append(LockedItem(each.item, each.lock, answer[0], answer[1], presence))
+        self.drop(stale)
+        if homeless:
+            # The folder was never created, or was an empty container that the server has deleted.
+            self.ensure(homeless[0].lock.rpartition("/")[0])
+            held, locked, gone, denied = self.take(homeless)
+            taken = TakeResult(
+                taken.held + held, taken.locked + locked, taken.gone + gone, taken.denied + denied
+            )
+        return taken

@@ -54,7 +54,7 @@ from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
 
-__all__ = ["Session", "SessionState"]
+__all__ = ["PinnedSession", "Session", "SessionState"]
 
 logger = logging.getLogger(__name__)
 
@@ -400,3 +400,40 @@ class Session:
                     state.value,
                     extra={"event": "zookeeper_listener_failed"},
                 )
+
+
+class PinnedSession(Session):
+    """The current session of a :class:`Session`. After its end, requests raise and open no further session.
+
+    Args:
+        session: Opened if necessary.
+
+    Attributes:
+        client: The client of the session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.client: Any = session.open()
+        # Both objects share the state of the session.
+        vars(self).update(vars(session))
+        self._pinned = session.id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended, and its ephemeral nodes with it, as far as the client knows."""
+        return self.state in {SessionState.LOST, SessionState.CLOSED} or self.id != self._pinned
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests of the session are answered, as far as the client knows."""
+        return self.state is SessionState.CONNECTED and not self.is_over
+
+    def open(self, timeout_s: float = 15.0) -> Any:
+        """Return the client without waiting for a connection.
+
+        Raises:
+            ZooKeeperUnreachable: The session has ended.
+        """
+        if self.is_over:
+            raise ZooKeeperUnreachable(f"The session with ZooKeeper at {self.hosts} has ended")
+        return self.client

@@ -33,6 +33,7 @@ __all__ = [
     "MAX_REQUEST",
     "TransactionRefused",
     "Step",
+    "answer_of",
     "ask_all",
     "check",
     "check_size",
@@ -214,18 +215,18 @@ def ask_all(session: Session, send: Callable[[Any], Sequence[Any]], timeout_s: f
         ConfigurationError: The server refused the credentials.
     """
     client = session.open(timeout_s)
-    answers: list[Any] = []
-    for pending in send(client):
-        try:
-            answers.append(pending.get(timeout=timeout_s))
-        except (*SILENCE, client.handler.timeout_exception) as error:  # noqa: PERF203 - each answer by itself
-            raise ZooKeeperUnreachable(
-                f"ZooKeeper at {session.hosts} did not answer within {timeout_s:g} s: {error!r}"
-            ) from None
-        except AuthFailedError as error:
-            raise ConfigurationError(
-                f"ZooKeeper at {session.hosts} refused the credentials: {error!r}"
-            ) from None
-        except KazooException as error:
-            answers.append(error)
-    return answers
+    return [answer_of(session, client, pending, timeout_s) for pending in send(client)]
+
+
+def answer_of(session: Session, client: Any, pending: Any, timeout_s: float) -> Any:
+    """Wait for the answer to one request of :func:`ask_all`."""
+    try:
+        return pending.get(timeout=timeout_s)
+    except (*SILENCE, client.handler.timeout_exception) as error:
+        raise ZooKeeperUnreachable(
+            f"ZooKeeper at {session.hosts} did not answer within {timeout_s:g} s: {error!r}"
+        ) from None
+    except AuthFailedError as error:
+        raise ConfigurationError(f"ZooKeeper at {session.hosts} refused the credentials: {error!r}") from None
+    except KazooException as error:
+        return error

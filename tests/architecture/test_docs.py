@@ -127,7 +127,7 @@ def test_every_script_and_key_is_in_the_documentation(pages: str) -> None:
 
 def test_every_finding_of_the_doctor_is_explained() -> None:
     guide = (DOCS / "guides" / "operating.rst").read_text()
-    sources = (ROOT / "celery_dq" / "app" / "checks").glob("*_checks.py")
+    sources = (ROOT / "celery_dq" / "app" / "checks").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'"([EW]\d{3})"', path.read_text())}
     assert {code for code in codes if f"``{code}``" not in guide} == set()
     assert {*re.findall(r"^``([EW]\d{3})``", guide, re.M)} == codes

@@ -200,7 +200,7 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
         yield from imported_at_run_time(node)
 
 
-def test_only_what_the_installation_brings_is_imported() -> None:
+def test_only_installed_packages_are_imported() -> None:
     # Celery with its requirements; the extras; the requirements of one report; and pytest, which
     # imports its fixtures itself.
     brought = {

@@ -101,6 +101,9 @@ GONE = re.compile(
 #: Endings of the files whose text is read.
 TEXT_FILES = (".py", ".lua", ".rst", ".toml", ".cfg", ".conf", ".java")
 
+#: A test that names its subject by a question hides it.
+RIDDLE = re.compile(r"def (test_(?:\w+_)?(?:what|who|whatever|whoever)_\w*)")
+
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: The beginning of every key in Redis. Rules for users end in ``dq:*`` and name no key.
 KEY_TEXT = re.compile(r"(?<![\w-])dq:(?!\*$)")
@@ -242,6 +245,11 @@ def test_no_text_has_a_word_that_is_gone() -> None:
     assert gone_words(all_texts()) == []
 
 
+def test_every_test_names_its_subject() -> None:
+    assert [name for _, source in other_sources() for name in RIDDLE.findall(source)] == []
+    assert RIDDLE.findall("def " + "test_what_is_it()") == ["test_what_is_it"]
+
+
 def test_keys_are_spelled_in_one_place() -> None:
     files = [(path, source) for path, source in sources("py") if str(path) not in KEY_FILES]
     assert keys_spelled(files) == []
@@ -262,7 +270,7 @@ def test_every_exception_is_needed() -> None:
     assert built - used == set()
 
 
-def test_the_checks_refuse_what_they_are_for() -> None:
+def test_the_checks_refuse_their_examples() -> None:
     bad = "class LeaseKeeper:\n    def give_it_back(self, ticket):\n        self._bell = 'dq:online:push'\n"
     here = Path("transport/bad.py")
     assert len(misnamed([(here, bad)])) == 3

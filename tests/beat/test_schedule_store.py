@@ -50,7 +50,7 @@ def book(request: pytest.FixtureRequest) -> Iterator[ScheduleStore]:
         session.close()
 
 
-def test_what_is_new_is_remembered_and_what_is_known_is_reported(book: ScheduleStore) -> None:
+def test_a_new_entry_is_remembered_and_a_known_one_is_reported(book: ScheduleStore) -> None:
     entries = {f"{NAME}-{number}": minutes(number) for number in range(3)}
     assert book.adopt(1, known(**entries)) == {name: LastRun(ran, 0) for name, ran in entries.items()}
     later = {name: ran + timedelta(hours=1) for name, ran in entries.items()}

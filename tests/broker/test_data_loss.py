@@ -102,7 +102,11 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
                 connection, lambda: errors(caplog) and "lease_renewed_again" in events(caplog)
             )
     assert errors(caplog) == ["data_lost"]
-    assert events(caplog).count("lease_not_renewed") == events(caplog).count("lease_renewed_again") == 1
+    # Heartbeats of earlier tests may still look for their servers.
+    own = [
+        str(getattr(record, "event", "")) for record in caplog.records if process.consumer in record.message
+    ]
+    assert [event for event in own if "renewed" in event] == ["lease_not_renewed", "lease_renewed_again"]
 
 
 def test_a_flush_between_two_consumers_is_no_loss(

@@ -102,9 +102,7 @@ class TestForeignBytes:
         ],
         ids=lambda envelope: envelope[:40].decode(),
     )
-    def test_an_envelope_whose_parts_are_not_what_they_should_be(
-        self, kombu_client: KombuClient, envelope: bytes
-    ) -> None:
+    def test_an_envelope_with_parts_of_wrong_types(self, kombu_client: KombuClient, envelope: bytes) -> None:
         task = b"shop.tasks.notify"
         header = struct.pack(">BBBddHHI", 1, 0, 1, 0, 0, 0, len(task), len(envelope))
         odd = OutgoingRecord(0, "odd", header + task + envelope + b'"x"')

@@ -22,7 +22,7 @@ def test_a_lost_worker_is_named_with_its_messages_and_their_fates(
 ) -> None:
     kombu_client.publish(1, 2, 3)
     entries = kombu_client.partition.claim("w7", lease_ms=60_000, want=3).run(kombu_client.client).entries
-    kombu_client.partition.settle("w7", [entries[0].tag]).run(kombu_client.client)
+    kombu_client.partition.ack("w7", settle=[entries[0].tag]).run(kombu_client.client)
     kombu_client.client.zadd(kombu_client.keys.leases, {"w7": 1})
     with kombu_client.connect(lease="1s", watchdog=0) as connection, kombu_client.consuming(connection, 1):
         (record,) = wait_until(lambda: lines(caplog, "lost its lease"))

@@ -63,7 +63,7 @@ def test_a_new_connection_receives_the_messages_of_a_claim_whose_answer_is_lost(
 def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
     kombu_client: KombuClient, proxy: Proxy
 ) -> None:
-    finish = kombu_client.partition.finish("", []).script.sha1.encode()
+    ack = kombu_client.partition.ack("").script.sha1.encode()
     with (
         kombu_client.connect(proxy.url(kombu_client.url), lease="1s", watchdog=0) as connection,
         kombu_client.consuming(connection, prefetch=1) as got,
@@ -76,7 +76,7 @@ def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
         def look(now: float) -> None:
             unsent.append(bool(process.in_flight.partitions_with_acks()))
 
-        proxy.drop_answers_to, proxy.drops_left = finish, 1
+        proxy.drop_answers_to, proxy.drops_left = ack, 1
         process.in_flight.finish(got[0].delivery_tag)
         process.heartbeat.send_pending_acks_soon()
         wait_until(lambda: proxy.dropped, 30)

@@ -180,7 +180,7 @@ def test_a_lease_lasts_until_an_acknowledgement_is_answered(kombu_client: KombuC
     with kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection:
         channel = connection.default_channel
         message, held = channel.basic_get(kombu_client.queue), kombu_client.keys.held(consumer_of(connection))
-        proxy.swallow, proxy.swallows_left = sha(kombu_client.partition.finish("", [])), 1
+        proxy.swallow, proxy.swallows_left = sha(kombu_client.partition.ack("")), 1
         errors: list[Exception] = []
 
         def acknowledge() -> None:

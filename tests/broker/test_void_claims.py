@@ -60,7 +60,7 @@ def test_a_void_claim_leaves_the_message_to_the_worker_that_has_it(kombu_client:
         kombu_client.publish(2)
         kombu_client.drain(connection, got, 1)
         assert bodies(got) == [2]
-        assert kombu_client.partition.finish("other", [taken.tag]).run(kombu_client.client) == 0
+        assert kombu_client.partition.ack("other", finish=[taken.tag]).run(kombu_client.client) == 0
         got[0].ack()
         kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
 

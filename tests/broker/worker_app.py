@@ -19,7 +19,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import DQ
-from tests.conformance.shop import Witness
+from tests.conformance.shop import Witness, own_witness
 from tests.workers import ENVIRONMENT, WorkerProcess, app_from_environment, make_app
 
 NAME = "worker_app"
@@ -32,7 +32,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
     """Register the tasks, which report to the witness on `port`."""
 
     def report(subject: str, value: object) -> None:
-        Witness(port).report(subject, value)
+        own_witness(port).report(subject, value)
 
     @app.task(name="note")
     def note(what: Any) -> Any:
@@ -46,30 +46,30 @@ def add_tasks(app: Celery, port: int) -> Celery:
     @app.task(name="hold", bind=True)
     def hold(self: Any, key: str) -> str:
         report("began", key)
-        Witness(port).hold(key)
+        own_witness(port).hold(key)
         report("ended", key)
         return key
 
     @app.task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
     def hold_late(self: Any, key: str) -> str:
         report("began", key)
-        Witness(port).hold(key)
+        own_witness(port).hold(key)
         report("ended", key)
         return key
 
     @app.task(name="linger")
     def linger(key: str) -> None:
         try:
-            Witness(port).hold(key)
+            own_witness(port).hold(key)
         except SoftTimeLimitExceeded:
             report("warned", key)
-            Witness(port).hold(key)
+            own_witness(port).hold(key)
         report("ended", key)
 
     @app.task(name="listen")
     def listen(key: str, seconds: float) -> None:
         report("began", key)
-        Witness(port).hold(key)
+        own_witness(port).hold(key)
         with app.connection_for_read() as connection, Consumer(connection, [Queue("silence")]):
             began = time.monotonic()
             with suppress(TimeoutError):
@@ -113,12 +113,12 @@ def add_tasks(app: Celery, port: int) -> Celery:
             report("ran", key)
             return
         report("began", key)
-        Witness(port).hold(key)
+        own_witness(port).hold(key)
         raise self.retry(countdown=0)
 
     def hold_then_call(key: str) -> None:
         report("began", key)
-        Witness(port).hold(key)
+        own_witness(port).hold(key)
         note.delay(key)
 
     for ending, late in (("", False), ("_late", True)):

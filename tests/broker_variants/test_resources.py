@@ -122,8 +122,8 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
         for _ in range(20):
             connects = worker.log.count("Connected to dq-redis")
             reconnect(connects + 1)
-        # A cut connection is noticed at its next use, so the counts before may lack a few: a worker at rest has
-        # up to 20 files, and 12 a moment after a cut. A leak of one at each reconnect would add 20.
+        # A cut connection is noticed at its next use, so the counts before may lack a few: a worker at rest
+        # has up to 20 files, and 12 a moment after a cut. A leak of one at each reconnect would add 20.
         wait_until(
             lambda: all(now <= then + 10 for now, then in zip(measure(), before, strict=True)),
             30,

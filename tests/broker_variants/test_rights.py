@@ -178,6 +178,7 @@ def test_an_operator(server: RedisServer, place_of: Callable[[str], CeleryApp]) 
         assert dedup.list() == []
         assert dedup.release("k") is None
         dedup.verdicts()
+        assert [each.state for each in dq.leaders("rights")] == ["vacant"]
         dedup.repetition(2)
         assert queue.move("rights-other", tenant="") == 1
         assert dq.queues["rights-other"].purge() == 1

@@ -63,7 +63,7 @@ def test_an_uncertain_publish_is_not_missed() -> None:
         (10 - REPLICATION_ALLOWANCE / 2, "restart-broker", False, False),
     ],
 )
-def test_a_failover_may_lose_what_only_the_master_had_confirmed(
+def test_a_failover_may_lose_messages_that_only_the_master_had_confirmed(
     confirmed_at: float, mode: str, replicated: bool, excused: bool
 ) -> None:
     gone = published()

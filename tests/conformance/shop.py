@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,25 @@ class Witness:
         self._client.close()
 
 
+def own_witness(port: int) -> Witness:
+    """Return this process's witness on `port`, for its tasks.
+
+    It stays: the finalizer of a client that was dropped after a report can swallow the exception of a signal,
+    and the task survives its termination.
+    """
+    return _witness(port, os.getpid())
+
+
+@cache
+def _witness(port: int, pid: int) -> Witness:
+    return Witness(port)
+
+
 def add_tasks(app: Celery, port: int) -> Celery:
     """Register the tasks on `app`; `port` is the witness's."""
 
     def witness() -> Witness:
-        return Witness(port)
+        return own_witness(port)
 
     def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         make: Callable[[Callable[..., Any]], Any] = app.task(shared=False, **options)

@@ -72,7 +72,7 @@ def test_a_closed_connection_opens_again(connection: Connection, queue_name: str
     assert room.drain(1) == [1]
 
 
-def test_the_transport_offers_what_celery_asks_for(connection: Connection, broker: Broker) -> None:
+def test_the_transport_offers_the_features_that_celery_needs(connection: Connection, broker: Broker) -> None:
     transport = connection.transport
     assert transport.driver_type == broker.driver_type
     assert transport.implements.asynchronous

@@ -152,7 +152,7 @@ def test_other_kinds_put_by_java(make: Make, peer: CuratorPeer, path: str) -> No
 
 @pytest.mark.parametrize("kind", ["priority", "delay"])
 @both
-def test_what_a_failing_java_consumer_puts_back_is_served(
+def test_an_item_that_a_failing_java_consumer_puts_back_is_served(
     make: Make, peer: CuratorPeer, session: Session, path: str, kind: str, lock_path: str | None
 ) -> None:
     """The item has lost its priority or due time with its name, and comes first, as in Java."""
@@ -166,7 +166,7 @@ def test_what_a_failing_java_consumer_puts_back_is_served(
     assert [queue.get(10).item for _ in range(2)] == ["failed", "other"]
 
 
-def test_either_removes_what_the_other_has_put(make: Make, peer: CuratorPeer, path: str) -> None:
+def test_either_removes_items_that_the_other_has_put(make: Make, peer: CuratorPeer, path: str) -> None:
     queue = make(DistributedIdQueue, path, **TEXT)
     peer.put("id", path, "50% off", "java")
     queue.put("python", "an id")

@@ -29,8 +29,9 @@ from celery_dq.zookeeper.session import Session
 Make = Callable[..., Any]
 
 
-def run(*words: str, status: int = 0) -> str:
-    app = Celery("shop", broker="dq-redis://", set_as_current=False)
+def run(*words: str, status: int = 0, broker: str = "dq-redis://", **settings: Any) -> str:
+    app = Celery("shop", broker=broker, set_as_current=False)
+    app.conf.update(settings)
     celery_dq.setup(app)
     context = CLIContext(app=app, no_color=True, workdir=None)
     result = CliRunner().invoke(dq, ["zookeeper", *words], obj=context)
@@ -88,3 +89,14 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
     assert "ZooKeeper has no folder '/mial'. Did you mean '/mail'?" in run(hosts, "/mial", status=1)
     assert "ZooKeeper has no folder '/a/b'." in run(hosts, "/a/b", status=1)
     assert "PATH = 'mail' is invalid" in run(hosts, "mail", status=1)
+
+
+def test_the_command_has_the_credentials_of_the_settings(session: Session, hosts: str) -> None:
+    acl = [make_digest_acl("boss", "secret", all=True)]
+    session.open().create("/closed", acl=acl)
+    # The credentials of another server are not sent to this one.
+    assert "boss" not in run(hosts, "/closed", status=1, broker="dq-zookeeper://boss:secret@localhost:1")
+    assert "No node is in" in run(hosts, "/closed", broker=f"dq-zookeeper://boss:secret@{hosts}")
+    settings: dict[str, Any] = {"dq_election": f"zookeeper://{hosts}"}
+    settings["dq_election_options"] = {"auth": [("digest", "boss:secret")]}
+    assert "No node is in" in run(hosts, "/closed", **settings)

@@ -149,7 +149,7 @@ def test_listeners_learn_of_each_put_once(make: Make) -> None:
     assert received == [[1], [2, 3]]
 
 
-def test_what_is_put_in_the_background_is_flushed_and_ordered(make: Make) -> None:
+def test_items_put_in_the_background_are_flushed_and_ordered(make: Make) -> None:
     received: list[list[Any]] = []
     queue = make(DistributedQueue, put_in_background=True)
     queue.on_put(received.append)
@@ -244,7 +244,7 @@ def test_a_slow_item_does_not_delay_the_ones_behind_it(make: Make) -> None:
     busy.close()
 
 
-def test_a_serializer_of_ones_own_and_what_it_cannot_read(make: Make, session: Session) -> None:
+def test_a_serializer_of_the_user_and_items_that_it_cannot_read(make: Make, session: Session) -> None:
     make(DistributedQueue, serializer="bytes").put(b"\xff no text")
     session.open().create("/queue/queue-", b"junk", sequence=True)
     session.open().create("/queue/stranger", b"")

@@ -151,19 +151,19 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
         (entry,) = claimed.entries
         key = DedupSection.unpack(RedisRecord.unpack(entry.record).dedup).key
         if entry.reason:
-            hand.partition.finish(name, [entry.tag]).run(hand.client)
+            hand.partition.ack(name, finish=[entry.tag]).run(hand.client)
             continue
         reported: dict[str, Any] = {"claim": int(entry.claim), "worker": name}
         hand.record("start", key, entry.id, asked=asked, asked_at=asked_at, **reported)
         if chance.random() < 0.5:
-            hand.partition.settle(name, [entry.tag]).run(hand.client)
+            hand.partition.ack(name, settle=[entry.tag]).run(hand.client)
         time.sleep(chance.random() * 0.002)  # the work
         requeue = chance.random() < 0.02
         hand.record("end", key, entry.id, **reported)
         if requeue:
             stale = hand.partition.release(name, [entry.tag], mode="requeue").run(hand.client)
         else:
-            stale = hand.partition.finish(name, [entry.tag]).run(hand.client)
+            stale = hand.partition.ack(name, finish=[entry.tag]).run(hand.client)
         if stale:
             # The process was stopped for longer than its lease, and taken for dead.
             hand.record("stale", key, entry.id, **reported)

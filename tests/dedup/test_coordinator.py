@@ -168,9 +168,7 @@ moves = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(moves=moves)
-def test_it_does_what_the_machine_reports(
-    make: Callable[[], Coordinator], moves: list[tuple[str, int]]
-) -> None:
+def test_it_follows_the_state_machine(make: Callable[[], Coordinator], moves: list[tuple[str, int]]) -> None:
     coordinator, machine = make(), DedupMachine()
     calls = 0
     runs: list[tuple[str, int]] = []  # all runs

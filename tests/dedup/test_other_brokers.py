@@ -87,7 +87,7 @@ def test_one_runs_one_waits_the_rest_is_covered(shop: Shop, verdicts: list[Verdi
         assert shop.tokens[2] > shop.tokens[0] > 0
 
 
-def test_the_prefetch_count_is_what_it_was_after_waiting_calls(shop: Shop, verdicts: list[Verdict]) -> None:
+def test_the_prefetch_count_is_the_same_after_waiting_calls(shop: Shop, verdicts: list[Verdict]) -> None:
     refresh = shop.task("refresh")
     with shop.working() as worker:
         qos = worker.consumer.qos

@@ -126,6 +126,15 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas resume push acmee", "Did you mean 'acme'?"),
     ("quotas resume push acme", "is not paused"),
     ("quotas apply pushh", "Did you mean 'push'?"),
+    ("quotas export pusj", "Did you mean 'push'?"),
+    ("quotas export push --output /nowhere/q.json", "No such file"),
+    ("quotas import /nowhere/q.json", "does not exist"),
+    ("quotas import -", "needs --yes or --dry-run"),
+    ("quotas import - --yes", "is not JSON: Expecting value: line 1 column 1"),
+    ("quotas copy push", "Missing option '--to'"),
+    ("quotas copy pusj --to push", "Did you mean 'push'?"),
+    ("quotas copy push --to pusj", "Did you mean 'push'?"),
+    ("quotas copy push --to push", "is the source itself"),
     ("dead list pusj", "Did you mean 'push'?"),
     ("dead list push --limit 0", "1<=x<=1000000"),
     ("dead replay push", "either a MESSAGE_ID"),
@@ -135,6 +144,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("dead replay pusj --all", "Did you mean 'push'?"),
     ("dead purge push nonsense", "no dead letter 'nonsense'"),
     ("dead purge pusj --all", "Did you mean 'push'?"),
+    ("leaders pusj", "'pusj' never had a leader."),
+    ("leaders EMPTY", "give a text, not empty"),
     ("dedup list pusj", "Did you mean 'push'?"),
     ("dedup list push --limit 0", "1<=x<=1000000"),
     ("dedup release push nonsense", "No task holds the dedup lock 'nonsense'"),
@@ -157,6 +168,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("status push", "unexpected extra argument"),
     ("nonsense", "No such command"),
 ]
 
@@ -195,8 +207,16 @@ def test_the_mistakes_reach_every_command() -> None:
 
 #: Valid values for the arguments of each command, to test it on a wrong broker.
 GIVEN = {"queue": "push", "tenant": "acme", "task_id": "x", "task_ids": "x", "to": "other", "names": "push"}
-GIVEN |= {"message_id": "x", "key": "k", "hosts": "127.0.0.1:1", "path": "/mail"}
+GIVEN |= {
+    "message_id": "x",
+    "key": "k",
+    "hosts": "127.0.0.1:1",
+    "path": "/mail",
+    "queues": "push",
+    "file": "-",
+}
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["-f"]}
+OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
 OPTIONS |= {("dedup", "repetition"): ["--consumers", "1"], ("zookeeper",): ["--timeout", "0.1"]}
 
 
@@ -218,7 +238,7 @@ def test_a_database_that_does_not_exist(make_app: MakeApp, broker_url: str) -> N
     assert (result.exit_code, "from 0 to 15" in result.output) == (1, True), result.output
 
 
-def test_what_is_meant_succeeds(busy: Any) -> None:
+def test_a_correct_command_succeeds(busy: Any) -> None:
     assert "rate=5/s" in invoke(busy, ["quotas", "set", "push", "acme", "--rate", "5"]).output
     assert "burst=10" in invoke(busy, ["quotas", "set", "push", "acme", "--burst", "10"]).output
     assert "burst=3" in invoke(busy, ["quotas", "set", "push", "--rate", "5", "--burst", "3"]).output

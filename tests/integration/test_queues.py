@@ -15,7 +15,7 @@ from tests.integration.shop import claim, dead_letter, send
 # Reading.
 
 
-def test_a_queue_is_counted_by_what_its_messages_do(shop: Any) -> None:
+def test_a_queue_is_counted_by_the_states_of_its_messages(shop: Any) -> None:
     send(shop, "a", "a", "b")
     send(shop, "c", countdown=100)
     queue = shop.dq.queues["push"]
@@ -108,7 +108,7 @@ def test_a_tenant_is_cancelled_with_its_delayed_messages(shop: Any) -> None:
     assert "152 messages of 'push' that will not run" in str(shop.dq.explain(tenant="b", queue="push"))
 
 
-def test_a_task_name_is_cancelled_whatever_its_tenants_and_its_ids(shop: Any) -> None:
+def test_a_task_name_is_cancelled_for_all_tenants_and_ids(shop: Any) -> None:
     for _ in range(3):
         shop.tasks["invoice"].apply_async(("b",), task_id="same~1")
     send(shop, *range(120))

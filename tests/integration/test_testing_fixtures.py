@@ -63,14 +63,14 @@ TWICE = pytest.mark.parametrize("time", [1, 2])
 
 
 @TWICE
-def test_a_worker_runs_what_is_called(dq_worker, time):
+def test_a_worker_runs_the_calls(dq_worker, time):
     assert notify.delay("bakery", time).get(timeout=20) == f"bakery, order {time}"
     assert notify.apply_async(("bakery", time), buffered=True).get(timeout=20) == f"bakery, order {time}"
     assert refresh.delay("bread").get(timeout=20) == "bread"
 
 
 @TWICE
-def test_the_broker_is_empty_and_keeps_what_is_called(dq_broker, time):
+def test_the_broker_is_empty_and_keeps_the_calls(dq_broker, time):
     queue = dq_broker.dq.queues["push"]
     assert queue.depth == 0
     for _ in range(3):

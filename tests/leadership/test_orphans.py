@@ -46,7 +46,7 @@ class Deaf(Session):
 
 
 @pytest.mark.parametrize("lost", ["create_async", "delete_async"])
-def test_a_candidate_that_is_withdrawn_stands_in_nobodys_way(lost: str, hosts: str) -> None:
+def test_a_withdrawn_candidate_delays_no_other(lost: str, hosts: str) -> None:
     ours, theirs = Deaf(hosts, timeout_s=30), Session(hosts, timeout_s=30)
     try:
         first = ZooKeeperElection(ours, NODES, "first")

@@ -78,10 +78,10 @@ class PartitionScripts:
         return [entry.id for entry in self.claim(want, consumer, **options).entries]
 
     def finish(self, *tags: DeliveryTag, consumer: str = "c1") -> int:
-        return self.partition.finish(consumer, tags).run(self.client)
+        return self.partition.ack(consumer, finish=tags).run(self.client)
 
     def settle(self, *tags: DeliveryTag, consumer: str = "c1") -> int:
-        return self.partition.settle(consumer, tags).run(self.client)
+        return self.partition.ack(consumer, settle=tags).run(self.client)
 
     def release(
         self, *tags: DeliveryTag, mode: Any = "unstarted", consumer: str = "c1", **options: Any

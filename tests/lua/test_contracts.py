@@ -54,7 +54,7 @@ class TestContract:
         assert SCRIPTS[name].contract.keys == ("state HASH",)
         assert set(re.findall(r"KEYS\[(\d+)\]", code_of(SCRIPTS[name]))) == {"1"}
 
-    def test_derives_what_the_body_derives(self, name: str) -> None:
+    def test_derives_the_keys_of_the_body(self, name: str) -> None:
         assert names_of(SCRIPTS[name].contract.derives) == keys_in(code_of(SCRIPTS[name]))
 
     def test_derived_keys_exist_with_their_types(self, name: str) -> None:
@@ -76,15 +76,14 @@ class TestContract:
         assert set(range(1, fixed + 1)) - counters <= read
 
 
-def test_the_python_layer_sends_what_the_contracts_declare() -> None:
+def test_the_python_layer_sends_the_declared_arguments() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
     calls: list[tuple[ScriptCall[Any], int]] = [
         (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
-        (partition.settle("c", [tag]), 2 + 2),
-        (partition.finish("c", [tag]), 2 + 2),
+        (partition.ack("c", settle=[tag], finish=[tag, tag]), 1 + 1 + 2 + 1 + 4),
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
         (partition.heartbeat("c", lease_ms=1), 4),
         (partition.resign("c"), 2),
@@ -116,8 +115,9 @@ def test_the_python_layer_sends_what_the_contracts_declare() -> None:
 
 def test_a_chunk_that_is_too_long_is_refused() -> None:
     partition = Partition(KEYS, SCRIPTS)
-    with pytest.raises(ValueError, match="1001 in one call"):
-        partition.finish("c", [("1", "a")] * 1001)
+    for acks in ({"settle": [("1", "a")] * 1001}, {"finish": [("1", "a")] * 1001}):
+        with pytest.raises(ValueError, match="1001 in one call"):
+            partition.ack("c", **acks)
 
 
 def test_no_script_searches_the_keyspace() -> None:

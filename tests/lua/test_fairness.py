@@ -34,7 +34,7 @@ def test_weights_in_their_exact_sequence(scripts: PartitionScripts) -> None:
 
 
 @pytest.mark.parametrize("batch", [2, 3, 7, 32, 100])
-def test_a_batch_is_what_single_claims_would_give(scripts: PartitionScripts, batch: int) -> None:
+def test_a_batch_equals_single_claims(scripts: PartitionScripts, batch: int) -> None:
     weights = {"a": 1, "b": 3, "c": 0.7, "ab": 1, "b\xff": 2}
     for tenant, weight in weights.items():
         scripts.set_quota(tenant, weight=weight)

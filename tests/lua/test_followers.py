@@ -120,7 +120,7 @@ def test_a_run_whose_tail_was_cancelled_is_not_evicted(scripts: PartitionScripts
     assert scripts.finish(*tags_of(entries)) == 0
 
 
-def test_what_is_taken_by_name_runs(scripts: PartitionScripts) -> None:
+def test_a_message_taken_by_name_runs(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     (taken,) = scripts.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(scripts.client)
     # It is held, so it may have been read: the latest call must wait, and not take its place and its record.
@@ -132,7 +132,7 @@ def test_what_is_taken_by_name_runs(scripts: PartitionScripts) -> None:
     assert scripts.take(4) == ["latest"]
 
 
-def test_what_is_taken_by_name_and_released_waits(scripts: PartitionScripts) -> None:
+def test_a_message_taken_by_name_and_released_waits(scripts: PartitionScripts) -> None:
     push(scripts, "first")
     (taken,) = scripts.partition.take("mover", ["first"], lease_ms=LEASE_MS).run(scripts.client)
     scripts.release(taken.tag, mode="requeue", consumer="mover")

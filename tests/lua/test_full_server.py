@@ -33,7 +33,9 @@ def test_waiting_messages_can_be_consumed_when_the_memory_is_full(full_server: r
     first = partition.claim("c", lease_ms=1000, want=3).run(full_server)
     assert [entry.id for entry in first.entries] == ["0", "1", "2"]
     rest = partition.claim("c", lease_ms=1000, want=9, finish=[e.tag for e in first.entries]).run(full_server)
-    assert partition.finish("c", [entry.tag for entry in rest.entries]).run(full_server) == 0
+    tags = [entry.tag for entry in rest.entries]
+    assert partition.ack("c", settle=tags[1:], finish=tags[:1]).run(full_server) == 0
+    assert partition.ack("c", finish=tags[1:]).run(full_server) == 0
     full_server.config_set("maxmemory", 0)
     assert full_server.hlen(partition.keys.messages) == 0
 

@@ -19,7 +19,7 @@ from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, mak
 SHORT_PATHS = {
     "push": ("  local priority, due, _, length = read_header(record)\n", "  if true then return nil end\n"),
     "claim": ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
-    "finish": ("if #members == 0 and (known[3]", "if false and (known[3]"),
+    "ack": ("if #members == 0 and (known[3]", "if false and (known[3]"),
 }
 CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', '5'}")
 
@@ -88,6 +88,7 @@ class Life:
                 self._settle,
                 self._finish,
                 self._finish,
+                self._settle_and_finish,
                 self._rare,
             )
         )
@@ -129,12 +130,17 @@ class Life:
         return reply
 
     def _settle(self) -> Any:
-        return self._run(self._partition.settle("c", self._held[:2]))
+        return self._run(self._partition.ack("c", settle=self._held[:2]))
 
     def _finish(self) -> Any:
         done, self._held = self._held[:1], self._held[1:]
         stale = [("1", "unknown")] if self._random.random() < 0.1 else []
-        return self._run(self._partition.finish("c", done + stale))
+        return self._run(self._partition.ack("c", finish=done + stale))
+
+    def _settle_and_finish(self) -> Any:
+        done, settle = self._held[:2], self._held[1:3]
+        self._held = self._held[2:]
+        return self._run(self._partition.ack("c", settle=settle, finish=done))
 
     def _rare(self) -> Any:
         pick = self._random
@@ -160,7 +166,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_short_paths_leave_what_the_general_rules_leave(client: Any, seed: int) -> None:
+def test_short_paths_leave_the_same_data_as_the_general_rules(client: Any, seed: int) -> None:
     lives = []
     for short in (True, False):
         keys = PartitionKeys("online", f"short{short}")
@@ -175,17 +181,19 @@ def test_short_paths_leave_what_the_general_rules_leave(client: Any, seed: int) 
 def test_a_plain_message_costs_few_commands(scripts: PartitionScripts) -> None:
     record = make_record("t")
     scripts.take()
-    scripts.partition.settle("c1", []).run(scripts.client)
-    scripts.partition.finish("c1", []).run(scripts.client)
+    scripts.partition.ack("c1").run(scripts.client)
     scripts.push("first", tenant="other")
     scripts.take(5)
+    scripts.push("second", tenant="other")
+    both = [scripts.claim().entries[0].tag]
     scripts.client.config_resetstat()
     costs = {}
     calls: dict[str, ScriptCall[Any]] = {
         "push": scripts.partition.push([OutgoingRecord(1, "m", record)], producer="p"),
         "claim": scripts.partition.claim("c1", lease_ms=60_000, want=4),
-        "settle": scripts.partition.settle("c1", [("2", "m")]),
-        "finish": scripts.partition.finish("c1", [("2", "m")]),
+        "settle": scripts.partition.ack("c1", settle=[("3", "m")]),
+        "finish": scripts.partition.ack("c1", finish=[("3", "m")]),
+        "settle and finish": scripts.partition.ack("c1", settle=both, finish=both),
     }
     for name, call in calls.items():
         scripts.client.config_resetstat()
@@ -195,4 +203,4 @@ def test_a_plain_message_costs_few_commands(scripts: PartitionScripts) -> None:
         costs[name] = sum(
             each["calls"] for key, each in stats.items() if "config" not in key and "info" not in key
         )
-    assert costs == {"push": 15, "claim": 17, "settle": 6, "finish": 11}
+    assert costs == {"push": 15, "claim": 17, "settle": 6, "finish": 11, "settle and finish": 15}

@@ -139,7 +139,7 @@ class TestIsNotGivenBack:
         crash(scripts)
         self.assert_waits(scripts)
 
-    def test_for_what_was_taken_by_name(self, scripts: PartitionScripts) -> None:
+    def test_for_messages_taken_by_name(self, scripts: PartitionScripts) -> None:
         """It took no turn."""
         tag = self.start(scripts).tag
         scripts.finish(tag)
@@ -170,7 +170,7 @@ class TestIsNotGivenBack:
 
 class TestOthers:
     @pytest.mark.parametrize("mode", ["unstarted", "crashed"])
-    def test_get_what_is_theirs(self, scripts: PartitionScripts, mode: str) -> None:
+    def test_get_their_own(self, scripts: PartitionScripts, mode: str) -> None:
         """A tenant whose messages all come back once finishes as many runs as any other."""
         fill(scripts, 30)
         scripts.push(*(f"x.{i:02d}" for i in range(30)), tenant="x")

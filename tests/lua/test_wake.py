@@ -204,7 +204,7 @@ def test_cancelled_next_look_leaves_no_token(scripts: PartitionScripts) -> None:
 
 
 @pytest.mark.parametrize("change", ["finish", "release", "quota", "unpause", "reap"])
-def test_whatever_makes_a_tenant_eligible_wakes(scripts: PartitionScripts, change: str) -> None:
+def test_all_that_makes_a_tenant_eligible_wakes(scripts: PartitionScripts, change: str) -> None:
     scripts.set_quota("t", concurrency=1, paused=False)
     scripts.push("a", "b", tenant="t")
     tag = scripts.claim(5).entries[0].tag

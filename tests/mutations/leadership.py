@@ -9,6 +9,14 @@ TESTS = "tests/leadership/"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "singleton",
+        "a leader of the past is shown as if it led",
+        "inspector/leaders.py",
+        "if leader is None or candidates[:1] != (leader.who,):",
+        "if leader is None:",
+        (TESTS + "test_leaders.py", "-k", "until_it_resigns"),
+    ),
+    Mutation(
+        "singleton",
         "trust in an election counts from the answer",
         "leadership/elector.py",
         "self.name, won.token, sent_at, self.election.session_s, self._clock,",

@@ -40,10 +40,26 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "a finish wakes no worker for the tenants in turn",
-        "transport/redis/lua/finish.lua",
+        "transport/redis/lua/ack.lua",
         "if call('EXISTS', P .. 'turn') == 1 and",
         "if false and",
         ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "recovery",
+        "a call that settles does not finish",
+        "transport/redis/lua/ack.lua",
+        "if ARGV[behind] == '0' then return stale end",
+        "if ARGV[2] ~= '0' or ARGV[behind] == '0' then return stale end",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "custody",
+        "a settle makes a full server refuse the finishes that travel with it",
+        "transport/redis/lua/ack.lua",
+        "--@include out_of_memory_guard\n",
+        "",
+        ("tests/lua/test_full_server.py",),
     ),
     Mutation(
         "revoke",

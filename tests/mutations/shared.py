@@ -9,6 +9,30 @@ WAKER = "tests/unit/test_waker.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "recovery",
+        "a worker whose lease has expired counts as alive in the status",
+        "app/checks/status.py",
+        "return any(each.lease_s > 0 for each in queue.consumers)",
+        "return bool(queue.consumers)",
+        ("tests/integration/test_status.py", "-k", "with_and_without"),
+    ),
+    Mutation(
+        "rate",
+        "an import of quotas keeps those that the file does not have",
+        "inspector/live_quotas.py",
+        "tenants = sorted({*before.tenants, *after.tenants})",
+        "tenants = sorted(after.tenants)",
+        ("tests/integration/test_quota_documents.py", "-k", "same_quotas or copy_makes"),
+    ),
+    Mutation(
+        "rate",
+        "a file of quotas may name a tenant twice",
+        "inspector/live_quotas.py",
+        "if len(found) < len(pairs):",
+        "if len(found) > len(pairs):",
+        ("tests/integration/test_quota_documents.py", "-k", "names_its_place"),
+    ),
+    Mutation(
         "shared",
         "a missing name of another library stops no process",
         "compat/guard.py",

@@ -105,6 +105,14 @@ class Shop:
         """Return the output of ``celery dq doctor``."""
         return self._run(self._installed.celery("-A", "shop", "dq", "doctor"))
 
+    def scheduler(self, name: str) -> list[str]:
+        """Return the class of the scheduler that ``celery beat -S`` loads by this name."""
+        program = (
+            "import sys; from celery.beat import Service; from shop import app; "
+            "print(type(Service(app, scheduler_cls=sys.argv[1]).get_scheduler(lazy=True)))"
+        )
+        return self._run([str(self._installed.python), "-c", program, name])
+
     @contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """Run a worker of all queues, which writes to its log."""

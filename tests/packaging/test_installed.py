@@ -47,6 +47,7 @@ def test_the_command_is_installed(tmp_path: Path, installed: Installed, redis_ur
     shop = Shop(tmp_path, installed, {"broker_url": redis_url.replace("redis://", "dq-redis://")})
     (line,) = [line for line in shop.doctor() if not line.startswith("OK")]
     assert line.startswith("WARNING The server keeps no append-only file")
+    assert shop.scheduler("dq") == ["<class 'celery_dq.beat.scheduler.ElectedScheduler'>"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def spill_events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.__dict__["event"] for each in records]
 
 
-def test_what_was_adopted_is_not_let_go_by_looking_again(tmp_path: Path) -> None:
+def test_an_adopted_folder_is_kept_at_the_next_look(tmp_path: Path) -> None:
     writer = Child(WRITER, tmp_path, 3)
     writer.line()
     writer.kill()
@@ -92,7 +92,7 @@ def leave_messages(folder: Path, count: int) -> None:
     child.kill()
 
 
-def test_a_flush_after_a_replay_counts_and_waits_for_what_dead_processes_left(
+def test_a_flush_after_a_replay_counts_and_waits_for_records_of_dead_processes(
     harness: ProducerHarness,
 ) -> None:
     for _ in range(2):

@@ -216,7 +216,7 @@ def test_an_error_is_celerys_error(bench: Bench) -> None:
             bench.app.send_task("plain", 3)
 
 
-def test_what_looks_at_messages_gets_them_all(make_app: MakeApp, stored: Stored) -> None:
+def test_observers_of_messages_get_them_all(make_app: MakeApp, stored: Stored) -> None:
     app = make_app()
     task: Any = app.task(name="plain", shared=False)(work)
     for _ in range(3):
@@ -305,9 +305,7 @@ def test_a_tool_that_wraps_apply_async_later_sees_every_call(
     assert stored.count("celery") == 6
 
 
-def test_a_quick_task_still_checks_its_arguments_and_heeds_what_changes(
-    make_app: MakeApp, stored: Stored
-) -> None:
+def test_a_quick_task_still_checks_its_arguments_and_heeds_changes(make_app: MakeApp, stored: Stored) -> None:
     app = make_app()
     ran: list[int] = []
 

@@ -16,7 +16,7 @@ def test_nothing_accepted_is_lost_or_doubled_however_producers_die(tmp_path: Pat
     assert verdict.accepted > 100, str(verdict)
 
 
-def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
+def test_the_verdict_names_each_fault(tmp_path: Path) -> None:
     (tmp_path / "a.ledger").write_text("a-000001\na-000002\na-000003\n")
     good = judge(Verdict(), tmp_path, ["a-000001", "a-000002", "a-000003", "a-000004"])
     assert good.clean

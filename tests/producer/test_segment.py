@@ -50,7 +50,7 @@ def some_records(count: int, seed: int = 7) -> list[SegmentRecord]:
     st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=20),
 )
 @settings(deadline=None)
-def test_what_was_written_is_read(lane: str, number: int, parts: list[tuple[int, bytes]]) -> None:
+def test_written_records_are_read(lane: str, number: int, parts: list[tuple[int, bytes]]) -> None:
     records = [SegmentRecord(sequence, flags, payload) for sequence, (flags, payload) in enumerate(parts)]
     data = build(records, lane, number)
     header, start, seed = read_header(data)

@@ -344,7 +344,7 @@ class Disk(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-def test_the_files_hold_what_a_list_would() -> None:
+def test_the_files_hold_the_same_records_as_a_list() -> None:
     run_state_machine_as_test(Disk, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
 
 

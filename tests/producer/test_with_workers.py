@@ -56,7 +56,7 @@ def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[
 
 
 @pytest.mark.parametrize("stock", [False, True])
-def test_a_worker_runs_what_was_buffered(
+def test_a_worker_runs_buffered_calls(
     make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path, stock: bool
 ) -> None:
     url = redis_url if stock else dq_url

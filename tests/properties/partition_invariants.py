@@ -107,7 +107,9 @@ class WatchedPartition(RuleBasedStateMachine):
         for consumer in CONSUMERS:
             for message_id, each in list(self.model.held.get(consumer, {}).items()):
                 assert (
-                    self.scripts.partition.finish(consumer, [(str(each.claim), message_id)]).run(self.client)
+                    self.scripts.partition.ack(consumer, finish=[(str(each.claim), message_id)]).run(
+                        self.client
+                    )
                     == 0
                 )
         # Allow the times of slow rates, quotas and lasting records; no other key.

@@ -198,16 +198,20 @@ class PartitionMachine(WatchedPartition):
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def settle(self, data: st.DataObject, consumer: str) -> None:
         tags = self.some_tags(data, consumer)
-        assert self.scripts.partition.settle(consumer, tags).run(self.client) == (
-            self.model.settle(consumer, tags)
-        )
+        call = self.scripts.partition.ack(consumer, settle=tags)
+        assert call.run(self.client) == self.model.settle(consumer, tags)
 
     @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
     def finish(self, data: st.DataObject, consumer: str) -> None:
         tags = self.some_tags(data, consumer)
-        assert self.scripts.partition.finish(consumer, tags).run(self.client) == (
-            self.model.finish(consumer, tags)
-        )
+        call = self.scripts.partition.ack(consumer, finish=tags)
+        assert call.run(self.client) == self.model.finish(consumer, tags)
+
+    @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
+    def settle_and_finish(self, data: st.DataObject, consumer: str) -> None:
+        settle, finish = self.some_tags(data, consumer), self.some_tags(data, consumer)
+        stale = self.scripts.partition.ack(consumer, settle=settle, finish=finish).run(self.client)
+        assert stale == self.model.settle(consumer, settle) + self.model.finish(consumer, finish)
 
     @rule(
         data=st.data(),
@@ -342,7 +346,7 @@ def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def test_partition_does_what_the_model_does(client: Any) -> None:
+def test_a_partition_behaves_as_the_model(client: Any) -> None:
     machine = type("Machine", (PartitionMachine,), {"client": client})
     run_state_machine_as_test(
         machine,

@@ -271,6 +271,7 @@ class Siege:
     def expire_session(self) -> Callable[[], None]:
         """End the leader's session; the leader gets to know it when a successor may lead already."""
         siege_worker = self.leader()
+        self.verdict.ended_early.add(self.last().token)
         end_sessions(siege_worker.zookeepers[self.server_index(siege_worker)], self.ensemble.hosts)
         return lambda: None
 

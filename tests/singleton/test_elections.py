@@ -107,7 +107,7 @@ def test_a_zookeeper_without_its_client_library_is_an_error(monkeypatch: pytest.
         Elections(resolve({"dq_election": "zookeeper://zoo1:2181"}), "w1", None, "the queue 'ledger'")
 
 
-def test_what_is_wrong_with_the_credentials_is_reported_by_the_users_name_for_them() -> None:
+def test_wrong_credentials_are_reported_by_the_users_name_for_them() -> None:
     options = resolve({"dq_election": "zookeeper://zoo1", "dq_election_options": {"auth": [("digest", "a")]}})
     with pytest.raises(ConfigurationError, match=r"dq_election_options\['auth'\]"):
         Elections(options, "w1", None, "the queue 'ledger'").candidate("ledger")

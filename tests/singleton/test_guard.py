@@ -231,7 +231,7 @@ def test_a_message_after_many_others_is_killed_like_the_first() -> None:
     assert fate(pid) in (-signal.SIGALRM, -signal.SIGKILL)
 
 
-def test_what_a_message_forks_has_no_alarm_of_its_parent_and_may_run_messages_too() -> None:
+def test_a_process_that_a_message_forks_has_no_alarm_of_its_parent_and_may_run_messages_too() -> None:
     guard = make(30)
 
     def work() -> None:

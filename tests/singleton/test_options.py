@@ -51,6 +51,6 @@ def test_every_part_is_read() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], reported: str) -> None:
+def test_options_without_sense_are_refused(settings: dict[str, Any], reported: str) -> None:
     with pytest.raises(ConfigurationError, match=reported):
         resolve(settings)

@@ -33,7 +33,7 @@ EVERYWHERE = {
         ("zookeeper", "prefork", {"job._error_callback", "job._callback", "consumer.add_task_queue"}),
     ],
 )
-def test_replacements_accept_what_the_originals_accept(
+def test_replacements_accept_the_arguments_of_the_originals(
     open_posting: Callable[..., PostingWorkers],
     redis_server: RedisServer,
     zookeeper: ZooKeeperServer,

@@ -145,7 +145,7 @@ def test_a_resignation_hands_over_within_half_a_second(posting: PostingWorkers) 
 
 
 @POOLS
-def test_a_requeued_message_goes_before_what_was_fetched_after_it(
+def test_a_requeued_message_goes_before_messages_fetched_after_it(
     redis_posting: PostingWorkers, pool: str, concurrency: int
 ) -> None:
     redis_posting.post(range(3))
@@ -155,7 +155,7 @@ def test_a_requeued_message_goes_before_what_was_fetched_after_it(
         assert redis_posting.finished(30) == list(range(30))
 
 
-def test_celery_inspect_reports_who_leads(redis_posting: PostingWorkers) -> None:
+def test_celery_inspect_reports_the_leader(redis_posting: PostingWorkers) -> None:
     with redis_posting.worker(), redis_posting.worker():
         leader = redis_posting.leader(2)
         answers = {node: rows[0] for node, rows in redis_posting.leaders(2).items()}

@@ -18,6 +18,9 @@ class Verdict:
     #: Entries of an older term after the start of a newer one (overlapping executions); the book refuses
     #: them.
     stale: list[Entry] = field(default_factory=list)
+    #: Tokens of terms whose session the server ended before its time. No leader can know of that in time, so
+    #: its last message may overlap the next term.
+    ended_early: set[int] = field(default_factory=set)
     #: Entries that were accepted although stale; never allowed.
     accepted_stale: int = 0
     terms: int = 0
@@ -26,7 +29,8 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        return not (self.lost or self.disordered or self.stale or self.accepted_stale)
+        overlaps = [entry for entry in self.stale if entry.token not in self.ended_early]
+        return not (self.lost or self.disordered or overlaps or self.accepted_stale)
 
     def __str__(self) -> str:
         outages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.outages)

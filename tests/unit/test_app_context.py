@@ -59,7 +59,7 @@ def test_options_are_resolved_once_and_late() -> None:
     assert calls == [1]
 
 
-def test_what_belongs_to_a_process_is_not_inherited_by_its_child() -> None:
+def test_the_own_objects_of_a_process_are_not_inherited_by_its_child() -> None:
     context = AppContext("shop", options)
     context.process = "mine"
     context.capacity = object()  # type: ignore[assignment]  # any object will do
@@ -79,7 +79,7 @@ def test_context_travel_with_transport_options() -> None:
     assert repr(context) == "'shop'"
 
 
-def test_registering_transports_is_idempotent_and_keeps_what_is_there() -> None:
+def test_registering_transports_is_idempotent_and_keeps_the_others() -> None:
     register_transports()
     register_transports()
     assert TRANSPORT_ALIASES["dq-redis"] == "celery_dq.transport.redis.transport:Transport"

@@ -51,7 +51,7 @@ def test_rates_add_up() -> None:
     assert sum(rates) == pytest.approx(5000, rel=0.02)
 
 
-def test_what_is_held_reports_when_it_was_claimed() -> None:
+def test_an_in_flight_message_reports_the_time_of_its_claim() -> None:
     entry = bytes.fromhex("3ff000000000000040000000000000004008000000000000003ff0000000000000")
     assert read_held(entry + "größe".encode()) == (2.0, (3, "größe"))
 

@@ -56,7 +56,7 @@ def test_the_claims_of_a_busy_worker_are_halves_of_the_window(window: ClaimWindo
     assert window.room(slots(-3), qos, 48) == (0, 0)
 
 
-def test_the_service_time_limits_what_is_claimed(window: ClaimWindow, qos: Any) -> None:
+def test_the_service_time_limits_the_claim(window: ClaimWindow, qos: Any) -> None:
     assert window.room(slots(0, fitting=10), qos, 0) == (5, 0)
     assert window.room(slots(0, fitting=0), qos, 0) == (0, 0)
     assert window.room(slots(2, fitting=0), qos, 0) == (2, 2)

@@ -73,7 +73,7 @@ def test_one_call_differs() -> None:
         ({"keys": "{sku}"}, "task t: dedup has no 'keys'"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], problem: str) -> None:
+def test_a_wrong_rule_is_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         override(None, fields, where="task t")
 

@@ -35,7 +35,7 @@ def test_durations_are_exact(value: object, us: int) -> None:
 @pytest.mark.parametrize(
     "value", [True, None, "15", "s", "-3s", "5 weeks", "", [], float("nan"), float("inf"), "1e3s", 10**400]
 )
-def test_what_is_no_duration_is_refused_by_name(value: object) -> None:
+def test_a_wrong_duration_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigurationError, match=r"dq_lease = .* is not a duration: give a timedelta"):
         parse_duration(value, option="dq_lease")
 
@@ -59,7 +59,7 @@ def test_rates_are_per_second(value: object, rate: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["50", "50/w", "/s", True, None, float("inf"), "fast", 10**400])
-def test_what_is_no_rate_is_refused_by_name(value: object) -> None:
+def test_a_wrong_rate_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigurationError, match="rate = .* is not a rate: give a number per second"):
         parse_rate(value, option="rate")
 

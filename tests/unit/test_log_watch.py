@@ -59,7 +59,7 @@ LOST = OURS.replace("[ERROR] Heartbeat", "consumer: Connection to broker lost. T
         "text",
     ],
 )
-def test_what_is_a_fault(log: str, count: int) -> None:
+def test_the_faults_of_a_log(log: str, count: int) -> None:
     found, held = faults(log)
     assert len(found) == count
     assert held == ""
@@ -92,5 +92,5 @@ def test_a_record_of_the_test_process_counts_if_it_has_an_exception() -> None:
     assert watch.collect() == []
 
 
-def test_a_test_names_what_it_expects() -> None:
+def test_a_test_names_the_lines_that_it_expects() -> None:
     assert unexpected(["w1: refused", "w2: broken"], ["refused"]) == ["w2: broken"]

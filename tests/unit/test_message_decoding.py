@@ -144,7 +144,7 @@ def test_text_that_is_no_utf_8() -> None:
     assert_as_kombu(message)
 
 
-def test_what_kombu_forbids_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_that_kombu_forbids_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     message = received(b"[]")
     message.accept = {"application/x-python-serialize"}
     with pytest.raises(ContentDisallowed):

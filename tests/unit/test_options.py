@@ -190,7 +190,7 @@ def test_options_are_immutable_values() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_every_setting_reports_what_it_means_and_accepts_its_own_default(setting: Any) -> None:
+def test_every_setting_has_a_description_and_accepts_its_own_default(setting: Any) -> None:
     assert setting.meaning.endswith(".")
     shown = f"{setting.default}us" if setting.kind.name == "DURATION" and setting.default else setting.default
     assert setting.check(shown) == setting.default

@@ -10,7 +10,7 @@ def test_the_result_is_the_value_that_became_true() -> None:
     assert wait_until(lambda: next(seen), 5, interval_s=0.001) == "there"
 
 
-def test_the_error_reports_what_was_waited_for_and_what_is() -> None:
+def test_the_error_reports_the_condition_and_the_present_state() -> None:
     with pytest.raises(TimeoutError, match=r"not within 0\.01 s: 3 tasks, have 2"):
         wait_until(lambda: False, 0.01, what=lambda: "3 tasks, have 2")
 

@@ -81,7 +81,9 @@ def works(session: Session) -> bool:
         ({"tls": {"certfile": __file__}}, "needs tls.'keyfile'."),
     ],
 )
-def test_what_cannot_work_is_reported_before_a_connection(credentials: dict[str, Any], match: str) -> None:
+def test_impossible_credentials_are_reported_before_a_connection(
+    credentials: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ConfigurationError, match=match):
         Session("127.0.0.1:1", **credentials)
 

@@ -146,7 +146,7 @@ def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
         session.close()
 
 
-def test_digest_credentials_protect_what_they_made(hosts: str) -> None:
+def test_digest_credentials_protect_their_nodes(hosts: str) -> None:
     ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
     try:
         ours.ask(lambda client: client.create_async("/mine", b"x"), 30)

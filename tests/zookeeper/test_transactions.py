@@ -1,11 +1,11 @@
-"""Transactions, transactions that are carried out once, items under locks, and reading many nodes."""
+"""Transactions, transactions that are carried out once, and reading many nodes."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +15,9 @@ from kazoo.security import make_acl
 from celery_dq.errors import AccessDenied, MessageTooLarge, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.zookeeper import idempotent_writer as journal_module, item_locks as custody_module
+from celery_dq.zookeeper import idempotent_writer as journal_module
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter, Stamp
-from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
-from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
+from celery_dq.zookeeper.multi_read import read_all, readings
 from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
@@ -37,24 +36,6 @@ from tests.curator.expiry import expire
 JOURNALS = "/journals"
 
 
-@pytest.fixture
-def session(hosts: str) -> Iterator[Session]:
-    session = Session(hosts, timeout_s=30)
-    session.open().ensure_path("/items")
-    session.open().ensure_path("/locks")
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def client(session: Session) -> Any:
-    return session.open()
-
-
-def wanted(*names: str) -> list[WantedItem]:
-    return [WantedItem(f"/items/{name}", f"/locks/{name}") for name in names]
-
-
 def test_all_or_nothing(session: Session, client: Any) -> None:
     answers = transact(
         session, [create("/items/a", b"1"), create("/items/s-", sequence=True), check("/items")], 5
@@ -70,7 +51,9 @@ def test_all_or_nothing(session: Session, client: Any) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_what_fits_is_sent_and_what_does_not_is_refused(session: Session, client: Any, spare: int) -> None:
+def test_a_transaction_that_fits_is_sent_and_a_larger_one_is_refused(
+    session: Session, client: Any, spare: int
+) -> None:
     step = create("/items/large", b"")
     room = MAX_REQUEST - size_of([step], client.chroot)
     transact(session, [create("/items/large", b"x" * (room + spare))], 30)
@@ -267,6 +250,23 @@ def test_a_transaction_of_unknown_outcome_is_not_taken_for_the_next_one(
     assert sorted(name.partition("-")[0] for name in client.get_children("/items")) == ["a", "b", "c"]
 
 
+def test_transactions_of_unknown_outcome_are_not_sent_again_one_by_one(
+    session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, attempts = IdempotentWriter(session, JOURNALS), [LOST_ANSWER[1], AccessDenied()]
+
+    def scripted(session: Session, steps: Sequence[Step], timeout_s: float) -> list[Any]:
+        if len(attempts) != 1:
+            transact(session, steps, timeout_s)
+        raise attempts.pop(0)
+
+    monkeypatch.setattr(journal_module, "transact", scripted)
+    step = create("/items/a-", sequence=True)
+    outcomes = writer.commit_each([[step], [step]], 30)
+    assert [type(outcome) for outcome in outcomes] == [AccessDenied, AccessDenied]
+    assert len(client.get_children("/items")) == 2
+
+
 def test_denied_transactions_leave_no_further_nodes(session: Session, client: Any) -> None:
     # The folder is open for reading only.
     client.create("/closed", acl=[make_acl("world", "anyone", read=True)])
@@ -279,6 +279,30 @@ def test_denied_transactions_leave_no_further_nodes(session: Session, client: An
     assert stamps == {}
     writer.commit([create("/items/a")], 30)
     assert len(client.get_children(JOURNALS)) == 1
+
+
+def test_a_denied_transaction_denies_no_other_one_that_is_sent_with_it(session: Session, client: Any) -> None:
+    client.create("/closed", acl=[make_acl("world", "anyone", read=True)])
+    writer = IdempotentWriter(session, JOURNALS)
+    outcomes = writer.commit_each([[create("/items/a")], [create("/closed/b")], [create("/items/c")]], 30)
+    assert (outcomes[0], outcomes[2]) == (["/items/a"], ["/items/c"])
+    assert isinstance(outcomes[1], AccessDenied)
+
+
+def test_a_writer_that_ends_the_attempts_of_another_one_keeps_its_own_node(
+    session: Session, client: Any
+) -> None:
+    writer, closed = IdempotentWriter(session, JOURNALS), IdempotentWriter(session, JOURNALS)
+    writer.commit([check("/items")], 30)
+    (node,) = client.get_children(JOURNALS)
+    closed.commit([check("/items")], 30)
+    (other,) = {*client.get_children(JOURNALS)} - {node}
+    # The other writer sent a transaction with this stamp, and it never arrived.
+    stamps = {"x": Stamp(f"{JOURNALS}/{other}", 1)}
+    with pytest.raises(TransactionRefused, match="/missing/x"):
+        writer.commit_stamped([create("/missing/x")], 30, stamps, "x", limit=MAX_REQUEST)
+    writer.commit([check("/items")], 30)
+    assert client.get_children(JOURNALS) == [node]
 
 
 def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
@@ -326,7 +350,7 @@ AGE_MS = 200
 
 
 @pytest.mark.parametrize(("abandoned_s", "left"), [(60.0, 2), (AGE_MS / 1000, 1)])
-def test_what_crashed_writers_left_is_deleted_in_time(
+def test_nodes_of_crashed_writers_are_deleted_in_time(
     session: Session, client: Any, abandoned_s: float, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With the short default timeout, an unanswered deletion would be left to the next writer.
@@ -368,72 +392,3 @@ def test_a_writer_that_has_written_lately_is_not_taken_for_crashed(
     assert wait_until(was_quick)
     # The guides promise one day.
     assert journal_module.ABANDONED_S == 24 * 60 * 60
-
-
-def test_item_locks_of_what_is_free(hosts: str, session: Session, client: Any) -> None:
-    for name in "abc":
-        client.create(f"/items/{name}", name.encode())
-    mine = ItemLocks(session, "/presences")
-    theirs = ItemLocks(session, "/presences")
-    held = mine.take(wanted("a"))
-    assert [each.data for each in held.held] == [b"a"]
-    taken = theirs.take(wanted(*"abx"))
-    assert [each.data for each in taken.held] == [b"b"]
-    assert (taken.locked, taken.gone) == (wanted("a"), wanted("x"))
-    # A consumer never drops or releases the lock of another one, even in the same session.
-    theirs.drop(wanted("a"))
-    assert client.get_children("/locks") == ["a", "b"] or sorted(client.get_children("/locks")) == ["a", "b"]
-    assert mine.finish(held.held) == [FinishOutcome.DONE]
-    assert mine.finish(held.held) == [FinishOutcome.GONE]
-    with pytest.raises(TransactionRefused):
-        theirs.replace(taken.held[0], [create("/missing/b")])
-    assert theirs.replace(taken.held[0], [create("/items/b2")]) is FinishOutcome.DONE
-    assert client.get_children("/locks") == []
-    assert sorted(client.get_children("/items")) == ["b2", "c"]
-    mine.close()
-    theirs.close()
-    assert client.get_children("/presences") == []
-
-
-def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: Any) -> None:
-    client.create("/items/a")
-    client.create("/items/b")
-    item_locks, other = ItemLocks(session, "/presences"), Session(hosts, timeout_s=30)
-    held = item_locks.take(wanted("a", "b")).held
-    assert item_locks.holds(held[0])
-    expire(session)
-    assert not item_locks.holds(held[0])
-    other_lock = ItemLocks(other, "/presences").take(wanted("a"))
-    assert item_locks.finish(held) == [FinishOutcome.LOST, FinishOutcome.DONE]
-    item_locks.release(held)
-    assert other.open().get_children("/locks") == ["a"]
-    assert ItemLocks(other, "/presences").finish(other_lock.held) == [FinishOutcome.LOST]
-    other.close()
-
-
-def test_item_locks_leaves_no_lock_of_what_a_peer_deletes_meanwhile(
-    hosts: str, session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.create("/items/a")
-    item_locks, peer = ItemLocks(session, "/presences"), Session(hosts, timeout_s=30)
-
-    def late(client: Any, paths: list[str]) -> list[Any]:
-        # The request for the lock was sent, and the request for the data was not sent yet.
-        wait_until(lambda: peer.open().exists("/locks/a"))
-        peer.open().delete("/items/a")
-        return begin_reading(client, paths)
-
-    monkeypatch.setattr(custody_module, "begin_reading", late)
-    assert item_locks.take(wanted("a")).gone == wanted("a")
-    assert client.get_children("/locks") == []
-    peer.close()
-
-
-def test_item_locks_of_an_item_whose_lock_was_deleted(session: Session, client: Any) -> None:
-    client.create("/items/a")
-    item_locks = ItemLocks(session, "/presences")
-    (held,) = item_locks.take(wanted("a")).held
-    client.delete(held.lock)
-    assert item_locks.replace(held, [create("/items/a2")]) is FinishOutcome.DONE
-    assert client.get_children("/items") == ["a2"]
-    assert client.get_children("/locks") == []

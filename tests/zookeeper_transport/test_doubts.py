@@ -12,9 +12,9 @@ from kombu import Connection, Queue
 from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper import requests as talk_module
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import BrokerNodes
+from celery_dq.zookeeper import item_locks as locks_module
 from celery_dq.zookeeper.multi_read import begin_reading
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
@@ -83,7 +83,22 @@ def test_a_client_without_the_lock_does_not_unlock_it(
     assert doubting.drain(1, deadline=60) == ["y"]
 
 
-def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
+def test_a_message_that_was_locked_without_an_answer_is_delivered_once(
+    doubting: KombuQueue, proxy: Proxy, connect: Connect, looker: Session
+) -> None:
+    doubting.consume(prefetch_count=1)
+    # The request for the lock arrives, and its answer is lost.
+    proxy.drop_answers_to, proxy.drops_left = LOCK, 1
+    KombuQueue(connect(), "q").publish("x")
+    assert doubting.drain(1, deadline=30) == ["x"]
+    assert proxy.dropped == 1
+    assert not doubting.received[0].delivery_info.get("redelivered")
+    doubting.received[0].ack()
+    wait_until(lambda: not looker.open().get_children(NODES.ready))
+    assert looker.open().get_children(NODES.locks) == []
+
+
+def test_an_item_that_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, client = KombuQueue(connect(), "q"), looker.open()
@@ -91,13 +106,13 @@ def test_what_a_peer_deletes_while_it_is_taken_leaves_no_lock(
     def late(asking: Any, paths: list[str]) -> list[Any]:
         # The request for the lock was sent, and the request for the data was not sent yet.
         if client.get_children(NODES.ready) and not room.received:
-            monkeypatch.setattr(talk_module, "begin_reading", begin_reading)
+            monkeypatch.setattr(locks_module, "begin_reading", begin_reading)
             name = name_of(looker, 0)
             wait_until(lambda: client.exists(NODES.lock(name)))
             client.delete(NODES.item(name))
         return begin_reading(asking, paths)
 
-    monkeypatch.setattr(talk_module, "begin_reading", late)
+    monkeypatch.setattr(locks_module, "begin_reading", late)
     room.publish("x")
     room.consume(ack=True)
     wait_until(lambda: not client.get_children(NODES.ready))

@@ -72,7 +72,7 @@ def test_lost_answers_to_a_create(
 
 
 @pytest.mark.parametrize("verb", ["ack", "requeue", "reject"])
-def test_two_lost_answers_to_what_becomes_of_a_message(
+def test_two_lost_answers_about_the_end_of_a_message(
     zookeeper: ZooKeeperServer,
     hosts: str,
     connect: Callable[..., Connection],
@@ -192,7 +192,7 @@ def test_a_queue_that_has_a_message_does_not_get_it_again_with_the_second_queue(
         assert len(client.get_children(NODES.queue(queue).ready)) == 1, queue
 
 
-def test_a_stamp_stays_on_what_got_no_answer(zookeeper: ZooKeeperServer, hosts: str) -> None:
+def test_a_stamp_stays_on_a_message_without_an_answer(zookeeper: ZooKeeperServer, hosts: str) -> None:
     folder = hosts.partition("/")[2]
     with Proxy(zookeeper.port) as proxy:
         session = Session(f"127.0.0.1:{proxy.port}/{folder}", timeout_s=2)

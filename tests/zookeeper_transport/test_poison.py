@@ -219,7 +219,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     assert len(letters) == 0
     # The other operations need the dq-redis broker.
     with pytest.raises(ConfigurationError, match="dq-redis"):
-        app.dq.queues["q"].snapshot()
+        app.dq.queues["q"].tenants()
 
 
 def test_a_dead_letter_that_is_due_later_waits_when_it_is_sent_again(

@@ -135,9 +135,7 @@ def open_to(fortress: Fortress, folder: str, **changes: Any) -> Connection:
     )
 
 
-def test_what_is_wrong_is_reported_in_the_users_words_and_loses_nothing(
-    fortress: Fortress, folder: str
-) -> None:
+def test_an_error_is_reported_in_the_users_words_and_loses_nothing(fortress: Fortress, folder: str) -> None:
     with open_to(fortress, folder) as connection:
         KombuQueue(connection, "q").publish("precious")
     url = f"dq-zookeeper://shop:secret@{fortress.server.tls_hosts}/{folder}"

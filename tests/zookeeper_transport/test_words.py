@@ -30,7 +30,7 @@ def test_a_query_is_refused() -> None:
         address_in("dq-zookeeper://h1/x?session_timeout=3")
 
 
-def test_what_is_shown_of_a_connection_hides_the_password() -> None:
+def test_the_text_of_a_connection_hides_the_password() -> None:
     connection = Connection("dq-zookeeper://shop:secret@h1:2181,h2:2181/folder")
     assert connection.as_uri() == "dq-zookeeper://shop:**@h1:2181,h2:2181/folder"
     assert "secret" in connection.as_uri(include_password=True)
@@ -100,7 +100,7 @@ def test_unusable_options_are_named(given: dict[str, object], named: str) -> Non
         session_options(connection)
 
 
-def test_without_kazoo_the_error_reports_what_to_install() -> None:
+def test_without_kazoo_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['kazoo'] = None\n"
         "from kombu import Connection; from celery_dq.wiring import register_transports\n"

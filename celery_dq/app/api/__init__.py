@@ -2,7 +2,10 @@
 
 ``api``                      ``DQ``, the object behind ``app.dq``, and ``dq_of(app)``
 ``broker``                   the app's connection to the Redis of its queues
+``queues_by_name``           the queues, in the broker that the app uses
 ``queues``, ``move``         look at queues, cancel messages, move them to another queue
+``zookeeper_queues``         the same where the broker is ZooKeeper, without tenants
+``leaders``                  the leaders of singleton queues and of other elections
 ``quotas``                   what a tenant may take
 ``dead_letters``             the dead letters of each queue, in the broker that the app uses
 ``redis_dead_letters``       look at messages that were given up on, replay or delete them

@@ -9,7 +9,8 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.api.dead_letters import DeadLettersApi
 from celery_dq.app.api.dedup import DedupApi
-from celery_dq.app.api.queues import QueuesApi
+from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.queues_by_name import QueuesApi
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.senders import AppSender
 from celery_dq.app.timeouts import Deadline
@@ -43,6 +44,7 @@ class DQ:
         quotas: ``app.dq.quotas.set("push", "42", rate="50/s")``.
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
         dedup: ``app.dq.dedup["cache"].list()``.
+        leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
     """
 
@@ -53,6 +55,7 @@ class DQ:
         self.quotas = QuotasApi(self._broker)
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
+        self.leaders = Leaders(app, self._broker)
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
         self.calls_are_wrapped = False
         #: The ``send_task`` that a program had put on the app before ``setup``, if any.
@@ -87,6 +90,9 @@ class DQ:
         check_text("task_id", task_id)
         found = []
         names = self._broker.queue_names()
+        if self._broker.is_zookeeper():
+            everywhere = [self.queues[name].find(task_id) for name in names]
+            return [message for message in everywhere if message is not None]
         with self._broker.channel() as channel:
             for name in names:
                 message = find(channel.partition(name), channel.client, task_id)

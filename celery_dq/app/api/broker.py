@@ -112,8 +112,8 @@ def _wrong_broker(connection: Any, wanted: str) -> str:
     """The error text for a broker that cannot serve the request."""
     if connection.transport_cls == ZOOKEEPER_SCHEME:
         remedy = (
-            "on ZooKeeper, 'celery dq dead …' shows dead letters and 'celery dq zookeeper HOSTS PATH' the "
-            f"items of a queue; the rest needs broker_url = {wanted}"
+            "on ZooKeeper there are no tenants, quotas, moves and tombstones; 'celery dq queues', peek, "
+            f"find, cancel, purge, dead, leaders and status work, and the rest needs broker_url = {wanted}"
         )
     else:
         remedy = f"set broker_url to {wanted}, or name the app that has it: celery -A shop dq …"

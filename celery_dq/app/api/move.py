@@ -86,7 +86,7 @@ class Mover:
             # Requeue to their old places at once instead of at the end of the lease.
             self._source.release(self._name, tags, mode="requeue").run(self._client)
             raise
-        self._source.finish(self._name, tags).run(self._client)
+        self._source.ack(self._name, finish=tags).run(self._client)
         return len(taken)
 
     def _resign(self) -> None:

@@ -1,9 +1,8 @@
-"""``app.dq.queues``: look at the queues, cancel messages, move them."""
+"""A queue of ``app.dq.queues``: look at it, cancel messages, move them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition
 from celery_dq.app.api.move import Mover
@@ -192,24 +191,3 @@ class QueueApi:
                 found = messages.find(channel.partition(self.name), channel.client, task_id)
                 return mover.move([found.id]) if found is not None else 0
             return mover.move_tenant(check_tenant(tenant))
-
-
-class QueuesApi(Mapping[str, QueueApi]):
-    """The queues by name. Every name is valid: a queue comes into existence with its first message."""
-
-    def __init__(self, broker: BrokerAccess, context: AppContext) -> None:
-        self._broker = broker
-        self._context = context
-
-    def __getitem__(self, name: str) -> QueueApi:
-        check_text("queue", name)
-        return QueueApi(self._broker, self._context, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._broker.queue_names())
-
-    def __len__(self) -> int:
-        return len(self._broker.queue_names())
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._broker.queue_names()

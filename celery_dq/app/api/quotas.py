@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from getpass import getuser
@@ -12,6 +13,7 @@ from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.errors import InvalidQuota
+from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, compare, live_quotas
 from celery_dq.inspector.tenants import (
     QuotaOrigin,
     SettingsQuota,
@@ -161,6 +163,32 @@ class QuotasApi:
         with self._broker.open(queue) as opened:
             apply_settings(*opened, quota, f"{_author()} (celery dq quotas apply)", force=True)
             return quota_in_force(*opened, None)
+
+    def live(self, queue: str) -> LiveQuotas:
+        """The live default and the own quotas of tenants; no quotas of the settings, and no pauses."""
+        with self._broker.open(queue) as (partition, client):
+            return live_quotas(partition, client)
+
+    def changes(self, queue: str, wanted: LiveQuotas) -> builtins.list[QuotaChange]:
+        """The changes that would make the live quotas of a queue equal to `wanted`. Changes nothing."""
+        return compare(queue, self.live(queue), wanted)
+
+    def make(self, changes: Iterable[QuotaChange]) -> int:
+        """Make changes that :meth:`changes` returned, one by one, and return their number.
+
+        Each is in force at once. After an interruption, compare again: the rest is left.
+        """
+        made = 0
+        for change in changes:
+            packed = None if change.after is None else change.after.pack()
+            with self._broker.open(change.queue) as opened:
+                if change.tenant is None:
+                    opened.partition.set_default_quota(packed, by=_author()).run(opened.client)
+                    place_held_back(*opened)
+                else:
+                    opened.partition.set_quota(change.tenant, packed, by=_author()).run(opened.client)
+            made += 1
+        return made
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:

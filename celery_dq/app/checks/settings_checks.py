@@ -42,9 +42,7 @@ def broker_scheme(app: Any) -> Iterator[Finding]:
     if scheme in TENANT_SCHEMES:
         yield Finding("ok", "I002", f"The broker's scheme is {scheme}.")
     elif scheme == ZOOKEEPER_SCHEME:
-        yield Finding(
-            "ok", "I002", f"The broker's scheme is {scheme}; it has no tenants, quotas or app.dq.queues."
-        )
+        yield Finding("ok", "I002", f"The broker's scheme is {scheme}; it has no tenants and quotas.")
     else:
         yield Finding(
             "warning",

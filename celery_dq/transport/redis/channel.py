@@ -343,9 +343,9 @@ class Channel(EventLoopChannel):
 
     # -- acknowledging ---------------------------------------------------------
 
-    def basic_settle(self, delivery_tag: str) -> None:
-        """Settle a message before its task runs: it keeps its concurrency slot, but cannot return."""
-        self.qos.settle(delivery_tag)
+    def basic_settle(self, delivery_tag: str, may_wait: bool = False) -> None:
+        """Settle a message whose task begins: it keeps its concurrency slot, but cannot return."""
+        self.qos.settle(delivery_tag, may_wait)
         self._send_acks_at_shutdown()
 
     def basic_finish(self, delivery_tag: str) -> None:

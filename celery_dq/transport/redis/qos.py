@@ -27,10 +27,10 @@ class QoS(PrefetchCount):
         self.forget(delivery_tag)
         self.channel.in_flight.release(delivery_tag, mode)
 
-    def settle(self, delivery_tag: str) -> None:
-        """Acknowledge a message whose task is about to run."""
+    def settle(self, delivery_tag: str, may_wait: bool = False) -> None:
+        """Acknowledge a message whose task begins; for *may_wait* see ``InFlightMessages.settle``."""
         self._delivered.pop(delivery_tag, None)
-        self.channel.in_flight.settle(delivery_tag)
+        self.channel.in_flight.settle(delivery_tag, may_wait)
 
     def ack(self, delivery_tag: str) -> None:
         """Finish the message."""

@@ -5,8 +5,8 @@
 ``record``, ``publisher``, ``batch``               a message as a node, published once
 ``fetcher``, ``subscription``, ``delays``          takes items in a thread of its own; delayed items
 ``in_flight``, ``delivery_count``                  items under locks, their outcomes, their deliveries
-``requests``                                       asynchronous requests
 ``dead_letters``                                   messages that were given up on
 
-A message stays in its queue, under an ephemeral lock, until it is acknowledged. kombu opens the transport.
+A message stays in its queue, under an ephemeral lock, until it is acknowledged;
+``celery_dq.zookeeper.item_locks`` takes it. kombu opens the transport.
 """

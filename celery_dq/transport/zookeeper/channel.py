@@ -360,6 +360,11 @@ class Channel(VirtualChannel):
         """The dead letters of *queue*."""
         return ZooKeeperDeadLetters(self._transport.queues, queue, self._transport.clock)
 
+    @property
+    def stored_queues(self) -> ZooKeeperQueues:
+        """The queues as they are in ZooKeeper."""
+        return self._transport.queues
+
     def queue_names(self) -> list[str]:
         """The names of all declared queues that are not transient."""
         return self._transport.queues.names()

@@ -15,8 +15,8 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, ZooKeeperRecord
-from celery_dq.transport.zookeeper.requests import ZooKeeperRequests
 from celery_dq.znodes import QueueNodes, due_ms_of
+from celery_dq.zookeeper.item_locks import ItemLocks
 from celery_dq.zookeeper.transaction import Step, create, delete
 
 logger = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class Delays:
             waits.append(self._listed_at + LISTING_SHARE * self._listing_s - self._clock.monotonic())
         return max(min(waits), 0.0) if waits else None
 
-    def move_due(self, requests: ZooKeeperRequests) -> bool:
+    def move_due(self, locks: ItemLocks) -> bool:
         """Move up to `LARGEST_MOVE` items that are due.
 
         Args:
-            requests: The requests of the consuming session.
+            locks: The locks of the consuming session.
 
         Returns:
             Whether any item was due.
@@ -73,13 +73,13 @@ class Delays:
             ZooKeeperUnreachable: ZooKeeper did not answer.
         """
         if self._changed and self._clock.monotonic() - self._listed_at >= LISTING_SHARE * self._listing_s:
-            self._list(requests)
+            self._list(locks)
         now_ms = self._clock.wall() * 1000
         due = 0
         while due < min(len(self._waiting), LARGEST_MOVE) and self._waiting[due][0] <= now_ms:
             due += 1
         if due:
-            self._move(requests, [name for _, name in self._waiting[:due]])
+            self._move(locks, [name for _, name in self._waiting[:due]])
             del self._waiting[:due]
         return due > 0
 
@@ -88,16 +88,16 @@ class Delays:
         self._changed = True
         self._wake()
 
-    def _list(self, requests: ZooKeeperRequests) -> None:
+    def _list(self, locks: ItemLocks) -> None:
         began = self._clock.monotonic()
         self._changed = False
         try:
-            names = requests.wait(
-                requests.client.get_children_async(self._nodes.delayed, watch=self.look_again)
+            names = locks.ask(
+                lambda client: client.get_children_async(self._nodes.delayed, watch=self.look_again)
             )
         except NoNodeError:
             self._changed = True
-            restore(requests, self._nodes)
+            restore(locks, self._nodes)
             return
         except BaseException:
             self._changed = True
@@ -106,30 +106,32 @@ class Delays:
         self._listed_at = self._clock.monotonic()
         self._listing_s = self._listed_at - began
 
-    def _move(self, requests: ZooKeeperRequests, names: Sequence[str]) -> None:
+    def _move(self, locks: ItemLocks, names: Sequence[str]) -> None:
         paths = [f"{self._nodes.delayed}/{name}" for name in names]
         waiting: list[tuple[str, bytes]] = []
-        for path, found in zip(paths, requests.answers(requests.read_async(paths), paths), strict=True):
+        for path, found in zip(paths, locks.read(paths), strict=True):
             if isinstance(found, NoAuthError):
                 self._pass_over(path)
-            elif not isinstance(found, NoNodeError):
+            elif isinstance(found, tuple):
                 waiting.append((path, found[0]))
+            elif not isinstance(found, NoNodeError):
+                raise found
         while waiting:
             batch: list[tuple[str, bytes]] = []
             size = 0
             while waiting and (not batch or size + len(waiting[0][1]) < BATCH_BYTES):
                 size += len(waiting[0][1])
                 batch.append(waiting.pop(0))
-            if requests.refused(requests.begin(_moving(self._nodes, batch))) is not None:
+            if locks.refused(locks.begin(_moving(self._nodes, batch))) is not None:
                 # Another consumer has moved one of these items: move each in its own transaction.
-                for begun in [requests.begin(_moving(self._nodes, [each])) for each in batch]:
-                    requests.refused(begun)
+                for begun in [locks.begin(_moving(self._nodes, [each])) for each in batch]:
+                    locks.refused(begun)
 
 
-def restore(requests: ZooKeeperRequests, nodes: QueueNodes) -> None:
+def restore(locks: ItemLocks, nodes: QueueNodes) -> None:
     """Create the folders of a queue that was deleted."""
     for folder in nodes.folders:
-        requests.wait(requests.client.ensure_path_async(folder))
+        locks.ensure(folder)
 
 
 def _due(names: Sequence[str]) -> list[tuple[int, str]]:

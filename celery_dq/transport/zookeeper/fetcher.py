@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.in_flight import RETURNING, ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
-from celery_dq.transport.zookeeper.requests import PendingTransaction, ZooKeeperRequests
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
-from celery_dq.zookeeper.session import SessionState
+from celery_dq.zookeeper.item_locks import ItemLocks, PendingTransaction
+from celery_dq.zookeeper.session import PinnedSession, SessionState
 from celery_dq.zookeeper.transaction import Step, create, delete, set_data
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class ZooKeeperFetcher:
     """Takes items and sends acknowledgements for one connection.
 
     Args:
-        requests: The requests of the consuming session.
+        session: The consuming session.
+        locks: Its locks.
         in_flight: The in-flight messages and their queued acknowledgements.
         clock: Monotonic time for the pace of looks and sweeps.
         room: Returns how many messages a subscription may take now.
@@ -57,14 +58,16 @@ class ZooKeeperFetcher:
 
     def __init__(
         self,
-        requests: ZooKeeperRequests,
+        session: PinnedSession,
+        locks: ItemLocks,
         in_flight: ZooKeeperInFlight,
         clock: Clock,
         room: Callable[[ZooKeeperSubscription], int],
         deliver: Callable[[], None],
         sweep: Callable[[], None],
     ) -> None:
-        self._requests = requests
+        self._session = session
+        self._locks = locks
         self._in_flight = in_flight
         self._clock = clock
         self._room = room
@@ -75,7 +78,7 @@ class ZooKeeperFetcher:
         self._requests_for_one: deque[TakeOne] = deque()
         #: The sources of all calls for one message.
         self._visited: set[ZooKeeperSubscription] = set()
-        handler = requests.client.handler
+        handler = session.client.handler
         self._waker = handler.event_object()
         self._flushed = handler.event_object()
         self._stopping = False
@@ -89,8 +92,8 @@ class ZooKeeperFetcher:
     def start(self) -> None:
         """Start the thread; a second call does nothing."""
         if self._thread is None:
-            self._requests.session.add_listener(self._state_changed)
-            self._thread = self._requests.client.handler.spawn(self._run)
+            self._session.add_listener(self._state_changed)
+            self._thread = self._session.client.handler.spawn(self._run)
 
     # -- from other threads --------------------------------------------------------
 
@@ -113,11 +116,11 @@ class ZooKeeperFetcher:
         Raises:
             ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
         """
-        errand = TakeOne(source, self._requests.client.handler.event_object())
+        errand = TakeOne(source, self._session.client.handler.event_object())
         self._visited.add(source)
         self._requests_for_one.append(errand)
         self.wake()
-        errand.done.wait(2 * self._requests.answer_timeout_s)
+        errand.done.wait(2 * self._locks.timeout_s)
         if self.failure is not None or not errand.done.is_set():
             raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
         taken = list(source.inbox)
@@ -126,7 +129,7 @@ class ZooKeeperFetcher:
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait until all acknowledgements are confirmed, or the broker is unreachable."""
-        if self._thread is None or self.failure is not None or not self._requests.holds:
+        if self._thread is None or self.failure is not None or not self._session.is_connected:
             return
         self._flushed.clear()
         self.wake()
@@ -139,7 +142,7 @@ class ZooKeeperFetcher:
             return
         self.flush()
         self._stopping = True
-        self._requests.session.remove_listener(self._state_changed)
+        self._session.remove_listener(self._state_changed)
         self.wake()
 
     def _state_changed(self, state: SessionState) -> None:
@@ -150,10 +153,6 @@ class ZooKeeperFetcher:
     _idle = True
 
     def _run(self) -> None:
-        try:
-            self._requests.create_presence()
-        except (ZooKeeperUnreachable, KazooException) as error:
-            self._fail(error)
         while not self._stopping and self.failure is None:
             self._waker.clear()
             self._idle = False
@@ -171,7 +170,7 @@ class ZooKeeperFetcher:
                 logger.exception(
                     "The fetcher of ZooKeeper at %s failed; the connection ends, and its messages are served "
                     "again.",
-                    self._requests.session.hosts,
+                    self._session.hosts,
                     extra={"event": "zookeeper_fetcher_failed"},
                 )
                 self._fail(error)
@@ -189,28 +188,26 @@ class ZooKeeperFetcher:
         self._deliver()
 
     def _is_connected(self) -> bool:
-        requests = self._requests
-        if requests.is_session_over:
+        if self._session.is_over or self._locks.is_lost:
             self._fail(
                 ZooKeeperUnreachable(
-                    f"The session with ZooKeeper at {requests.session.hosts} has expired: its in-flight "
-                    f"messages "
-                    "are served again"
+                    f"The session with ZooKeeper at {self._session.hosts} has expired: its in-flight "
+                    "messages are served again"
                 )
             )
             return False
-        if requests.holds:
+        if self._session.is_connected:
             self._suspended_at = None
             return True
         now = self._clock.monotonic()
         if self._suspended_at is None:
             self._suspended_at = now
-        elif now - self._suspended_at > requests.session.timeout_s:
+        elif now - self._suspended_at > self._session.timeout_s:
             # No server can report it, but the session has expired, and other consumers have the messages.
             self._fail(
                 ZooKeeperUnreachable(
-                    f"ZooKeeper at {requests.session.hosts} has been unreachable for a session timeout "
-                    f"({requests.session.timeout_s:g} s): its in-flight messages are served again"
+                    f"ZooKeeper at {self._session.hosts} has been unreachable for a session timeout "
+                    f"({self._session.timeout_s:g} s): its in-flight messages are served again"
                 )
             )
         return False
@@ -244,13 +241,13 @@ class ZooKeeperFetcher:
         try:
             while self._requests_for_one and not self._in_flight.has_returning:
                 errand = self._requests_for_one[0]
-                errand.source.take_turn(self._requests, 1)
+                errand.source.take_turn(self._locks, 1)
                 self._requests_for_one.popleft()
                 errand.done.set()
             first = self._rounds % len(sources) if sources else 0
             turns = list(zip(sources, rooms, strict=True))
             for source, room in [*turns[first:], *turns[:first]]:
-                more |= source.take_turn(self._requests, min(room, self._room(source)))
+                more |= source.take_turn(self._locks, min(room, self._room(source)))
                 if source.inbox:
                     self._deliver()
         finally:
@@ -263,7 +260,7 @@ class ZooKeeperFetcher:
         outcomes = self._in_flight.take_outcomes(MAX_OUTCOMES_PER_CALL, BATCH_BYTES)
         if not outcomes or outcomes[0][1].doubtful:
             return outcomes, None
-        return outcomes, self._requests.begin(
+        return outcomes, self._locks.begin(
             [step for verb, held in outcomes for step in _outcome_steps(verb, held)]
         )
 
@@ -275,7 +272,7 @@ class ZooKeeperFetcher:
         rest = list(outcomes)
         try:
             with contextlib.suppress(AccessDenied):  # each is sent alone below
-                if begun is not None and self._requests.refused(begun) is None:
+                if begun is not None and self._locks.refused(begun) is None:
                     self._confirm_outcomes(rest)
                     return
             while rest:
@@ -299,13 +296,12 @@ class ZooKeeperFetcher:
 
     def _send_outcome(self, verb: ItemOutcome, held: ClaimedItem) -> None:
         """Send the end of one message that is in doubt, or whose request with others was refused."""
-        requests = self._requests
-        stat = requests.wait(requests.client.exists_async(held.lock))
-        if stat is None or stat.ephemeralOwner != requests.session_id:
+        locks = self._locks
+        if not locks.mine([held]):
             # An earlier request was carried out; a lock that exists now belongs to another consumer.
             return
         try:
-            refusal = requests.refused(requests.begin(_outcome_steps(verb, held)))
+            refusal = locks.refused(locks.begin(_outcome_steps(verb, held)))
         except AccessDenied as denial:
             if verb is not ItemOutcome.REQUEUE or denial.path != held.item:
                 raise
@@ -327,7 +323,7 @@ class ZooKeeperFetcher:
         if not isinstance(refusal.error, NoNodeError):
             raise refusal.error
         if refusal.step.kind == "create":
-            requests.wait(requests.client.ensure_path_async(refusal.step.path.rpartition("/")[0]))
+            locks.ensure(refusal.step.path.rpartition("/")[0])
             self._send_outcome(verb, held)
             return
         if held.marked and refusal.step.path == held.nodes.suspect(held.name):
@@ -336,9 +332,9 @@ class ZooKeeperFetcher:
             self._send_outcome(verb, held)
             return
         # A peer that uses no locks has taken the item, so it counts as done. The lock must not stay.
-        requests.refused(requests.begin([delete(held.lock)]))
+        locks.drop([held])
         if held.marked:
-            requests.refused(requests.begin([delete(held.nodes.suspect(held.name))]))
+            locks.refused(locks.begin([delete(held.nodes.suspect(held.name))]))
 
 
 def _outcome_steps(verb: ItemOutcome, held: ClaimedItem) -> list[Step]:

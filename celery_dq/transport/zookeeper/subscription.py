@@ -20,17 +20,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoNodeError
 
 from celery_dq.clock import Clock
-from celery_dq.errors import AccessDenied
 from celery_dq.transport.zookeeper.delays import LISTING_SHARE, Delays, restore
-from celery_dq.transport.zookeeper.delivery_count import DeliveryCount, count_of, count_steps
+from celery_dq.transport.zookeeper.delivery_count import DeliveryCount, count_of
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
-from celery_dq.transport.zookeeper.requests import PendingTransaction, ZooKeeperRequests
 from celery_dq.znodes import QueueNodes, served_in_order
-from celery_dq.zookeeper.item_locks import WantedItem, lock_steps
-from celery_dq.zookeeper.transaction import Step, TransactionRefused, create, delete, set_data
+from celery_dq.zookeeper.item_locks import ItemLocks, LockedItem, WantedItem
+from celery_dq.zookeeper.transaction import create, set_data
 
 logger = logging.getLogger(__name__)
 
@@ -120,20 +118,17 @@ class ZooKeeperSubscription:
             while True:
                 self._in_flight.add_outcome(ItemOutcome.REQUEUE, self.inbox.pop().tag)
 
-    def _lock_is_gone(self, event: Any) -> None:
-        self._watched.discard(str(getattr(event, "path", "")))
-        if getattr(event, "path", None) is None:
-            # The connection broke, and all its watches are gone.
-            self._watched.clear()
+    def _lock_is_gone(self, wanted: WantedItem) -> None:
+        self._watched.discard(wanted.name)
         self.look_again()
 
     # -- one round ---------------------------------------------------------------
 
-    def take_turn(self, requests: ZooKeeperRequests, room: int) -> bool:
+    def take_turn(self, locks: ItemLocks, room: int) -> bool:
         """Move due items to ``ready/`` and take up to `room` items into the inbox.
 
         Args:
-            requests: The requests of the consuming session.
+            locks: The locks of the consuming session.
             room: Maximum number of items to take.
 
         Returns:
@@ -143,19 +138,19 @@ class ZooKeeperSubscription:
             ZooKeeperUnreachable: ZooKeeper did not answer. The next call finds out which locks were made.
         """
         if self._doubtful:
-            self._settle_in_doubt(requests)
-        if self._delays.move_due(requests):
+            room -= self._recover(locks)
+        if self._delays.move_due(locks):
             self._changed = True
         if room <= 0:
             return False
         if self._should_list():
-            self._list(requests)
+            self._list(locks)
         names = self._next(min(room, LARGEST_CLAIM))
         if names:
-            self._take(requests, names)
+            self._take(locks, names)
             return True
         if not self._changed:
-            self._watch_others(requests)
+            self._watch_others(locks)
         return self._changed
 
     def next_look_s(self) -> float | None:
@@ -171,17 +166,23 @@ class ZooKeeperSubscription:
             return True
         return self._clock.monotonic() - self._listed_at > LISTING_SHARE * self._listing_s
 
-    def _list(self, requests: ZooKeeperRequests) -> None:
+    def _list(self, locks: ItemLocks) -> None:
         began = self._clock.monotonic()
         # Reset before the request is sent: every later change fires the watch.
         self._changed = self._wanted_now = False
-        ready = requests.client.get_children_async(self.nodes.ready, watch=self.look_again)
-        locks = requests.client.get_children_async(self.nodes.locks)
         try:
-            names, locked = requests.wait(ready), set(requests.wait(locks))
+            names, locked = locks.ask_all(
+                lambda client: [
+                    client.get_children_async(self.nodes.ready, watch=self.look_again),
+                    client.get_children_async(self.nodes.locks),
+                ]
+            )
+            for answer in (names, locked):
+                if isinstance(answer, Exception):
+                    raise answer
         except NoNodeError:
             # The queue was deleted.
-            restore(requests, self.nodes)
+            restore(locks, self.nodes)
             self._changed = True
             return
         except BaseException:
@@ -211,68 +212,41 @@ class ZooKeeperSubscription:
                 names.append(name)
         return names
 
-    def _watch_others(self, requests: ZooKeeperRequests) -> None:
+    def _watch_others(self, locks: ItemLocks) -> None:
         """Watch locks of other consumers, whose end makes an item available."""
-        missing = [
-            lock for lock in (self.nodes.lock(name) for name in self._others) if lock not in self._watched
-        ][: max(MOST_WATCHES - len(self._watched), 0)]
+        missing = [name for name in self._others if name not in self._watched]
+        del missing[max(MOST_WATCHES - len(self._watched), 0) :]
         if not missing:
             return
         self._watched.update(missing)
-        asked = [requests.client.exists_async(lock, watch=self._lock_is_gone) for lock in missing]
-        for lock, answer in zip(missing, asked, strict=True):
-            if requests.wait(answer) is None:
-                # The lock is gone. The watch that remains waits for its creation and does no harm.
-                self._watched.discard(lock)
-                self._changed = True
+        for free in locks.watch(self._wanted(missing), self._lock_is_gone):
+            self._watched.discard(free.name)
+            self._changed = True
 
     # -- taking --------------------------------------------------------------------
 
-    def _take(self, requests: ZooKeeperRequests, names: Sequence[str]) -> None:
-        items = [self.nodes.item(name) for name in names]
+    def _wanted(self, names: Sequence[str]) -> list[WantedItem]:
+        return [WantedItem(self.nodes.item(name), self.nodes.lock(name)) for name in names]
+
+    def _take(self, locks: ItemLocks, names: Sequence[str]) -> None:
         self._doubtful += names
-        claimed = requests.begin([step for name in names for step in self._locking(requests, name)])
-        asked = requests.read_async(items)
-        refusal = _refusal(requests, claimed)
-        read = requests.read(asked, items)
-        taken = dict.fromkeys(names, True) if refusal is None else self._take_singly(requests, names, refusal)
-        for name, found in zip(names, read, strict=True):
-            if taken[name]:
-                self._add_taken(requests, name, found, alone=len(names) == 1)
+        taken = locks.take(self._wanted(names))
+        self._others.update(each.name for each in taken.locked)
+        for each in taken.denied:
+            self._pass_over(each.item)
+        for held in taken.held:
+            self._add_taken(locks, held, alone=len(names) == 1)
         del self._doubtful[:]
 
-    def _locking(self, requests: ZooKeeperRequests, name: str) -> list[Step]:
-        wanted = WantedItem(self.nodes.item(name), self.nodes.lock(name))
-        return [*lock_steps(wanted, requests.own), *count_steps(wanted.item)]
-
-    def _take_singly(
-        self, requests: ZooKeeperRequests, names: Sequence[str], refusal: TransactionRefused | AccessDenied
-    ) -> dict[str, bool]:
-        """Take each item in its own transaction, after one transaction for all was refused."""
-        if len(names) == 1:
-            self._skip_locked(names[0], refusal)
-            return {names[0]: False}
-        asked = [requests.begin(self._locking(requests, name)) for name in names]
-        taken = {}
-        for name, begun in zip(names, asked, strict=True):
-            refused = _refusal(requests, begun)
-            taken[name] = refused is None
-            if refused is not None:
-                self._skip_locked(name, refused)
-        return taken
-
-    def _skip_locked(self, name: str, refusal: TransactionRefused | AccessDenied) -> None:
-        if isinstance(refusal, AccessDenied):
-            if not refusal.path.startswith(self.nodes.item(name)):
-                raise refusal
-            self._pass_over(self.nodes.item(name))
-        elif isinstance(refusal.error, NodeExistsError):
-            self._others.add(name)
-        elif not isinstance(refusal.error, NoNodeError):
-            raise refusal.error
-        elif refusal.index > 0:
-            # The folder of the locks is missing: the queue was deleted.
-            self._changed = True
+    def _recover(self, locks: ItemLocks) -> int:
+        """Receive the items that were locked by requests whose answers were lost; return how many."""
+        names = [name for name in self._doubtful if not self._in_flight.has_locked(self.nodes.lock(name))]
+        recovered = locks.recover(self._wanted(names))
+        for held in recovered:
+            self._add_taken(locks, held, alone=False)
+        del self._doubtful[:]
+        self._changed = True
+        return len(recovered)
 
     def _pass_over(self, item: str) -> None:
         """Leave out a denied item until the next full look; the other items of the queue are served."""
@@ -286,19 +260,12 @@ class ZooKeeperSubscription:
                 extra={"event": "zookeeper_item_denied"},
             )
 
-    def _add_taken(
-        self, requests: ZooKeeperRequests, name: str, found: tuple[bytes, Any] | None, alone: bool
-    ) -> None:
-        if found is None:
-            # A peer that uses no locks has taken the item.
-            requests.wait(requests.client.delete_async(self.nodes.lock(name)))
-            return
-        data, stat = found
-        count = count_of(stat)
-        held = self._in_flight.add(self.nodes, name, data, count.taken > 1, count.deliveries)
+    def _add_taken(self, locks: ItemLocks, item: LockedItem, alone: bool) -> None:
+        count = count_of(item.stat)
+        held = self._in_flight.add(self.nodes, item.name, item.data, count.taken > 1, count.deliveries)
         keeps = not count.deliveries
         try:
-            keeps = keeps or self._may_keep(requests, held, count, alone)
+            keeps = keeps or self._may_keep(locks, held, count, alone)
         finally:
             if not keeps:
                 self._in_flight.add_outcome(ItemOutcome.REQUEUE, held.tag)
@@ -308,9 +275,7 @@ class ZooKeeperSubscription:
         if self._closed:
             self._release_inbox()
 
-    def _may_keep(
-        self, requests: ZooKeeperRequests, held: ClaimedItem, count: DeliveryCount, alone: bool
-    ) -> bool:
+    def _may_keep(self, locks: ItemLocks, held: ClaimedItem, count: DeliveryCount, alone: bool) -> bool:
         """Whether to keep an item that lost an earlier consumer: it is delivered alone or dead-lettered."""
         held.exhausted = 0 < self._max_deliveries <= count.deliveries
         if not held.exhausted:
@@ -319,38 +284,13 @@ class ZooKeeperSubscription:
                 return False
             self._in_flight.suspect(held)
         path = self.nodes.suspect(held.name)
-        (known,) = requests.read(requests.read_async([path]), [path])
-        if known is not None:
+        (known,) = locks.ask_all(lambda client: [client.get_async(path)])
+        if isinstance(known, tuple):
             held.worker, held.marked = known[0].decode("utf-8", "replace"), True
         if not held.exhausted:
             us = f"{socket.gethostname()}:{os.getpid()}".encode()
-            if known is None:
-                requests.wait(requests.client.ensure_path_async(self.nodes.suspects))
+            if not held.marked:
+                locks.ensure(self.nodes.suspects)
             write = set_data if held.marked else create
-            held.marked = requests.refused(requests.begin([write(path, us)])) is None
+            held.marked = locks.refused(locks.begin([write(path, us)])) is None
         return True
-
-    def _settle_in_doubt(self, requests: ZooKeeperRequests) -> None:
-        """Delete locks that were made by requests whose answers were lost."""
-        names = [name for name in self._doubtful if not self._in_flight.has_locked(self.nodes.lock(name))]
-        for name in names:
-            lock = self.nodes.lock(name)
-            stat = requests.wait(requests.client.exists_async(lock))
-            if stat is not None and stat.ephemeralOwner == requests.session_id:
-                item = self.nodes.item(name)
-                (found,) = requests.read(requests.read_async([item]), [item])
-                # No consumer was lost, so the write counts the return in good order.
-                kept = [] if found is None else [set_data(item, found[0])]
-                if requests.refused(requests.begin([*kept, delete(lock)])) is not None:
-                    requests.refused(requests.begin([delete(lock)]))
-        del self._doubtful[:]
-        self._changed = True
-
-
-def _refusal(
-    requests: ZooKeeperRequests, begun: PendingTransaction
-) -> TransactionRefused | AccessDenied | None:
-    try:
-        return requests.refused(begun)
-    except AccessDenied as denial:
-        return denial

@@ -14,6 +14,7 @@ Features: direct, topic and fanout exchanges, priorities, ETA, remote control, b
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -49,15 +50,16 @@ from celery_dq.transport.zookeeper.address import (
 )
 from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.channel import Channel as ZooKeeperChannel
+from celery_dq.transport.zookeeper.delivery_count import count_steps
 from celery_dq.transport.zookeeper.fetcher import ZooKeeperFetcher
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.publisher import ZooKeeperPublisher
 from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
-from celery_dq.transport.zookeeper.requests import ZooKeeperRequests
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
 from celery_dq.waker import Waker
-from celery_dq.znodes import BrokerNodes
-from celery_dq.zookeeper.session import Session, SessionState
+from celery_dq.znodes import PRESENCES, BrokerNodes
+from celery_dq.zookeeper.item_locks import ItemLocks
+from celery_dq.zookeeper.session import PinnedSession, Session, SessionState
 
 #: Seconds without a connection after which the transport checks whether any server accepts connections.
 FIRST_LOOK_S = 0.5
@@ -65,6 +67,8 @@ FIRST_LOOK_S = 0.5
 ONE_TURN_S = 0.01
 #: Maximum seconds of one wait in ``drain_events``.
 LONGEST_WAIT_S = 1.0
+#: The wait for one answer while consuming, as a share of the session timeout.
+ANSWER_SHARE = 2.0 / 3.0
 
 
 class Transport(VirtualTransport):
@@ -105,7 +109,7 @@ class Transport(VirtualTransport):
         self.publisher = ZooKeeperPublisher(self.session, self.clock)
         self.in_flight = ZooKeeperInFlight("", lambda: None)
         self._owner = OwnerProcess()
-        self._requests: ZooKeeperRequests | None = None
+        self._consuming_session: PinnedSession | None = None
         self._fetcher: ZooKeeperFetcher | None = None
         self._waker = Waker(self._deliver_all)
         #: Set at each wake-up, for `drain_events`; None until the connection consumes.
@@ -194,11 +198,14 @@ class Transport(VirtualTransport):
 
     def _consuming(self) -> ZooKeeperFetcher:
         if self._fetcher is None:
-            requests = self._requests = ZooKeeperRequests(self.session)
-            self._woken = requests.client.handler.event_object()
-            in_flight = self.in_flight = ZooKeeperInFlight(requests.guid, self.look_again)
+            session = self._consuming_session = PinnedSession(self.session)
+            locks = ItemLocks(
+                session, PRESENCES, timeout_s=session.timeout_s * ANSWER_SHARE, taking=count_steps
+            )
+            self._woken = session.client.handler.event_object()
+            in_flight = self.in_flight = ZooKeeperInFlight(uuid.uuid4().hex, self.look_again)
             self._fetcher = ZooKeeperFetcher(
-                requests, in_flight, self.clock, self._room, self._wake, self.queues.sweep
+                session, locks, in_flight, self.clock, self._room, self._wake, self.queues.sweep
             )
             self._attach()
             self._fetcher.start()
@@ -305,12 +312,12 @@ class Transport(VirtualTransport):
             self._woken.clear()
 
     def _deliver_one(self) -> bool:
-        fetcher, requests = self._fetcher, self._requests
-        if fetcher is None or requests is None:
+        fetcher, session = self._fetcher, self._consuming_session
+        if fetcher is None or session is None:
             return False
         if fetcher.failure is not None:
             raise ZooKeeperUnreachable(str(fetcher.failure)) from fetcher.failure
-        if not requests.holds:
+        if not session.is_connected:
             # Other consumers may hold the messages in the inboxes by now.
             return False
         for channel, source in self._sources:

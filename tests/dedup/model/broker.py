@@ -108,10 +108,10 @@ class BrokerDriver:
         return {each.decode(): reason.decode() for each, reason in zip(ids, reasons, strict=True)}
 
     def finish(self, owner: str, tags: Sequence[tuple[str, str]]) -> int:
-        return self.partition_scripts.partition.finish(owner, tags).run(self.client)
+        return self.partition_scripts.partition.ack(owner, finish=tags).run(self.client)
 
     def settle(self, owner: str, tags: Sequence[tuple[str, str]]) -> int:
-        return self.partition_scripts.partition.settle(owner, tags).run(self.client)
+        return self.partition_scripts.partition.ack(owner, settle=tags).run(self.client)
 
     def release(self, owner: str, tags: Sequence[tuple[str, str]], mode: Any) -> int:
         call = self.partition_scripts.partition.release(owner, tags, mode=mode, max_deliveries=MAX_DELIVERIES)

@@ -64,8 +64,3 @@ class ClaimsUnderWay:
             self._leader = None
         if message_count is not None:
             self._mean_brought = 0.8 * self._mean_brought + 0.2 * message_count
-
-    def clear(self) -> None:
-        """Remove all claims, because their connection broke."""
-        self._wanted.clear()
-        self._leader = None

@@ -5,9 +5,9 @@ Each channel has a connection that carries the scripts, and one for each group o
 
     idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
 
-A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn while
-the channel has free capacity, which claims from several queues may share. A queue keeps the state as long as
-its claims come back full or report more messages. An *idle* queue waits for its wake-up.
+A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn
+while the channel has free capacity, which claims from several queues may share. A queue keeps the state as
+long as its claims come back full or report more messages. An *idle* queue waits for its wake-up.
 
 The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
 to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 logger = logging.getLogger(__name__)
-
 
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
 MAX_HANDOVERS = 100
@@ -116,8 +115,7 @@ class RedisFetcher:
         """
         source = self._subscriptions.get(queue.name)
         if source is None:
-            source = Subscription(queue, claim_limit=limit, on_claimed=claimed)
-            self._subscriptions[queue.name] = source
+            self._subscriptions[queue.name] = source = Subscription(queue, limit, claimed)
             self._restart_wait(self.wakeups.join(source))
             self._ready.wake(source)
             if self._process.may_have_claimed(queue):
@@ -175,9 +173,9 @@ class RedisFetcher:
 
     def look_again(self, queue: str | None = None) -> None:
         """Look again at *queue*, or at all queues, although no wake-up came."""
-        for name, source in self._subscriptions.items():
-            if queue is None or name == queue:
-                self._ready.wake(source)
+        for name in tuple(self._subscriptions) if queue is None else (queue,):
+            if name in self._subscriptions:
+                self._ready.wake(self._subscriptions[name])
 
     def turn_at(self, source: Subscription, at: float) -> None:
         """Let the event loop turn at a monotonic time for this queue."""
@@ -211,14 +209,14 @@ class RedisFetcher:
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        in_flight, subscriptions = self._process.in_flight, self._subscriptions
-        at = min(self._ready.next_time(), self.wakeups.asks_at)
+        in_flight = self._process.in_flight
+        times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times()]
         for name in in_flight.partitions_with_acks():
             queue = self._process.heartbeat.queue(name)
             box = in_flight.pending_acks(name)
-            if box.finishes and queue is not None and queue.name in subscriptions:
-                at = min(at, max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
-        return None if at == math.inf else at
+            if box.finishes and queue is not None and queue.name in self._subscriptions:
+                times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
+        return None if min(times) == math.inf else min(times)
 
     @property
     def expects_answer(self) -> bool:
@@ -261,8 +259,7 @@ class RedisFetcher:
             source = self._ready.next_claimable(all_free, claims.may_lead)
             if source is None:
                 return
-            if source.queue.key in claims:
-                # It was cancelled and is consumed again, and its earlier claim is still under way.
+            if source.queue.key in claims:  # it was cancelled and is consumed again
                 self._ready.wake(source)
                 return
             source.free_at_last_claim = all_free
@@ -445,8 +442,7 @@ class RedisFetcher:
         """Close all connections; unanswered acks become pending again."""
         for key in tuple(self._listeners):
             self.unlisten(key)
-        self._claims.clear()
-        self._handovers.clear()
+        self._claims, self._handovers = ClaimsUnderWay(), []
         for source in self._subscriptions.values():
             source.is_claiming = False
             self._ready.rely_on(source)

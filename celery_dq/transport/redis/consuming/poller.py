@@ -288,15 +288,19 @@ class Poller:
 
     # -- waking ----------------------------------------------------------------
 
-    def wake(self) -> None:
-        """End the wait of another thread or greenlet, if there is one."""
+    def wake(self, within_s: float = RIDE_ALONG_S) -> None:
+        """End the wait of another thread or greenlet, if there is one.
+
+        Args:
+            within_s: seconds after which, at the latest, an event loop must tick.
+        """
         if self._waker.is_pending or self._thread is None:
             return
         if self._thread == threading.get_ident():
             # This thread drives the loop, and the tick before its next wait sends pending acks. The loop
             # computes its wait before the tick, so a timer must be set for acks that wait for a claim.
             if self._loop is not None and (
-                self._timer is None or self._timer_at > self._clock.monotonic() + RIDE_ALONG_S
+                self._timer is None or self._timer_at > self._clock.monotonic() + within_s
             ):
                 self._set_timer()
             return

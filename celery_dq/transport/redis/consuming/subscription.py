@@ -43,6 +43,8 @@ class Subscription:
     """
 
     queue: Queue
+    claim_limit: Callable[[], int] | None = None
+    on_claimed: Callable[[], None] | None = None
     may_have_work: bool = False
     is_claiming: bool = False
     next_look_at: float | None = None
@@ -50,8 +52,6 @@ class Subscription:
     backoff_until: float = 0.0
     free_at_last_claim: int = 0
     wake_at: float | None = None
-    claim_limit: Callable[[], int] | None = None
-    on_claimed: Callable[[], None] | None = None
     needs_lead: bool = False
     waits: WakeupListener | None = None
     timer_at: float = math.inf

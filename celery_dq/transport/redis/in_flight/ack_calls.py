@@ -18,6 +18,13 @@ def tags(helds: list[InFlightMessage]) -> list[DeliveryTag]:
     return [DeliveryTag(held.claim, held.id) for held in helds]
 
 
+def ack(
+    worker: str, queue: Queue, settles: list[InFlightMessage], finishes: list[InFlightMessage]
+) -> ScriptCall[int]:
+    """Return the call that settles and finishes messages, which *worker* has in flight."""
+    return queue.partition.ack(queue.consumer(worker), settle=tags(settles), finish=tags(finishes))
+
+
 def release(worker: str, queue: Queue, mode: str, helds: list[InFlightMessage]) -> ScriptCall[int]:
     """Return the call that releases *helds*, which *worker* has in flight, to their places."""
     return queue.partition.release(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import redis
 
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
@@ -341,8 +341,7 @@ class Heartbeat:
             redis.RedisError: no answer; the acks without an answer stay pending.
         """
         process, in_flight = self._process, self._process.in_flight
-        name, partition, consumer = queue.key, queue.partition, queue.consumer(process.consumer)
-        sent = False
+        name, sent = queue.key, False
         while in_flight.pending_acks(name):
             sent = True
             process.in_doubt.count_acks_under_way(name, +1)
@@ -350,14 +349,10 @@ class Heartbeat:
             releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
             letters: list[PendingDeadLetter] = []
             try:
-                if settles:
-                    in_flight.stale += partition.settle(consumer, tags(settles)).run(client)
-                    in_flight.confirm(settles)
-                    settles = []
-                if finishes:
-                    in_flight.stale += partition.finish(consumer, tags(finishes)).run(client)
-                    in_flight.confirm(finishes)
-                    finishes = []
+                if settles or finishes:
+                    in_flight.stale += ack(process.consumer, queue, settles, finishes).run(client)
+                    in_flight.confirm((*settles, *finishes))
+                    settles, finishes = [], []
                 while releases:
                     mode = releases[0][0]
                     same = [held for how, held in releases if how == mode]

@@ -145,10 +145,14 @@ class Message(StoredMessage):
         else:
             super().ack(multiple=multiple)
 
-    def settle(self) -> None:
-        """Acknowledge the message before its task runs: it is never delivered again, and keeps its slot."""
+    def settle(self, may_wait: bool = False) -> None:
+        """Acknowledge the message before its task ends: it is never delivered again, and keeps its slot.
+
+        Args:
+            may_wait: the task runs in another process, so the ack may wait a moment for its end.
+        """
         self.settles = True
-        self.channel.basic_settle(self.delivery_tag)
+        self.channel.basic_settle(self.delivery_tag, may_wait)
 
     def release(self, mode: str) -> None:
         """Release the message to its old place; for the modes see ``InFlightMessages.release``. Idempotent.

@@ -17,11 +17,10 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, dead_letter, release, tags
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import (
     InFlightMessage,
-    PendingAcks,
     PendingDeadLetter,
 )
 from celery_dq.transport.redis.store.partition import ScriptCall
@@ -86,29 +85,22 @@ class InFlightCall:
         return True
 
 
-def pending_calls(
-    process: ConsumerIdentity, queue: Queue, now: float, finishing: bool = True
-) -> Iterator[InFlightCall]:
+def pending_calls(process: ConsumerIdentity, queue: Queue, now: float) -> Iterator[InFlightCall]:
     """Yield calls that carry the pending acks of a queue, which are not pending any more then.
 
     Args:
         process: the consumer.
         queue: the queue.
         now: monotonic time.
-        finishing: include the finishes; else they stay pending.
 
     Yields:
         The calls, none of them sent.
     """
-    in_flight, name, partition = process.in_flight, queue.key, queue.partition
-    consumer = queue.consumer(process.consumer)
-    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL, finishing)
-    if settles:
-        call: ScriptCall[Any] = partition.settle(consumer, tags(settles))
-        yield InFlightCall(call, queue, now, settles=settles)
-    if finishes:
-        call = partition.finish(consumer, tags(finishes))
-        yield InFlightCall(call, queue, now, finishes=finishes)
+    in_flight, name = process.in_flight, queue.key
+    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
+    if settles or finishes:
+        call = ack(process.consumer, queue, settles, finishes)
+        yield InFlightCall(call, queue, now, settles=settles, finishes=finishes)
     releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
     for mode in sorted({mode for mode, _ in releases}):
         same = [held for how, held in releases if how == mode]
@@ -214,17 +206,19 @@ class ScriptPipeline:
         in_flight, process = self._process.in_flight, self._process
         if now < self.paused_until:
             return
+        settling = self._settling()
         for name in in_flight.partitions_with_acks():
             queue = process.heartbeat.queue(name)
             if queue is None:
                 continue
             box = in_flight.pending_acks(name)
             company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
-            if not (box.releases or box.dead_letters) and not self._should_send_now(box, name, company):
+            urgently = bool(box.releases or box.dead_letters) or self._is_settle_due(name, now, settling)
+            if not urgently and (company or not box.finishes):
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
             process.in_doubt.count_acks_under_way(name, +1)
-            batch = deque(pending_calls(process, queue, now, not company))
+            batch = deque(pending_calls(process, queue, now))
             try:
                 while batch:
                     self.send(batch.popleft())
@@ -235,16 +229,32 @@ class ScriptPipeline:
                     self._under_way.append(sent)
                 process.in_doubt.count_acks_under_way(name, -1)
 
-    def _should_send_now(self, box: PendingAcks, name: str, company: bool) -> bool:
-        """Return whether to send settles and finishes now.
+    def _is_settle_due(self, name: str, now: float, settling: set[str]) -> bool:
+        """Return whether to send the settles of a partition now.
 
-        Finishes may wait for a claim. A settle is sent at once, unless another one has no answer yet: then it
-        waits for that answer and is sent with all others. A worker of short tasks settles one message after
-        the other, and a call for each would be its greatest cost.
+        A settle is sent when it has waited long enough for the finish of its message; in most pools it does
+        not wait. The finish itself, if it is there by then, must not wait longer either. While another settle
+        has no answer yet, this one waits for that answer and is sent with all others: a worker of short tasks
+        settles one message after the other, and a call for each would be its greatest cost. Finishes travel
+        with every settle.
         """
-        if box.settles and not any(sent.settles and sent.queue.key == name for sent in self._under_way):
-            return True
-        return bool(box.finishes) and not company
+        due_at = self._process.in_flight.settle_due_at(name)
+        return due_at is not None and due_at <= now and name not in settling
+
+    def _settling(self) -> set[str]:
+        """Return the partitions for which a settle has no answer yet."""
+        return {sent.queue.key for sent in self._under_way if sent.settles}
+
+    def settle_times(self) -> list[float]:
+        """Return the monotonic times at which settles have waited long enough for their finishes."""
+        in_flight, settling = self._process.in_flight, self._settling()
+        times = []
+        for name in in_flight.partitions_with_acks():
+            due_at = in_flight.settle_due_at(name)
+            # The answer to a settle under way, which others wait for, is followed by a tick.
+            if due_at and name not in settling:
+                times.append(max(due_at, self.paused_until))
+        return times
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.

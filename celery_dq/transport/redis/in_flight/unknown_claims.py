@@ -21,7 +21,7 @@ FIELDS_PER_SCAN = 200
 
 
 def release_unknown_claims(process: LeaseHolder, queue: Queue, client: redis.Redis) -> None:
-    """Compare the messages that the broker has for this process with its own, and release the unknown ones."""
+    """Release the messages that the broker has for this process, and that the process does not know."""
     name = queue.key
     fields = client.hscan_iter(
         queue.partition.keys.held(queue.consumer(process.consumer)), count=FIELDS_PER_SCAN

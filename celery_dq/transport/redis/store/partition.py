@@ -57,6 +57,7 @@ STRICT_PRIORITY_US = 1_000_000_000_000_000
 
 #: The names of the scripts, each a file of the folder.
 SCRIPTS = (
+    "ack",
     "cancel",
     "cancel_tenant",
     "claim",
@@ -64,7 +65,6 @@ SCRIPTS = (
     "evict",
     "explain_tenant",
     "fence",
-    "finish",
     "forget_dead",
     "locate",
     "hand_over_wakeup",
@@ -78,7 +78,6 @@ SCRIPTS = (
     "replay",
     "resign",
     "settings_quota",
-    "settle",
     "take",
 )
 
@@ -182,15 +181,13 @@ class Partition:
             settle: tags to settle.
             finish: tags to finish.
         """
-        _check_chunk(settle)
-        _check_chunk(finish)
         room = want if free is None else free
         keep = "-" if hold is None else int(hold)
         besides = min(want if discards is None else discards, MAX_CHUNK)
         numbers = (lease_ms, min(want, MAX_CHUNK), room, keep, max_deliveries, int(suspects), besides)
         rest_us = int(discard_rest_s * 1e6)
-        tags = (rest_us, len(settle), *_tags(settle), len(finish), *_tags(finish))
-        return self._call("claim", (consumer, *numbers, *tags), read_claim_reply)
+        args = (consumer, *numbers, rest_us, *_acks(settle, finish))
+        return self._call("claim", args, read_claim_reply)
 
     def take(
         self, consumer: str, message_ids: Sequence[str], *, lease_ms: int
@@ -202,15 +199,21 @@ class Partition:
         _check_chunk(message_ids)
         return self._call("take", (consumer, lease_ms, len(message_ids), *message_ids), read_entries)
 
-    def settle(self, consumer: str, tags: Sequence[tuple[str, str]]) -> ScriptCall[int]:
-        """Settle deliveries: they are never repeated, their slots stay taken. The reply counts stale tags."""
-        _check_chunk(tags)
-        return self._call("settle", (consumer, len(tags), *_tags(tags)), int)
+    def ack(
+        self,
+        consumer: str,
+        *,
+        settle: Sequence[tuple[str, str]] = (),
+        finish: Sequence[tuple[str, str]] = (),
+    ) -> ScriptCall[int]:
+        """Settle and finish deliveries. The reply counts stale tags.
 
-    def finish(self, consumer: str, tags: Sequence[tuple[str, str]]) -> ScriptCall[int]:
-        """Finish deliveries, settled or not, and free their slots. The reply counts stale tags."""
-        _check_chunk(tags)
-        return self._call("finish", (consumer, len(tags), *_tags(tags)), int)
+        Args:
+            consumer: the name of the consumer.
+            settle: tags to settle: the deliveries are never repeated, and their slots stay taken.
+            finish: tags to finish, settled or not: their slots become free.
+        """
+        return self._call("ack", (consumer, *_acks(settle, finish)), int)
 
     def release(
         self,
@@ -362,6 +365,12 @@ class Partition:
 def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
     if len(items) > limit:
         raise ValueError(f"{len(items)} in one call are too many; send chunks of at most {limit}")
+
+
+def _acks(settle: Sequence[tuple[str, str]], finish: Sequence[tuple[str, str]]) -> list[Argument]:
+    _check_chunk(settle)
+    _check_chunk(finish)
+    return [len(settle), *_tags(settle), len(finish), *_tags(finish)]
 
 
 def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:

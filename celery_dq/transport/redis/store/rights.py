@@ -109,7 +109,7 @@ ROLES = (
         "``celery dq``, ``app.dq``, ``celery purge`` and ``celery amqp``",
         (
             *(*_BROKER, *_DECLARE, "HGETALL", "HMGET", "HSCAN", "SISMEMBER", "SREM", "TIME"),
-            *("ZCOUNT", "ZRANGE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
+            *("ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
         ),
         (_QUEUES,),
         keys=_BROKER_KEYS,
@@ -129,7 +129,7 @@ ROLES = (
     ),
     Role(
         "beat",
-        "``celery beat -S celery_dq.beat:ElectedScheduler`` on ``dq-redis://`` without ZooKeeper",
+        "``celery beat -S dq`` on ``dq-redis://`` without ZooKeeper",
         (*_PUBLISH, *_LEADING),
         (("transport/redis/lua", ("push",)), _ELECTION, ("beat", ())),
         keys=_BROKER_KEYS,

@@ -1,0 +1,64 @@
+"""``app.dq.leaders``: the leaders of singleton queues and of other elections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.inspector.leaders import LeaderSnapshot, leader_snapshot
+from celery_dq.inspector.redis_values import check_text
+from celery_dq.singleton.elections import Elections
+
+
+class Leaders:
+    """Reads the leaders from the server of ``dq_election``, or from the broker. Asks no worker."""
+
+    def __init__(self, app: Any, broker: BrokerAccess) -> None:
+        self._app = app
+        self._broker = broker
+
+    def __call__(self, *names: str) -> list[LeaderSnapshot]:
+        """Read the leaders.
+
+        Args:
+            names: The leaderships. Default: the singleton queues of the app, the elected beat if it ever had
+                a leader, and all other leaderships that the server knows. A Redis has no list of them: there
+                these are the queues that ever had a leader, and a ``Runner``'s leadership has to be named.
+
+        Raises:
+            ConfigurationError: Nothing holds elections: the broker cannot, and ``dq_election`` is not set.
+        """
+        for name in names:
+            check_text("name", name)
+        with self._elections() as elections:
+            chosen = list(names) or self._known(elections)
+            return [leader_snapshot(elections.candidate(name)) for name in chosen]
+
+    def known(self) -> list[str]:
+        """Return the names that a call without names reads."""
+        with self._elections() as elections:
+            return self._known(elections)
+
+    def _known(self, elections: Elections) -> list[str]:
+        # These modules are a worker's and a beat's, and most programs with an app need neither.
+        from celery_dq.beat.scheduler import leadership, schedule_name
+        from celery_dq.worker.singleton import singleton_queues
+
+        options = self._broker.options
+        beat = leadership(schedule_name(self._app, options))
+        ours = self._broker.serves_queues() or self._broker.is_zookeeper()
+        queues = self._broker.queue_names() if ours else self._app.amqp.queues
+        led = elections.led([*queues, beat])
+        return sorted({*singleton_queues(self._app, options), *led})
+
+    @contextmanager
+    def _elections(self) -> Iterator[Elections]:
+        with ExitStack() as stack:
+            redis_client = None
+            if not self._broker.options.election and self._broker.serves_queues():
+                channel = stack.enter_context(self._broker.channel())
+                redis_client = lambda: channel.client  # noqa: E731 - one line
+            elections = Elections(self._broker.options, "celery dq", redis_client, "celery dq leaders")
+            yield stack.enter_context(closing(elections))

@@ -1,0 +1,59 @@
+"""``celery dq status``: the queues, consumers and leaders on one screen."""
+
+from __future__ import annotations
+
+import click
+
+from celery_dq.app.api.api import DQ
+from celery_dq.app.checks.status import Status, read_status
+from celery_dq.cli.doctor import line_of
+from celery_dq.cli.leaders import COLUMNS as LEADER_COLUMNS
+from celery_dq.cli.output import command, show, show_table
+from celery_dq.inspector.queues import QueueSnapshot
+
+_QUEUE_COLUMNS = (
+    *("name", "waiting", "delayed", "held", "dead"),
+    *("eligible", "throttled", "at_concurrency", "paused", "consumers", "suspects", "unreadable"),
+)
+#: A queue is shown if one of these is not 0.
+_IN_USE = ("waiting", "delayed", "held", "discards", "dead", "consumers", "unreadable")
+
+
+@click.command()
+@command
+def status(dq: DQ, as_json: bool) -> None:
+    """Show on one screen whether messages wait, and for what.
+
+    Exit status 0: all is well. 1: there are warnings: messages without a worker or without a leader, or dead
+    letters. 2: the broker or another server cannot be reached or used.
+    """
+    found = read_status(click.get_current_context().obj.app)
+    if as_json:
+        show(True, found)
+    else:
+        _print(found)
+    levels = {each.level for each in found.findings}
+    if levels:
+        raise SystemExit(2 if "error" in levels else 1)
+
+
+def _print(found: Status) -> None:
+    tenant_queues = [each for each in found.queues if isinstance(each, QueueSnapshot)]
+    alive = {each.name for queue in tenant_queues for each in queue.consumers if each.lease_s > 0}
+    rows = [each for each in found.queues if any(getattr(each, name, 0) for name in _IN_USE)]
+    counts = f"; queues: {len(found.queues)}" if found.queues else ""
+    counts += f", living consumers: {len(alive)}" if tenant_queues else ""
+    click.echo(f"Broker {found.broker}{counts}")
+    if rows:
+        click.echo()
+        show_table(False, rows, _QUEUE_COLUMNS, "")
+    if found.leaders:
+        click.echo()
+        show_table(False, found.leaders, LEADER_COLUMNS, "")
+    click.echo()
+    for finding in found.findings:
+        click.echo(line_of(finding))
+    if not found.findings:
+        click.echo("OK      No message waits without a worker, and no queue has dead letters.")
+    if found.setup_warnings:
+        click.echo(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")

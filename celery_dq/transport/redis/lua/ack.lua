@@ -1,0 +1,59 @@
+-- Settles messages: they are never delivered again, and their slots stay taken until they finish. Then finishes
+-- messages, settled or not: deletes them, frees their slots, and places their tenants again.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   turn ZSET
+--   throttled ZSET
+--   at_concurrency ZSET
+--   delayed ZSET
+--   discards ZSET
+--   wake LIST
+-- ARGV
+--   consumer: the consumer that holds them
+--   n_settle: number of tags to settle, at most 1000
+--   (claim, id)*: the tags
+--   n_finish: number of tags to finish, at most 1000
+--   (claim, id)*: the tags
+-- RETURNS
+--   number of stale tags
+-- COST
+--   five commands to settle; ten to finish, and some ten when a message is due later or a tenant is at a limit; 14 for
+--   both
+-- GUARANTEE
+--   A tag that is stale changes nothing. Settling twice is settling once. A slot is freed in the same step in which its
+--   message is deleted.
+--@include tags
+--@include held_flags
+local consumer, stale, behind = ARGV[1], 0, 3
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner')
+local epoch = tonumber(known[1] or 0)
+if ARGV[2] ~= '0' then
+  -- Deleting messages needs no memory, but marking them as settled does.
+--@include out_of_memory_guard
+--@include settle
+  stale, behind = settle_tags(consumer, 2, epoch)
+end
+-- A call that only settles does not run the definitions below.
+if ARGV[behind] == '0' then return stale end
+--@include finish
+local stale_finished, _, finished, tenants, members = finish_tags(consumer, behind, epoch)
+stale = stale + stale_finished
+if finished == 0 then return stale end
+-- When no message is due later and no tenant is at a limit, only those in turn can need a worker.
+if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
+  and call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency') == 0 then
+  call('HSET', KEYS[1], 'held', digits((known[2] or 0) - finished))
+  if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  return stale
+end
+--@include state
+--@uses in_flight
+--@uses wake
+--@ready end_finish wake
+dq.end_finish(finished, tenants, members)
+-- A solo worker that was busy at the time of its planned look gets its wake-up here.
+dq.wake()
+save()
+return stale

@@ -1,0 +1,196 @@
+"""When settles and finishes travel, and in how many calls. The clock stands still unless a test moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
+from kombu.asynchronous import Hub
+
+from celery_dq.clock import ManualClock
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.worker.lifecycle import TaskLifecycle
+from tests.broker.kombu_client import KombuClient
+
+#: No heartbeat comes by itself before the end of the test.
+LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0}
+
+
+class TwoMessages:
+    """A consumer of one queue with two messages."""
+
+    def __init__(self, kombu_client: KombuClient, connection: Any, got: list[Any]) -> None:
+        self.first, self.second = got
+        self.connection = connection
+        self.channel = connection.default_channel
+        self.process = self.channel.process
+        self.fetcher = self.channel.consumer.fetcher
+        self.clock = ManualClock(monotonic=self.process.clock.monotonic())
+        self.process.clock = self.process.in_flight._clock = self.channel.poller._clock = self.clock
+        self._kombu_client = kombu_client
+        self._client = kombu_client.client
+        self._seen = self._calls()
+
+    def _calls(self) -> int:
+        return int(self._client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    def tick(self) -> int:
+        """Let the channel send the calls that are due, and read the answers; return the number of calls."""
+        self.channel.tick()
+        self.fetcher.read_all_answers()
+        calls = self._calls()
+        self._seen, seen = calls, self._seen
+        return calls - seen
+
+    def hold_claims_back(self) -> None:
+        """Let finishes expect a claim that could carry them and that is not sent."""
+        (source,) = self.fetcher.subscriptions
+        source.may_have_work, source.backoff_until, source.free_at_last_claim = True, math.inf, 1 << 31
+
+    def ahead_s(self, at: float) -> float:
+        """Return how many seconds from now a monotonic time is, in whole microseconds."""
+        return round(at - self.clock.monotonic(), 6)
+
+    def places(self) -> list[str]:
+        """Return for both messages whether they are unsettled, settled or gone."""
+        records = self._client.hmget(
+            self._kombu_client.keys.messages, self.first.message_id, self.second.message_id
+        )
+        return [
+            "gone" if each is None else "settled" if each[:1] == b"\0" else "unsettled" for each in records
+        ]
+
+
+@pytest.fixture
+def consumer(kombu_client: KombuClient) -> Iterator[TwoMessages]:
+    kombu_client.publish(1, 2)
+    with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
+        kombu_client.drain(connection, got, 2)
+        channel = connection.default_channel
+        kombu_client.drain_until(connection, lambda: channel.consumer.fetcher.wakeups.is_waiting)
+        yield TwoMessages(kombu_client, connection, got)
+
+
+def test_a_finish_travels_with_a_settle(consumer: TwoMessages) -> None:
+    consumer.hold_claims_back()
+    consumer.first.finish()
+    assert consumer.tick() == 0
+    consumer.second.settle()
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "settled"]
+    assert consumer.process.in_flight.stale == 0
+
+
+def test_a_settle_that_may_wait_is_sent_in_time(consumer: TwoMessages) -> None:
+    consumer.first.settle(may_wait=True)
+    consumer.clock.advance(SETTLE_WAIT_S / 2)
+    consumer.second.settle(may_wait=True)
+    assert consumer.tick() == 0
+    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == SETTLE_WAIT_S / 2
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.tick() == 1
+    assert consumer.places() == ["settled", "settled"]
+    consumer.first.finish()
+    consumer.second.finish()
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "gone"]
+    assert consumer.process.in_flight.stale == 0
+
+
+def test_a_message_that_finishes_first_needs_no_settle(consumer: TwoMessages) -> None:
+    consumer.first.settle(may_wait=True)
+    consumer.second.settle(may_wait=True)
+    consumer.first.finish()
+    # No claim is about to come, so the finish is sent at once, and the other settle with it.
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "settled"]
+    assert consumer.process.in_flight.stale == 0
+    consumer.clock.advance(1)
+    assert consumer.tick() == 0
+
+
+def test_a_finish_without_a_settle_waits_for_a_claim_no_longer_than_the_settle(consumer: TwoMessages) -> None:
+    consumer.hold_claims_back()
+    consumer.first.settle(may_wait=True)
+    consumer.first.finish()
+    assert consumer.tick() == 0
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "unsettled"]
+
+
+def test_the_event_loop_wakes_for_a_settle(consumer: TwoMessages) -> None:
+    loop, poller = Hub(), consumer.channel.poller
+    poller.register(loop)
+    poller._tick()
+    consumer.hold_claims_back()
+    consumer.second.finish()
+    assert consumer.ahead_s(poller._timer_at) == RIDE_ALONG_S
+    consumer.first.settle(may_wait=True)
+    assert consumer.ahead_s(poller._timer_at) == SETTLE_WAIT_S
+    poller.unregister()
+    loop.close()
+
+
+@pytest.mark.parametrize("by", ["closing", "a lost connection", "a shutdown"])
+def test_the_end_of_a_connection_sends_the_settles_that_wait(
+    kombu_client: KombuClient, consumer: TwoMessages, by: str
+) -> None:
+    consumer.first.settle(may_wait=True)
+    consumer.second.settle(may_wait=True)
+    consumer.second.finish()
+    if by == "closing":
+        consumer.channel.close()
+    elif by == "a shutdown":
+        consumer.channel.send_all_acks()
+    else:
+        consumer.connection.collect()
+        consumer.process.heartbeat.send_pending_acks_soon()
+    wait_until(lambda: "unsettled" not in consumer.places(), what=lambda: str(consumer.places()))
+    assert consumer.places()[1] == "gone"
+    assert consumer.process.in_flight.stale == 0
+    assert kombu_client.lose_lease() in (0, 1)
+    # The first message was settled, so it did not return.
+    assert kombu_client.depth() == 0
+
+
+def test_a_killed_process_returns_the_messages_whose_settles_waited(
+    kombu_client: KombuClient, consumer: TwoMessages
+) -> None:
+    consumer.first.settle(may_wait=True)
+    consumer.second.settle(may_wait=True)
+    consumer.second.finish()
+    assert kombu_client.lose_lease() == 2
+    # A process that was only stopped sends them afterwards, when other workers may have the messages.
+    consumer.clock.advance(SETTLE_WAIT_S)
+    consumer.tick()
+    assert consumer.places() == ["unsettled", "unsettled"]
+    assert consumer.process.in_flight.stale == 2
+
+
+@pytest.mark.parametrize(
+    ("pool", "permit", "waits"),
+    [
+        (PreforkPool, None, True),
+        (PreforkPool, "a term", False),
+        (ThreadPool, None, False),
+        (SoloPool, None, False),
+    ],
+)
+def test_a_settle_waits_only_where_the_task_runs_in_another_process(
+    consumer: TwoMessages, pool: Any, permit: Any, waits: bool
+) -> None:
+    lifecycle = TaskLifecycle(pool(limit=1), consumer.clock, dead_letter_failures=False)
+    message = consumer.first
+    message.permit = permit and SimpleNamespace(is_firm=True)
+    lifecycle.accepted(SimpleNamespace(message=message, id="x", task=SimpleNamespace(acks_late=False)))
+    held = consumer.process.in_flight.get(message.delivery_tag)
+    assert held.settled
+    assert bool(held.settle_by) is waits

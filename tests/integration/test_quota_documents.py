@@ -1,0 +1,124 @@
+"""``celery dq quotas export``, ``import`` and ``copy``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.cli import dq
+from celery_dq.errors import InvalidQuota
+from celery_dq.inspector.live_quotas import LiveQuotas, compare, read_document, written
+from celery_dq.options import Quota
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(shop: Any) -> Run:
+    """A function that runs ``celery dq quotas …``. Two queues exist, and one has live quotas."""
+    shop.conf.dq_queues = {"push": {}, "pull": {}}
+    shop.dq.quotas.set_default("push", rate=20)
+    shop.dq.quotas.set("push", "007", weight=3)
+    shop.dq.quotas.set("push", "no", rate="50/m", burst=10, concurrency=8)
+    shop.dq.quotas.pause("push", "acme")
+
+    def run(*words: str, status: int = 0, answer: str = "") -> str:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, ["quotas", *words], obj=context, input=answer)
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.json"
+    assert run("export", "--output", str(file)) == ""
+    assert file.read_text() == run("export") == run("export", "--json")
+    assert list(json.loads(file.read_text())) == ["push"]
+    assert '"no": {"rate": "50/m", "burst": 10, "weight": 1, "concurrency": 8}' in file.read_text()
+    assert run("import", str(file)) == "No difference.\n"
+    before = shop.dq.quotas.live("push")
+    shop.dq.quotas.remove("push", "no")
+    shop.dq.quotas.set("push", "other", rate=1)
+    shop.dq.quotas.remove_default("push")
+    lines = run("import", str(file), "--dry-run").splitlines()
+    assert [line[0] for line in lines] == ["+", "+", "-", "3"]
+    assert lines[-1] == "3 changes, none made."
+    assert "Aborted" in run("import", str(file), status=1, answer="n\n")
+    assert "other" in shop.dq.quotas.list("push")
+    assert "1 of them removals?" in run("import", str(file), answer="y\n")
+    assert shop.dq.quotas.live("push") == before
+    assert list(shop.dq.quotas.paused("push")) == ["acme"]
+    (origin,) = shop.dq.quotas.origins("push", "no")
+    assert origin.by
+
+
+def test_copy_makes_the_other_queue_equal(run: Run, shop: Any) -> None:
+    shop.dq.quotas.set("pull", "old", rate=3)
+    outcome = json.loads(run("copy", "push", "--to", "pull", "--yes", "--json"))
+    assert outcome["made"] == 4
+    changes = {change["tenant"]: change for change in outcome["changes"]}
+    assert changes["old"]["after"] is None
+    assert changes["007"]["before"] is None
+    assert shop.dq.quotas.live("pull") == shop.dq.quotas.live("push")
+    assert shop.dq.quotas.paused("pull") == {}
+    assert run("copy", "push", "--to", "pull") == "No difference.\n"
+
+
+def test_a_queue_without_live_quotas_is_not_copied(run: Run, shop: Any) -> None:
+    shop.dq.quotas.set("pull", "old", rate=3)
+    shop.dq.quotas.remove("pull", "old")
+    assert "'pull' has no live quotas to copy" in run("copy", "pull", "--to", "push", "--yes", status=1)
+    assert list(shop.dq.quotas.list("push")) != []
+
+
+def test_nothing_is_applied_from_a_document_with_one_mistake(run: Run, shop: Any, tmp_path: Path) -> None:
+    before = shop.dq.quotas.live("push")
+    file = tmp_path / "quotas.json"
+    mistakes: list[Any] = [{"push": {}, "pusj": {}}, {"push": {"tenants": {"a": {}, "b": {"rate": "fast"}}}}]
+    for mistake in mistakes:
+        file.write_text(json.dumps(mistake))
+        assert run("import", str(file), "--yes", status=1)
+        assert shop.dq.quotas.live("push") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"push": {"tenants": {"42": {"rate": "fast"}}}}', "f: queue 'push', tenant '42': rate = 'fast'"),
+        ('{"push": {"default": {"weight": 0}}}', "f: queue 'push', default: weight = 0 is not from 0.001"),
+        ('{"push": {"default": {"wait": 1}}}', "did you mean 'weight'?"),
+        ('{"push": {"tenant": {}}}', "queue 'push': 'tenant' is unknown: did you mean 'tenants'?"),
+        ('{"push": {"tenants": {"a": {}, "a": {}}}}', "'a' stands twice"),
+        ('{"push": {"tenants": {"a\\u0001": {}}}}', "control characters"),
+        ('{"push": {"tenants": ["a"]}}', "'tenants' is ['a']: give an object"),
+        ('{"push": {"tenants": {"a": 5}}}', "tenant 'a' is 5: give an object"),
+        ('{"push": {"default": {"rate": NaN}}}', "rate = nan"),
+        ("[]", "f is []: give an object"),
+        ('{\n"push": }', "f is not JSON: Expecting value: line 2"),
+        ("[" * 100_000, "f is not JSON"),
+        (b"\xff\xfe\xfd", "f is not JSON"),
+    ],
+)
+def test_a_mistake_names_its_place_and_value(text: str | bytes, words: str) -> None:
+    with pytest.raises(InvalidQuota) as caught:
+        read_document(text, "f")
+    assert words in str(caught.value)
+
+
+def test_every_quota_survives_the_document() -> None:
+    quotas = [Quota(rate=rate) for rate in (None, 1, 0.5, 50 / 60, 7 / 3_600, 3 / 86_400, 1 / 3, 99_999.5)]
+    quotas += [Quota(burst=2.5, weight=0.001, concurrency=1_000_000), Quota(paused=True)]
+    tenants = {f'"{number}\\ é': quota for number, quota in enumerate(quotas)}
+    before = {"a": LiveQuotas(None, tenants), "b": LiveQuotas(Quota(rate=5), {}), "c": LiveQuotas()}
+    after = read_document(written(before), "f")
+    assert list(after) == ["a", "b", "c"]
+    assert [compare(queue, before[queue], after[queue]) for queue in before] == [[], [], []]
+    assert written({}) == "{}"

@@ -1,0 +1,77 @@
+"""``celery dq status``: what it shows, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+import celery_dq
+from celery_dq.cli import dq
+from celery_dq.testing.processes import dead_port
+
+Status = Callable[..., str]
+
+
+def status_of(app: Any, *words: str, status: int = 0) -> str:
+    result = CliRunner().invoke(dq, ["status", *words], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture
+def status(shop: Any) -> Status:
+    """A function that returns the output of the command, and checks its exit status."""
+
+    def status(*words: str, status: int = 0) -> str:
+        return status_of(shop, *words, status=status)
+
+    return status
+
+
+def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
+    assert "OK " in status()
+    shop.tasks["notify"].delay("acme")
+    text = status(status=1)
+    assert "WARNING Messages wait in 'push' (1), and no living worker consumes it." in text
+    with shop.dq._broker.open("push") as (partition, client):
+        partition.claim("w", lease_ms=60_000, want=0).run(client)
+        assert "living consumers: 1" in status()
+        partition.claim("w", lease_ms=1, want=0).run(client)
+        while client.zscore(partition.keys.leases, "w") > int(client.time()[0]) * 1e6 + client.time()[1]:
+            pass
+    assert "living consumers: 0" in status(status=1)
+
+
+def test_dead_letters(status: Status, shop: Any) -> None:
+    shop.tasks["notify"].delay("acme")
+    with shop.dq._broker.open("push") as (partition, client):
+        (entry,) = partition.claim("w", lease_ms=60_000, want=1).run(client).entries
+        partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
+    found = json.loads(status("--json", status=1))
+    assert [each["code"] for each in found["findings"]] == ["W020"]
+    assert [each["dead"] for each in found["queues"]] == [1]
+    assert "celery dq dead list push" in status(status=1)
+
+
+def test_a_singleton_queue_without_a_leader(status: Status, shop: Any) -> None:
+    shop.conf.dq_singleton_queues = ["push"]
+    assert "vacant" in status()
+    shop.tasks["notify"].delay("acme")
+    assert "no worker leads this singleton queue. Start a worker with -Q push. (W018)" in status(status=1)
+
+
+@pytest.mark.parametrize("conf", [{}, {"dq_leese": 5}])
+def test_nothing_can_be_read(conf: dict[str, Any]) -> None:
+    with dead_port() as port, Celery("shop", broker=f"dq-redis://127.0.0.1:{port}/0") as app:
+        app.conf.update(task_publish_retry_policy={"max_retries": 0}, **conf)
+        celery_dq.setup(app)
+        text = status_of(app, status=2)
+        assert ("dq_leese" if conf else "cannot be reached") in text
+        assert "ERROR" in text
+        assert "queues: " not in text
