@@ -353,8 +353,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "no timer is set for a settle that waits",
         "transport/redis/consuming/fetcher.py",
-        "times += self.pipeline.settle_times()",
-        "pass",
+        "self.wakeups.asks_at, *self.pipeline.settle_times()]",
+        "self.wakeups.asks_at]",
         ("tests/broker/test_acks.py",),
     ),
     Mutation(

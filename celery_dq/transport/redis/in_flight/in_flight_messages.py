@@ -39,8 +39,7 @@ RIDE_ALONG_S = 0.01
 #: Seconds that a settle may wait for the finish of its message, where the task already runs in another
 #: process. A task that ends by then costs one acknowledgement less, and those of several tasks travel in one
 #: call. The price: if this process is killed during the wait, tasks that began in these milliseconds run
-#: again. The same holds without a wait, for the fraction of a millisecond until Redis has the settle. On a
-#: busy machine, the operating system may add some milliseconds to both.
+#: again. Without a wait, so do those of the last fraction of a millisecond. A busy machine adds to both.
 SETTLE_WAIT_S = 0.002
 
 
