@@ -22,6 +22,7 @@ from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
 from benchmarks.instrumented import instrumented
+from benchmarks.many_queues import many_queues
 from benchmarks.measure import Report
 from benchmarks.peers import peers
 from benchmarks.plots import plot_bars, plot_claims
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "trickle": trickle,
     "latency": latency,
     "startup": startup,
+    "many_queues": many_queues,
     "peers": peers,
     "publishing": publishing,
     "commands": commands,

@@ -88,6 +88,17 @@ def test_a_finish_travels_with_a_settle(consumer: TwoMessages) -> None:
     assert consumer.process.in_flight.stale == 0
 
 
+def test_a_settle_of_a_message_that_has_finished_is_not_sent(consumer: TwoMessages) -> None:
+    consumer.hold_claims_back()
+    consumer.first.settle()
+    consumer.first.finish()
+    # A thread may end its task before the event loop turns. The finish waits for a claim, as others do.
+    assert consumer.tick() == 0
+    consumer.second.settle()
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "settled"]
+
+
 def test_a_settle_that_may_wait_is_sent_in_time(consumer: TwoMessages) -> None:
     consumer.first.settle(may_wait=True)
     consumer.clock.advance(SETTLE_WAIT_S / 2)

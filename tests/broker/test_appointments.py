@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from tests.broker.fetcher_harness import FetcherHarness, turn_for, turn_until
+from tests.broker.fetcher_harness import LEASE_S, FetcherHarness, turn_for, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
@@ -190,7 +190,9 @@ def test_a_wake_up_that_was_passed_on_before_a_task_arrives_during_it(
     scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
     scripts.push("a")
-    solo = make_fetcher(0, holds=False)
+    process = ConsumerIdentity(LEASE_S)
+    process.in_flight.record_renewal(scripts.keys.prefix, process.clock.monotonic())
+    solo = make_fetcher(0, process=process, holds=False)
     assert scripts.client.lpop(scripts.keys.wake)  # as if its lost connection had taken the wake-up
     scripts.client.script_flush()
     solo.fetcher.tick()  # without room, it passes the wake-up on

@@ -117,7 +117,7 @@ def test_a_connection_closed_after_a_fork_leaves_nothing_behind_in_the_poller(
         kombu_client.connect(transport_options={"socket_timeout": 2.0}) as connection,
         kombu_client.consuming(connection) as got,
     ):
-        tokens = connection.default_channel.consumer.fetcher.wakeups
+        tokens = connection.default_channel.consumer.fetcher.wakeups.groups[0]
         kombu_client.drain_until(connection, lambda: tokens.is_waiting)
         pid = os.fork()
         if pid == 0:

@@ -149,7 +149,7 @@ def test_a_consumer_that_claims_nothing_despite_a_backlog_connects_again(kombu_c
             kombu_client.drain(connection, got, 1, 30)
             got[0].ack()
             # The state after a lost answer.
-            channel_consumer.fetcher._claiming = True
+            channel_consumer.fetcher._claims.add("unanswered", 1000)
             kombu_client.publish(2)
             failed: list[redis.ConnectionError] = []
 

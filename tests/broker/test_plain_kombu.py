@@ -365,8 +365,8 @@ def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(
         kombu_client.drain_until(connection, lambda: fetcher.wakeups.is_waiting)
         # The state after a callback that took minutes: the answers have arrived and are not read.
         kombu_client.publish(1)
-        wait_until(lambda: select.select([fetcher.wakeups.connection.fd], [], [], 0)[0])
-        fetcher.wakeups.waiting_since -= 120
+        wait_until(lambda: select.select([fetcher.wakeups.groups[0].connection.fd], [], [], 0)[0])
+        fetcher.wakeups.groups[0].waiting_since -= 120
         kombu_client.drain(connection, got, 1)
         fetcher.look_again()
         connection.default_channel.tick()

@@ -41,7 +41,7 @@ def test_an_event_for_a_reused_file_descriptor_starts_no_read(kombu_client: Komb
         kombu_client.consuming(connection) as got,
     ):
         channel = connection.default_channel
-        tokens = channel.consumer.fetcher.wakeups
+        tokens = channel.consumer.fetcher.wakeups.groups[0]
         kombu_client.drain_until(connection, lambda: tokens.is_waiting)
         for kind, each in channel.connections():
             assert channel.poller._read(each._sock.fileno()) is False, kind

@@ -54,13 +54,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/in_flight/heartbeat.py",
         (
             "                self.send_pending_acks(queue, client)\n"
-            "                self._resign(queue, client)\n"
-            "        except"
+            "            self._resign(list(self._queues.values()), client)\n"
         ),
         (
-            "                self._resign(queue, client)\n"
+            "                self._resign(list(self._queues.values()), client)\n"
             "                self.send_pending_acks(queue, client)\n"
-            "        except"
         ),
         (
             "tests/broker/test_lost_requests.py",
@@ -176,13 +174,53 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "a worker that runs a suspect claims another one",
         "transport/redis/consuming/fetcher.py",
-        "suspects=not self._runs_suspect,",
-        "suspects=not self._claiming,",
+        "suspects=leads and not self._runs_suspect,",
+        "suspects=leads,",
         (
             "tests/broker/test_appointments.py",
             "-k",
             "suspect",
         ),
+    ),
+    Mutation(
+        "poison",
+        "two claims under way bring a suspect each",
+        "transport/redis/consuming/claims_under_way.py",
+        "        return self._leader == key\n",
+        "        return True\n",
+        ("tests/broker/test_many_queues.py", "-k", "suspect"),
+    ),
+    Mutation(
+        "custody",
+        "the claims under way take more messages than there is room for",
+        "transport/redis/consuming/fetcher.py",
+        "want - claims.may_bring, max(",
+        "want, max(",
+        ("tests/broker/test_many_queues.py", "-k", "share"),
+    ),
+    Mutation(
+        "fairness",
+        "a backlog in one queue hides the messages of an idle one",
+        "transport/redis/consuming/wakeups.py",
+        "        self._ask(now)\n",
+        "",
+        ("tests/broker/test_many_queues.py", "-k", "hide"),
+    ),
+    Mutation(
+        "fairness",
+        "no group of queues waits while another one has work",
+        "transport/redis/consuming/wakeups.py",
+        "works = in_loop and any(",
+        "works = any(",
+        ("tests/broker/test_many_queues.py", "-k", "group"),
+    ),
+    Mutation(
+        "heartbeat",
+        "a round trip renews the leases of one chunk of queues only",
+        "transport/redis/in_flight/heartbeat.py",
+        "        for chunk in chunks(kept):\n",
+        "        for chunk in list(chunks(kept))[:1]:\n",
+        ("tests/broker/test_many_queues.py", "-k", "refuses"),
     ),
     Mutation(
         "poison",
@@ -200,8 +238,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eta",
         "a worker without room keeps the appointments that have come",
         "transport/redis/consuming/fetcher.py",
-        "        if want <= 0:\n            for source",
-        "        if want < 0:\n            for source",
+        "            else:\n                for source in tuple(islice(",
+        "            elif want < 0:\n                for source in tuple(islice(",
         (
             "tests/broker/test_appointments.py",
             "-k",
@@ -212,8 +250,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eta",
         "a worker that is about to be busy keeps its appointment",
         "transport/redis/consuming/fetcher.py",
-        " or source.next_look_at is not None:\n                self._hand_over_wakeup(",
-        ":\n                self._hand_over_wakeup(",
+        "for source in self._ready.awaited():",
+        "for source in tuple(self._ready.relied_on):",
         (
             "tests/broker/test_appointments.py",
             "-k",
@@ -225,7 +263,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "no answer to a handed-over wake-up is read before a task that blocks the loop",
         "transport/redis/consuming/fetcher.py",
         "if self.pipeline.hands_over_wakeup():",
-        "if waited:",
+        "if any(group.is_waiting for group in self.wakeups):",
         (
             "tests/broker/test_appointments.py",
             "-k",
@@ -299,8 +337,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a finish in place of a settle waits for a claim as any other finish",
         "transport/redis/in_flight/in_flight_messages.py",
-        "return self.pending_acks(partition).settles[0].settle_by",
-        "return next(h.settle_by for h in self.pending_acks(partition).settles if not h.done)",
+        "if held.settle_by or not held.done",
+        "if not held.done",
+        ("tests/broker/test_acks.py",),
+    ),
+    Mutation(
+        "heartbeat",
+        "the finish of a message that was not settled in time is sent at once",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "if held.settle_by or not held.done",
+        "if True",
         ("tests/broker/test_acks.py",),
     ),
     Mutation(

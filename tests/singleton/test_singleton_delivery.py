@@ -66,7 +66,10 @@ class Channel:
         def turned() -> Any:
             self.delivery.follow_leaderships()
             self.fetcher.tick()
-            for wire in (self.fetcher.pipeline.connection, self.fetcher.wakeups.connection):
+            for wire in (
+                self.fetcher.pipeline.connection,
+                *(each.connection for each in self.fetcher.wakeups),
+            ):
                 if wire.has_unread_input() and wire.fd is not None:
                     self.fetcher.on_readable(wire.fd)
             return condition()

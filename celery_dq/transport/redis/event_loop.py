@@ -246,7 +246,7 @@ class EventLoopChannel(RedisChannel):
         Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
         """
         queues = [source.queue for source in self.consumer.subscriptions() if not source.queue.token]
-        return any(self.process.heartbeat.has_unclaimed_wakeup(queue) for queue in queues)
+        return self.process.heartbeat.has_unclaimed_wakeup(queues)
 
     def _on_connection_disconnect(self, connection: Any) -> None:
         if self._in_listen is connection:

@@ -383,7 +383,7 @@ class ChannelConsumer:
         """Return the monotonic time at which the inbox must be released; None for never."""
         if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
             return None
-        if not self._releasable():
+        if self.singleton_delivery is not None and not self._releasable():
             return None
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:

@@ -1,13 +1,13 @@
 """Brings messages from Redis to one channel, without polling and without blocking.
 
-Each channel has two connections. On one, a ``BLPOP`` waits for a *wake-up* of any consumed partition. The
-other carries the scripts. The states of a consumed queue::
+Each channel has a connection that carries the scripts, and one for each group of queues, on which a
+``BLPOP`` waits for a *wake-up* of any partition of the group. The states of a consumed queue::
 
     idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
 
-A queue *may have work* when a message of it may be eligible. The fetcher claims from it while the channel has
-free capacity. The queue keeps this state as long as claims come back full or report more messages. An *idle*
-queue waits for its wake-up.
+A queue *may have work* when a message of it may be eligible. The fetcher claims from such queues in turn
+while the channel has free capacity, which claims from several queues may share. A queue keeps the state as
+long as its claims come back full or report more messages. An *idle* queue waits for its wake-up.
 
 The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
 to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
@@ -20,15 +20,18 @@ Pending acks (settles, finishes) travel with the next claim of their partition, 
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_dq.transport.redis.consuming.subscription import MIN_BACKOFF_S, Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupListener
+from celery_dq.transport.redis.consuming.claims_under_way import ClaimsUnderWay
+from celery_dq.transport.redis.consuming.ready_queues import ReadyQueues
+from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
@@ -38,7 +41,6 @@ from celery_dq.transport.redis.in_flight.script_pipeline import (
     InFlightCall,
     ScriptPipeline,
 )
-from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimReply
 from celery_dq.transport.redis.store.transient import TransientListener
@@ -48,9 +50,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-#: More pool slots than any worker has.
-UNLIMITED = 1 << 30
+#: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
+MAX_HANDOVERS = 100
 
 
 class RedisFetcher:
@@ -79,11 +80,11 @@ class RedisFetcher:
         self._can_keep_next_look = keeps_appointments
         self._deliver = deliver
         self.pipeline = ScriptPipeline(process, pool, self._may_wait_for_claim)
-        self.wakeups = WakeupListener(pool)
+        self.wakeups = WakeupGroups(pool)
         self._pool = pool
         self._subscriptions: dict[str, Subscription] = {}
-        self._rotation: deque[Subscription] = deque()
-        self._claiming = False
+        self._ready = ReadyQueues()
+        self._claims = ClaimsUnderWay()
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
@@ -114,11 +115,12 @@ class RedisFetcher:
         """
         source = self._subscriptions.get(queue.name)
         if source is None:
-            source = self._subscriptions[queue.name] = Subscription(
-                queue, claim_limit=limit, on_claimed=claimed
-            )
-            self._rotation.append(source)
-        self._restart_wait()
+            self._subscriptions[queue.name] = source = Subscription(queue, limit, claimed)
+            self._restart_wait(self.wakeups.join(source))
+            self._ready.wake(source)
+            if self._process.may_have_claimed(queue):
+                # An earlier connection may have taken a wake-up, or have been assigned the next look.
+                self._ready.rely_on(source)
         return source
 
     def unsubscribe(self, queue: str) -> Subscription | None:
@@ -129,10 +131,11 @@ class RedisFetcher:
         """
         source = self._subscriptions.pop(queue, None)
         if source is not None:
-            self._rotation.remove(source)
-            waited = self._restart_wait()
-            if waited or source.is_relied_on or source.next_look_at is not None:
+            waited = source.waits is not None and self._restart_wait(source.waits)
+            self.wakeups.leave(source)
+            if waited or self._ready.is_awaited(source):
                 self._queue_handover(source, 2 if waited else 1)
+            self._ready.remove(source)
         return source
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
@@ -152,7 +155,8 @@ class RedisFetcher:
 
     def connections(self) -> Iterator[tuple[str, Any]]:
         """Yield the connections that the event loop watches, each after its kind."""
-        connections = [("scripts", self.pipeline.connection), ("tokens", self.wakeups.connection)]
+        connections = [("scripts", self.pipeline.connection)]
+        connections += [("tokens", group.connection) for group in self.wakeups]
         connections += [("messages", listener.connection) for listener in self._listeners.values()]
         for kind, connection in connections:
             if connection.connection is not None:
@@ -164,19 +168,19 @@ class RedisFetcher:
         return list(self._subscriptions.values())
 
     @property
-    def _is_idle(self) -> bool:
-        """Whether no queue may have work, so that the channel must wait for a wake-up."""
-        return not any(source.may_have_work for source in self._rotation)
-
-    @property
     def _runs_suspect(self) -> bool:
         return self._suspect is not None and self._suspect in self._process.in_flight
 
     def look_again(self, queue: str | None = None) -> None:
         """Look again at *queue*, or at all queues, although no wake-up came."""
-        for source in self._subscriptions.values():
-            if queue is None or source.queue.name == queue:
-                source.may_have_work = True
+        for name in tuple(self._subscriptions) if queue is None else (queue,):
+            if name in self._subscriptions:
+                self._ready.wake(self._subscriptions[name])
+
+    def turn_at(self, source: Subscription, at: float) -> None:
+        """Let the event loop turn at a monotonic time for this queue."""
+        source.wake_at = at
+        self._ready.plan(source)
 
     # -- called by the event loop ----------------------------------------------
 
@@ -187,57 +191,32 @@ class RedisFetcher:
             redis.RedisError: The connection broke.
         """
         now = self._process.clock.monotonic()
-        for source in self._rotation:
-            if source.next_look_at is not None and source.next_look_at <= now:
-                source.next_look_at = None
-                source.may_have_work = source.is_relied_on = True
-            if source.backoff_until and source.backoff_until <= now:
-                source.backoff_until = 0.0
-            elif source.backoff_s > MIN_BACKOFF_S and not self._runs_suspect:
-                source.reset_backoff()
-            if source.wake_at is not None and source.wake_at <= now:
-                source.wake_at = None
-        want, free = self._capacity() if self._rotation else (0, 0)
-        if want > 0 and not self._claiming:
-            claimable = self._next_claimable(now, free)
-            if claimable is not None:
-                self._send_claim(claimable, want, free, now)
-        if want <= 0:
-            for source in self._rotation:
-                if source.is_relied_on:
+        self._ready.take_due(now, self._runs_suspect)
+        want, free = self._capacity() if self._subscriptions else (0, 0)
+        with self.pipeline.connection.together():
+            if want > 0:
+                self._send_claims(want, free, now)
+            else:
+                for source in tuple(islice(self._ready.relied_on, MAX_HANDOVERS)):
                     self._hand_over_wakeup(source, now)
-        self._send_handovers(now)
-        self.pipeline.send_pending_acks(now)
-        if self.wakeups.is_waiting:
-            self.wakeups.check_alive(now)
-        elif want > 0 and not self._claiming and self._is_idle and self._can_keep_next_look() is not None:
-            self.wakeups.start_wait((source.queue for source in self._rotation), now)
+            self._send_handovers(now)
+            self.pipeline.send_pending_acks(now)
+        keeps = self._can_keep_next_look()
+        self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
-        oldest = self.pipeline.oldest_sent_at()
-        # An unread answer means that this process was busy, not that the connection is dead.
-        if (
-            oldest is not None
-            and now - oldest > OVERDUE_S
-            and not self.pipeline.connection.has_unread_input()
-        ):
-            raise redis.ConnectionError(
-                f"Redis has not answered a script for {now - oldest:.0f} s: the connection is dead"
-            )
+        self.pipeline.check_alive(now)
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        times = [source.next_look_at for source in self._rotation if source.next_look_at is not None]
-        for source in self._rotation:
-            if source.backoff_until:
-                times.append(source.backoff_until)
-            if source.wake_at is not None:
-                times.append(source.wake_at)
-            box = self._process.in_flight.pending_acks(source.queue.key)
-            if box.finishes:
+        in_flight = self._process.in_flight
+        times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times()]
+        for name in in_flight.partitions_with_acks():
+            queue = self._process.heartbeat.queue(name)
+            box = in_flight.pending_acks(name)
+            if box.finishes and queue is not None and queue.name in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
-        times += self.pipeline.settle_times()
-        return min(times) if times else None
+        return None if min(times) == math.inf else min(times)
 
     @property
     def expects_answer(self) -> bool:
@@ -256,31 +235,44 @@ class RedisFetcher:
         Raises:
             redis.RedisError: The connection broke, or a script failed.
         """
-        if fd == self.wakeups.connection.fd:
-            self._read_wakeup()
-            return False
         if fd == self.pipeline.connection.fd:
             self.pipeline.read()
             return False
+        for group in self.wakeups:
+            if fd == group.connection.fd:
+                source = self._read_wakeup(group)
+                if source is not None and self._capacity()[0] <= 0:
+                    # Another consumer may have a free slot. The script stores the wake-up again if it is due.
+                    self._hand_over_wakeup(source, self._process.clock.monotonic())
+                return False
         return any(
             listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
         )
 
     # -- claims ----------------------------------------------------------------
 
-    def _next_claimable(self, now: float, free: int) -> Subscription | None:
-        for _ in range(len(self._rotation)):
-            source = self._rotation[0]
-            self._rotation.rotate(-1)
-            if source.may_have_work and not source.is_backing_off(now, free):
-                return source
-        return None
+    def _send_claims(self, want: int, free: int, now: float) -> None:
+        """Send claims that together bring at most *want* messages, besides those of the claims under way."""
+        claims, all_free = self._claims, free
+        want, free = want - claims.may_bring, max(free - claims.may_bring, 0)
+        while (share := claims.share(want, len(self._ready))) > 0:
+            source = self._ready.next_claimable(all_free, claims.may_lead)
+            if source is None:
+                return
+            if source.queue.key in claims:  # it was cancelled and is consumed again
+                self._ready.wake(source)
+                return
+            source.free_at_last_claim = all_free
+            asked = self._send_claim(source, share, min(free, share), now)
+            want, free = want - asked, max(free - asked, 0)
 
-    def _send_claim(self, source: Subscription, want: int, free: int, now: float) -> None:
+    def _send_claim(self, source: Subscription, want: int, free: int, now: float) -> int:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
         settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
+        leads = self._claims.add(queue.key, want)
+        source.is_claiming, source.needs_lead = True, False
         call = queue.partition.claim(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
@@ -288,55 +280,62 @@ class RedisFetcher:
             free=free,
             hold=self._can_keep_next_look(),
             max_deliveries=queue.max_deliveries,
-            suspects=not self._runs_suspect,
-            discards=process.discard_pace.room(),
+            suspects=leads and not self._runs_suspect,
+            discards=process.discard_pace.room() if leads else 0,
             discard_rest_s=process.discard_pace.rest_s(),
             settle=tags(settles),
             finish=tags(finishes),
         )
-        self._claiming = True
-        source.free_at_last_claim = free
-        answer = partial(self._claimed, source, want, now)
+        answer = partial(self._claimed, source, want, leads, now)
         self.pipeline.send(InFlightCall(call, queue, now, answer, settles, finishes))
+        return want
 
     def _claimed(
-        self, source: Subscription, want: int, sent_at: float, claimed: ClaimReply | ClaimFailure
+        self,
+        source: Subscription,
+        want: int,
+        leads: bool,
+        sent_at: float,
+        claimed: ClaimReply | ClaimFailure,
     ) -> None:
-        self._claiming = False
-        process = self._process
-        if claimed is ClaimFailure.REFUSED:
-            source.backoff_until, source.free_at_last_claim = (
-                process.clock.monotonic() + RETRY_AFTER_REFUSAL_S,
-                UNLIMITED,
-            )
+        process, ready = self._process, self._ready
+        source.is_claiming = False
         is_gone = self._subscriptions.get(source.queue.name) is not source
         if isinstance(claimed, ClaimFailure):
+            self._claims.answered(source.queue.key, None)
             # The next claim is sent at once. Redis may have assigned the next look with the failed claim.
-            source.is_relied_on = True
             if is_gone:
                 self._queue_handover(source)
-            elif source.on_claimed is not None:
+                return
+            self._ready.rely_on(source)
+            if claimed is ClaimFailure.REFUSED:
+                ready.pause(source, process.clock.monotonic() + RETRY_AFTER_REFUSAL_S)
+            if source.on_claimed is not None:
                 source.on_claimed()
             return
+        message_count = sum(not entry.reason for entry in claimed.entries)
+        self._claims.answered(source.queue.key, message_count)
         if claimed.fenced:
             self._fenced(source, claimed.lost_up_to or 0)
             return
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes = 0
-        message_count = sum(not entry.reason for entry in claimed.entries)
-        source.may_have_work = claimed.more or message_count >= want
-        if claimed.more and not claimed.entries:
-            source.back_off(now, self._runs_suspect)
-        else:
-            source.reset_backoff()
-        source.next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
-        source.is_relied_on = False
-        if is_gone and source.next_look_at is not None:
+        next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
+        if not is_gone:
+            ready.looked(source, next_look_at)
+            if claimed.more and not claimed.entries:
+                # A claim that does not lead may have passed over suspects only because another one leads.
+                ready.found_none(source, now, self._runs_suspect, needs_lead=not leads)
+            else:
+                source.reset_backoff()
+                (ready.wake if claimed.more or message_count >= want else ready.rest)(source)
+        elif next_look_at is not None:
             self._queue_handover(source)
         for entry, held in process.claimed(source.queue, claimed, sent_at):
             if held is None:
                 # The entry is void. Another claim may find messages, and the next look may be lost.
-                source.may_have_work = source.is_relied_on = True
+                if not is_gone:
+                    self._ready.rely_on(source)
                 continue
             if is_gone:
                 # The queue was cancelled while the claim was under way.
@@ -350,7 +349,7 @@ class RedisFetcher:
 
     def _fenced(self, source: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
-        source.may_have_work = False
+        self._ready.rest(source)
         if not source.queue.token:
             # Another BLPOP on this queue would take wake-ups away from the leader.
             self.unsubscribe(source.queue.name)
@@ -361,7 +360,7 @@ class RedisFetcher:
     def _hand_over_wakeup(self, source: Subscription, now: float, times: int = 1) -> None:
         """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
         if not source.queue.token:  # a singleton queue has no other consumer
-            source.next_look_at, source.is_relied_on = None, False
+            self._ready.handed_over(source)
             self.pipeline.hand_over_wakeup(source.queue, now, times)
 
     def _queue_handover(self, source: Subscription, times: int = 1) -> None:
@@ -381,11 +380,16 @@ class RedisFetcher:
         Raises:
             redis.RedisError: The connection broke.
         """
-        waited = self._restart_wait()
         now = self._process.clock.monotonic()
-        for source in self._rotation:
-            if waited or source.is_relied_on or source.next_look_at is not None:
-                self._hand_over_wakeup(source, now, 2 if waited else 1)
+        for group in self.wakeups:
+            if group.is_waiting and group.is_asking:
+                # The answer comes at once.
+                self._read_wakeup(group)
+            elif self._restart_wait(group):
+                for source in group.members.values():
+                    self._hand_over_wakeup(source, now, 2)
+        for source in self._ready.awaited():
+            self._hand_over_wakeup(source, now)
         if self.pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
             self.pipeline.read_all_answers()
@@ -413,27 +417,24 @@ class RedisFetcher:
 
     # -- wake-ups --------------------------------------------------------------
 
-    def _restart_wait(self) -> bool:
-        """Cancel the wait, because the set of consumed queues has changed.
+    def _restart_wait(self, group: WakeupListener) -> bool:
+        """Cancel the wait of a group, because its queues have changed or the loop is about to block.
 
         Returns:
             Whether a ``BLPOP`` was under way.
         """
-        waited = self.wakeups.cancel_wait()
+        waited = group.cancel_wait()
         if waited:
             # A wake-up may have been lost with the connection.
-            self.look_again()
+            for source in group.members.values():
+                self._ready.wake(source)
         return waited
 
-    def _read_wakeup(self) -> None:
-        queue = self.wakeups.read_wakeup()
-        source = self._subscriptions.get(queue) if queue is not None else None
-        if source is None:
-            return
-        source.may_have_work = source.is_relied_on = True
-        if self._capacity()[0] <= 0:
-            # Another consumer may have a free slot. The script stores the wake-up again if it is due.
-            self._hand_over_wakeup(source, self._process.clock.monotonic())
+    def _read_wakeup(self, group: WakeupListener) -> Subscription | None:
+        source = group.read_wakeup()
+        if source is not None:
+            self._ready.rely_on(source)
+        return source
 
     # -- closing ---------------------------------------------------------------
 
@@ -441,9 +442,9 @@ class RedisFetcher:
         """Close all connections; unanswered acks become pending again."""
         for key in tuple(self._listeners):
             self.unlisten(key)
-        self._claiming = False
-        self._handovers.clear()
-        for source in self._rotation:
-            source.may_have_work = source.is_relied_on = True
+        self._claims, self._handovers = ClaimsUnderWay(), []
+        for source in self._subscriptions.values():
+            source.is_claiming = False
+            self._ready.rely_on(source)
         self.pipeline.close()
         self.wakeups.close()

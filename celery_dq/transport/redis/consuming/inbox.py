@@ -61,8 +61,8 @@ class Inbox:
 
     def take_next(self) -> Message | None:
         """Remove and return the oldest message of the next tenant of the next queue; None when empty."""
-        for queue in tuple(self._waiting):
-            lines = self._waiting[queue]
+        while self._waiting:
+            queue, lines = next(iter(self._waiting.items()))
             if len(self._waiting) > 1:
                 self._waiting[queue] = self._waiting.pop(queue)  # to the end
             served = self._served.pop(queue, None) if len(lines) > 1 else None
@@ -84,7 +84,10 @@ class Inbox:
                 else:
                     self._served.pop(queue, None)
                     del lines[tenant]
+                    if not lines:
+                        del self._waiting[queue]
                 return message
+            del self._waiting[queue]
         return None
 
     def take_all(self, queue: str | None = None) -> Iterator[Message]:

@@ -365,7 +365,7 @@ class SingletonDelivery:
         """Return whether the next message is a retry that is not due yet, so that all others wait."""
         left_s = message.record.due_us / 1e6 - self._process.server_clock.wall()
         if left_s > 0 and own.subscription is not None:
-            own.subscription.wake_at = self._process.clock.monotonic() + left_s
+            self._fetcher().turn_at(own.subscription, self._process.clock.monotonic() + left_s)
         return left_s > 0
 
     def _release_waiting(self, own: SingletonSubscription) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from celery_dq.transport.redis.store.queue import Queue
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.consuming.wakeups import WakeupListener
 
 #: Shortest back-off, in seconds, after a claim found eligible messages but none for this channel.
 MIN_BACKOFF_S = 0.02
@@ -19,29 +24,42 @@ class Subscription:
 
     Attributes:
         queue: The queue.
-        hungry: Whether a message of the queue may be eligible.
-        appointment: Monotonic time of the next look that the claim script assigned to this process; None
+        may_have_work: Whether a message of the queue may be eligible. Set by
+            :class:`~celery_dq.transport.redis.consuming.ready_queues.ReadyQueues`.
+        is_claiming: Whether a claim is under way.
+        next_look_at: Monotonic time of the next look that the claim script assigned to this process; None
             without one.
-        relied_on: Whether the other consumers wait for this process to look at the queue: after it took a
-            wake-up, when its next look is due, or while the result of an earlier claim is unknown.
-        rest_s: Length of the next back-off, in seconds.
-        rest_until: Monotonic end of the back-off; 0.0 without one.
-        free: Free pool slots at the last claim. The back-off ends early when more slots are free.
-        look_at: Monotonic time at which the tick must run in any case; None without one.
-        limit: Returns the maximum number of messages to claim; None without a limit of its own.
-        claimed: Called after each claim, when its messages are delivered or the claim has failed.
+        backoff_s: Length of the next back-off, in seconds.
+        backoff_until: Monotonic end of the back-off; 0.0 without one.
+        free_at_last_claim: Free pool slots at the last claim. The back-off ends early when more slots are
+            free.
+        wake_at: Monotonic time at which the tick must run in any case; None without one.
+        claim_limit: Returns the maximum number of messages to claim; None without a limit of its own.
+        on_claimed: Called after each claim, when its messages are delivered or the claim has failed.
+        needs_lead: Whether the next claim must be one that may bring a suspect, because the last one has
+            passed over all eligible messages.
+        waits: The group of queues that share one wait for wake-ups.
+        timer_at: Time for which the queue is planned; infinity without one.
     """
 
     queue: Queue
-    may_have_work: bool = True
+    claim_limit: Callable[[], int] | None = None
+    on_claimed: Callable[[], None] | None = None
+    may_have_work: bool = False
+    is_claiming: bool = False
     next_look_at: float | None = None
-    is_relied_on: bool = True
     backoff_s: float = MIN_BACKOFF_S
     backoff_until: float = 0.0
     free_at_last_claim: int = 0
     wake_at: float | None = None
-    claim_limit: Callable[[], int] | None = None
-    on_claimed: Callable[[], None] | None = None
+    needs_lead: bool = False
+    waits: WakeupListener | None = None
+    timer_at: float = math.inf
+
+    def next_time(self) -> float:
+        """Return the earliest monotonic time at which the queue needs a tick; infinity without one."""
+        times = (self.next_look_at, self.backoff_until or None, self.wake_at)
+        return min((at for at in times if at is not None), default=math.inf)
 
     def back_off(self, now: float, suspect_runs: bool) -> None:
         """Back off: the eligible messages are suspects, or their tenants are at their concurrency.
@@ -58,14 +76,3 @@ class Subscription:
     def reset_backoff(self) -> None:
         """Reset the back-off: a message for this channel may be eligible."""
         self.backoff_s, self.backoff_until = MIN_BACKOFF_S, 0.0
-
-    def is_backing_off(self, now: float, free: int) -> bool:
-        """Return whether the queue is in its back-off, or its limit allows no message.
-
-        Args:
-            now: Monotonic time.
-            free: Free pool slots now.
-        """
-        if self.claim_limit is not None and self.claim_limit() <= 0:
-            return True
-        return now < self.backoff_until and free <= self.free_at_last_claim

@@ -1,21 +1,40 @@
-"""Waits for a *wake-up* of any queue that a channel consumes: one ``BLPOP`` on a connection of its own."""
+"""Waits for a *wake-up* of any queue that a channel consumes.
+
+One ``BLPOP`` names the wake-up lists of a group of queues, on a connection of its own. So a wake-up costs
+the next wait of one group, however many queues the channel consumes. Up to :data:`GROUP_SIZE` queues are one
+group.
+
+A group waits while no queue of it may have work. While some may, the group *asks* for wake-ups of its other
+queues now and then, by a ``BLPOP`` that ends at once: a backlog in one queue must not hide the messages of
+another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
 
 import redis
 
+from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
     PipelinedConnection,
 )
-from celery_dq.transport.redis.store.queue import Queue
+
+#: Queues of a group. More make each wait longer to send, and fewer make more connections.
+GROUP_SIZE = 100
+#: Maximum number of groups. With more queues, the groups are larger.
+MAX_GROUPS = 30
+#: Seconds from one question of a group to its next, and to the next question of any group.
+ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
+#: Seconds that Redis waits for a wake-up before it answers a question.
+ASK_TIMEOUT_S = 0.001
 
 
 class WakeupListener:
-    """Wait of one channel for wake-ups.
+    """A group of queues whose wake-ups one connection receives.
 
     Args:
         pool: Pool that the connection is taken from.
@@ -23,29 +42,54 @@ class WakeupListener:
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self.connection = PipelinedConnection(pool)
-        #: Monotonic start of the current wait; None without one.
+        #: Monotonic start of the current ``BLPOP``; None without one.
         self.waiting_since: float | None = None
-        self._queues: dict[bytes, str] = {}
+        #: Whether the current ``BLPOP`` is a question, which is answered at once.
+        self.is_asking = False
+        #: The queues, by the keys of their wake-up lists.
+        self.members: dict[bytes, Subscription] = {}
+        #: Number of members that may have work.
+        self.busy = 0
+        self._asked_at = -math.inf
 
     @property
     def is_waiting(self) -> bool:
         """Whether a ``BLPOP`` is under way, so that this channel may receive a wake-up."""
         return self.waiting_since is not None
 
-    def start_wait(self, queues: Iterable[Queue], now: float) -> None:
-        """Start to wait for a wake-up of any of these queues.
+    def start_wait(self, now: float) -> None:
+        """Start to wait for a wake-up of any member.
 
         Args:
-            queues: The consumed queues.
             now: Monotonic time.
 
         Raises:
             redis.RedisError: The connection broke.
         """
-        self._queues = {queue.partition.keys.wake.encode(): queue.name for queue in queues}
+        self._send(list(self.members), BLPOP_TIMEOUT_S, now)
+        self.is_asking = False
+
+    def ask(self, now: float) -> None:
+        """Ask for a wake-up of any member that has no work.
+
+        Args:
+            now: Monotonic time.
+
+        Raises:
+            redis.RedisError: The connection broke.
+        """
+        self._send([key for key, each in self.members.items() if not each.may_have_work], ASK_TIMEOUT_S, now)
+        self.is_asking, self._asked_at = True, now
+
+    def _send(self, keys: list[bytes], timeout_s: float, now: float) -> None:
         self.connection.open()
-        self.connection.send(("BLPOP", *self._queues, BLPOP_TIMEOUT_S))
+        self.connection.send(("BLPOP", *keys, timeout_s))
         self.waiting_since = now
+
+    @property
+    def asks_at(self) -> float:
+        """Monotonic time from which the group asks again; infinity if each member has work."""
+        return self._asked_at + ASK_EVERY_S if self.busy < len(self.members) else math.inf
 
     def check_alive(self, now: float) -> None:
         """Check that Redis answers the wait in time.
@@ -63,11 +107,11 @@ class WakeupListener:
                 f"Redis has not answered a BLPOP for {silent_s:.0f} s: the connection is dead"
             )
 
-    def read_wakeup(self) -> str | None:
+    def read_wakeup(self) -> Subscription | None:
         """Read the answer of the wait.
 
         Returns:
-            The name of the queue whose wake-up has come; None after a wait without a wake-up.
+            The queue whose wake-up has come; None after a wait without a wake-up.
 
         Raises:
             redis.RedisError: The connection broke, or the answer is an error.
@@ -77,7 +121,7 @@ class WakeupListener:
         if answer is None:
             return None
         key = answer[0]
-        return self._queues.get(key.encode() if isinstance(key, str) else bytes(key))
+        return self.members.get(key.encode() if isinstance(key, str) else bytes(key))
 
     def cancel_wait(self) -> bool:
         """Cancel the wait. A wake-up that Redis has already sent is lost then.
@@ -94,3 +138,91 @@ class WakeupListener:
         """Close the connection."""
         self.waiting_since = None
         self.connection.close()
+
+
+class WakeupGroups:
+    """All waits of one channel.
+
+    Args:
+        pool: Pool that the connections are taken from.
+    """
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self._pool = pool
+        self.groups: list[WakeupListener] = []
+        #: Monotonic time of the next question; infinity without one.
+        self.asks_at = math.inf
+        self._asked_at = -math.inf
+
+    def __iter__(self) -> Iterator[WakeupListener]:
+        return iter(self.groups)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether each group waits."""
+        return bool(self.groups) and all(each.is_waiting and not each.is_asking for each in self.groups)
+
+    def join(self, source: Subscription) -> WakeupListener:
+        """Add a queue to the smallest group, or to a new one."""
+        # The pool has other connections, too, and its user may have limited them.
+        most = max(min(MAX_GROUPS, getattr(self._pool, "max_connections", MAX_GROUPS) // 2), 1)
+        group = min(self.groups, key=lambda each: len(each.members), default=None)
+        if group is None or (len(group.members) >= GROUP_SIZE and len(self.groups) < most):
+            group = WakeupListener(self._pool)
+            self.groups.append(group)
+        group.members[source.queue.partition.keys.wake.encode()] = source
+        source.waits = group
+        return group
+
+    def leave(self, source: Subscription) -> WakeupListener | None:
+        """Remove a queue from its group; return the group."""
+        group, source.waits = source.waits, None
+        if group is not None:
+            del group.members[source.queue.partition.keys.wake.encode()]
+            if source.may_have_work:
+                group.busy -= 1
+            if not group.members:
+                self.groups.remove(group)
+                group.close()
+        return group
+
+    def wait(self, now: float, *, may_wait: bool, in_loop: bool) -> None:
+        """Start the waits of the groups without work, and the questions of the others.
+
+        Args:
+            now: Monotonic time.
+            may_wait: Whether the channel could take a message now.
+            in_loop: Whether messages run in the event loop. Each would end all waits, so there are none
+                before all groups have no work.
+
+        Raises:
+            redis.RedisError: A connection broke, or an answer is overdue.
+        """
+        self.asks_at = math.inf
+        works = in_loop and any(group.busy for group in self.groups)
+        for group in self.groups:
+            if group.waiting_since is not None:
+                group.check_alive(now)
+            elif not may_wait:
+                continue
+            elif not (group.busy or works):
+                group.start_wait(now)
+            else:
+                self.asks_at = min(self.asks_at, group.asks_at)
+        self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        """Let the group ask that has not asked for the longest time, if that is due."""
+        if self.asks_at == math.inf:
+            return
+        if max(self.asks_at, self._asked_at + ASK_SPACING_S) <= now:
+            waiting = (each for each in self.groups if not each.is_waiting)
+            min(waiting, key=lambda each: each.asks_at).ask(now)
+            self._asked_at = now
+        self.asks_at = max(self.asks_at, self._asked_at + ASK_SPACING_S)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.asks_at = math.inf
+        for group in self.groups:
+            group.close()

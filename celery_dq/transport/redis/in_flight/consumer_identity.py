@@ -62,6 +62,10 @@ class ConsumerIdentity:
         #: Servers that have passed the checks, so that each is checked once.
         self.checked_servers: set[str] = set()
 
+    def may_have_claimed(self, queue: Queue) -> bool:
+        """Return whether this process may have claimed from *queue* before."""
+        return self.in_flight.renewed_at(queue.key) is not None or self.in_doubt.is_unsettled(queue.key)
+
     def claimed(
         self, queue: Queue, claimed: ClaimReply, sent_at: float
     ) -> Iterator[tuple[ClaimedEntry, InFlightMessage | None]]:

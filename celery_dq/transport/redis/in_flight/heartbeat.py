@@ -8,8 +8,7 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import redis
 
@@ -18,8 +17,14 @@ from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
+from celery_dq.transport.redis.in_flight.script_batches import (
+    chunks,
+    is_wakeup_stored,
+    result_of,
+    run_together,
+)
+from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import DeliveryTag
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
 
 logger = logging.getLogger(__name__)
@@ -35,8 +40,6 @@ MIN_WAIT_S = 0.05
 ABANDON_AFTER_LEASES = 8
 #: Most messages of each kind (of lost consumers, due ones) that one heartbeat moves.
 CHUNK = 200
-#: The first bytes of an entry of an in-flight hash.
-CLAIM_NUMBER = struct.Struct(">d")
 #: Seconds that an interpreter waits at its exit for a heartbeat without an answer.
 EXIT_TIMEOUT_S = 5.0
 
@@ -125,10 +128,9 @@ class Heartbeat:
         if check in self._checks:
             self._checks.remove(check)
 
-    def has_unclaimed_wakeup(self, queue: Queue) -> bool:
-        """Return whether *queue* has a wake-up that no consumer has taken. For the heartbeat thread only."""
-        length: Any = 0 if self._client is None else self._client.llen(queue.partition.keys.wake)
-        return bool(length)
+    def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
+        """Return whether a wake-up of these queues waits for a consumer. For the heartbeat thread only."""
+        return self._client is not None and is_wakeup_stored(queues, self._client)
 
     def _send_pending_acks_at_exit(self) -> None:
         """Send the pending acks and end the leases, at interpreter exit."""
@@ -149,7 +151,7 @@ class Heartbeat:
             client = self._connect()
             for queue in list(self._queues.values()):
                 self.send_pending_acks(queue, client)
-                self._resign(queue, client)
+            self._resign(list(self._queues.values()), client)
         except (redis.RedisError, OSError, RuntimeError) as exc:
             # Python 3.12 starts no thread at exit, and gevent resolves names in threads.
             logger.warning(
@@ -244,49 +246,73 @@ class Heartbeat:
         if any(queue.token for queue in queues):
             # A leader itself waits until a retry is due; elsewhere Redis compares the times.
             process.server_clock.ask(client)
-        for queue in queues:
-            try:
-                next_end_s = min(next_end_s, self._renew_lease(queue, client))
-            except redis.ResponseError as exc:  # noqa: PERF203 - each queue by itself
-                # A queue whose keys belong to another program must not cost the other queues their leases.
-                if isinstance(recognised_error(exc), PASSING_ERRORS):
-                    raise
-                logger.error(
-                    "Redis refuses the heartbeat of worker %s on queue %s (%s): without one, other workers "
-                    "get its messages after %g s.",
-                    process.consumer,
-                    queue.name,
-                    _text(exc),
-                    process.lease_s,
-                    extra={"event": "heartbeat_refused", "queue": queue.name},
-                )
-            except (struct.error, ValueError):
-                logger.exception(
-                    "The heartbeat of queue %s goes on after an error.",
-                    queue.name,
-                    extra={"event": "heartbeat_failed", "queue": queue.name},
-                )
+        self._resign(queues, client)
+        kept = [queue for queue in queues if queue.key in self._queues]
+        for chunk in chunks(kept):
+            next_end_s = min(next_end_s, self._renew_leases(chunk, client))
+        self._resign(kept, client)
         now = process.clock.monotonic()
         for check in list(self._checks):
             check(now)
         return next_end_s
 
-    def _renew_lease(self, queue: Queue, client: redis.Redis) -> float:
-        process, in_flight, name = self._process, self._process.in_flight, queue.key
-        if not self._lease_holders.get(name) and not self.is_in_use(name):
-            self._resign(queue, client)
-            return math.inf
+    def _renew_leases(self, queues: Sequence[Queue], client: redis.Redis) -> float:
+        """Renew the leases on these queues in one round trip; see :meth:`_renew_all`."""
+        process, next_end_s = self._process, math.inf
         sent_at = process.clock.monotonic()
-        renewal = queue.partition.heartbeat(
-            queue.consumer(process.consumer),
-            lease_ms=process.lease_ms,
-            limit=CHUNK,
-            max_deliveries=queue.max_deliveries,
-        ).run(client)
-        report_lost_workers(queue.name, renewal.lost)
-        process.renewed(queue, renewal, sent_at)
+        calls = [
+            queue.partition.heartbeat(
+                queue.consumer(process.consumer),
+                lease_ms=process.lease_ms,
+                limit=CHUNK,
+                max_deliveries=queue.max_deliveries,
+            )
+            for queue in queues
+        ]
+        renewed = []
+        # All answers are recorded before the next call: a lost lease is reported only once.
+        for queue, call, answer in zip(queues, calls, run_together(calls, client), strict=True):
+            with self._each_by_itself(queue):
+                renewal = result_of(call, answer, client)
+                report_lost_workers(queue.name, renewal.lost)
+                process.renewed(queue, renewal, sent_at)
+                next_end_s = min(next_end_s, renewal.next_end_s)
+                renewed.append(queue)
+        for queue in renewed:
+            with self._each_by_itself(queue):
+                self._report_and_compare(queue, client)
+        return next_end_s
+
+    @contextlib.contextmanager
+    def _each_by_itself(self, queue: Queue) -> Iterator[None]:
+        """Log an error of one queue, which must not cost the other queues their leases."""
+        try:
+            yield
+        except redis.ResponseError as exc:
+            # The keys of the queue may belong to another program.
+            if isinstance(recognised_error(exc), PASSING_ERRORS):
+                raise
+            logger.error(
+                "Redis refuses the heartbeat of worker %s on queue %s (%s): without one, other workers "
+                "get its messages after %g s.",
+                self._process.consumer,
+                queue.name,
+                _text(exc),
+                self._process.lease_s,
+                extra={"event": "heartbeat_refused", "queue": queue.name},
+            )
+        except (struct.error, ValueError):
+            logger.exception(
+                "The heartbeat of queue %s goes on after an error.",
+                queue.name,
+                extra={"event": "heartbeat_failed", "queue": queue.name},
+            )
+
+    def _report_and_compare(self, queue: Queue, client: redis.Redis) -> None:
+        """Release the messages of unanswered claims, and send the acks that no channel sends."""
+        process, in_flight, name = self._process, self._process.in_flight, queue.key
         if process.in_doubt.needs_comparison(name):
-            self._release_unknown_claims(queue, client)
+            release_unknown_claims(process, queue, client)
         # Acks that are a heartbeat old were not sent because a task blocks the event loop.
         late = name in self._overdue
         # Before the acks are sent, so that a mark which another thread sets now stays.
@@ -298,9 +324,6 @@ class Heartbeat:
             # Also acks that could not be sent.
             if in_flight.pending_acks(name):
                 self._overdue.add(name)
-        if not self._lease_holders.get(name) and not self.is_in_use(name):
-            self._resign(queue, client)
-        return renewal.next_end_s
 
     def is_in_use(self, name: str) -> bool:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
@@ -310,26 +333,6 @@ class Heartbeat:
             or bool(in_flight.count_of(name))
             or self._process.in_doubt.is_unsettled(name)
         )
-
-    def _release_unknown_claims(self, queue: Queue, client: redis.Redis) -> None:
-        process, name = self._process, queue.key
-        fields = client.hscan_iter(queue.partition.keys.held(queue.consumer(process.consumer)), count=CHUNK)
-        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
-        strangers = [
-            DeliveryTag(*each) for each in process.in_doubt.find_unknown(name, held, process.in_flight.get)
-        ]
-        for start in range(0, len(strangers), MAX_ACKS_PER_CALL):
-            chunk = strangers[start : start + MAX_ACKS_PER_CALL]
-            consumer = queue.consumer(process.consumer)
-            queue.partition.release(consumer, chunk, mode="unstarted").run(client)
-        if strangers:
-            logger.info(
-                "Worker %s released %d messages of queue %s: the answer to their claim was lost.",
-                process.consumer,
-                len(strangers),
-                queue.name,
-                extra={"event": "unanswered_claim_released", "queue": queue.name},
-            )
 
     def send_pending_acks(self, queue: Queue, client: redis.Redis) -> None:
         """Send all pending acks of *queue*, and wait for the answers.
@@ -370,16 +373,29 @@ class Heartbeat:
             # A message may wait for one of these answers.
             in_flight.notify_listeners()
 
-    def _resign(self, queue: Queue, client: redis.Redis) -> None:
-        name = queue.key
-        # A consumer that begins now waits for the lock, so that its first messages are not released here.
-        with self._start_stop:
-            if not (self._lease_holders.get(name) or self.is_in_use(name)):
-                consumer = queue.consumer(self._process.consumer)
-                while queue.partition.resign(consumer, limit=CHUNK).run(client):
-                    pass
-                self._forget(name)
-                self._process.data_loss.forget(name)
+    def _resign(self, queues: Sequence[Queue], client: redis.Redis) -> None:
+        """End the leases on those of these queues that are not used any more."""
+        for chunk in chunks([queue for queue in queues if not self._is_used(queue)]):
+            # A consumer that begins now waits for the lock, so that its first messages are not released here.
+            with self._start_stop:
+                left = [queue for queue in chunk if not self._is_used(queue)]
+                while left:
+                    calls = [
+                        queue.partition.resign(queue.consumer(self._process.consumer), limit=CHUNK)
+                        for queue in left
+                    ]
+                    answers = run_together(calls, client)
+                    ended, left = left, []
+                    for queue, call, answer in zip(ended, calls, answers, strict=True):
+                        with self._each_by_itself(queue):
+                            if result_of(call, answer, client):
+                                left.append(queue)
+                            else:
+                                self._forget(queue.key)
+                                self._process.data_loss.forget(queue.key)
+
+    def _is_used(self, queue: Queue) -> bool:
+        return bool(self._lease_holders.get(queue.key)) or self.is_in_use(queue.key)
 
     def _abandon_unreachable(self) -> None:
         """Forget queues that this process consumes no more, while Redis does not answer: leases expire."""

@@ -39,8 +39,8 @@ RIDE_ALONG_S = 0.01
 #: Seconds that a settle may wait for the finish of its message, where the task already runs in another
 #: process. A task that ends by then costs one acknowledgement less, and those of several tasks travel in one
 #: call. The price: if this process is killed during the wait, tasks that began in these milliseconds run
-#: again. The same holds without a wait, for the fraction of a millisecond until Redis has the settle. On a busy
-#: machine, the operating system may add some milliseconds to both.
+#: again. The same holds without a wait, for the fraction of a millisecond until Redis has the settle. On a
+#: busy machine, the operating system may add some milliseconds to both.
 SETTLE_WAIT_S = 0.002
 
 
@@ -150,6 +150,8 @@ class InFlightMessages:
         self._trusted_s = lease_s * TRUSTED_SHARE
         self._messages: dict[str, InFlightMessage] = {}
         self._pending_acks: dict[str, PendingAcks] = {}
+        #: Partitions that have pending acks, or had some. An ack is added before its partition.
+        self._with_acks: dict[str, None] = {}
         self._renewed: dict[str, float] = {}
         #: By partition: number of the last claim that a lost lease has made void.
         self._void_up_to: dict[str, int] = {}
@@ -209,13 +211,13 @@ class InFlightMessages:
             tag: delivery tag.
             may_wait: the broker may learn it up to :data:`SETTLE_WAIT_S` later.
         """
-        held = self._messages.get(tag)
-        if held is not None and not held.settled:
+        if (held := self._messages.get(tag)) is not None and not held.settled:
             held.settled = True
             if may_wait:
                 held.settle_by = self._clock.monotonic() + SETTLE_WAIT_S
             self.pending_acks(held.partition).settles.append(held)
-            self._notify_listeners(SETTLE_WAIT_S)
+            self._with_acks[held.partition] = None
+            self.notify_listeners(SETTLE_WAIT_S)
 
     def finish(self, tag: str) -> None:
         """End this message and free its slot. A second call does nothing."""
@@ -225,9 +227,10 @@ class InFlightMessages:
             if not box.finishes:
                 box.oldest_finish_at = self._clock.monotonic()
             box.finishes.append(held)
+            self._with_acks[held.partition] = None
             # Last: a thread that sees this flag looks for the pending ack next.
             held.done = True
-            self._notify_listeners()
+            self.notify_listeners()
 
     def release(self, tag: str, mode: str) -> None:
         """Release this message to its old place.
@@ -246,9 +249,10 @@ class InFlightMessages:
             else:
                 box.releases_under_way.append(None)
                 box.releases.append((mode, held))
+            self._with_acks[held.partition] = None
             # Last: a thread that sees these flags relies on the lines above.
             held.will_return, held.done = not held.settled, True
-            self._notify_listeners()
+            self.notify_listeners()
 
     def is_releasing(self, partition: str) -> bool:
         """Return whether a release of *partition* has no answer: a claim might bring a later message."""
@@ -258,15 +262,15 @@ class InFlightMessages:
         """Note the answer to *count* releases."""
         _pop(self.pending_acks(partition).releases_under_way, count)
         if count:
-            self._notify_listeners()
+            self.notify_listeners()
 
     def dead_letter(self, tag: str, reason: str, record: bytes) -> None:
         """Make this message a dead letter, and free its slot."""
-        held = self._messages.pop(tag, None)
-        if held is not None:
+        if (held := self._messages.pop(tag, None)) is not None:
             self.pending_acks(held.partition).dead_letters.append(PendingDeadLetter(held, reason, record))
+            self._with_acks[held.partition] = None
             held.done = True
-            self._notify_listeners()
+            self.notify_listeners()
 
     def lose_lease(self, partition: str, running: frozenset[str], last_claim: int) -> int:
         """Drop the messages of *partition* that have not begun, because their lease was lost.
@@ -319,14 +323,20 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        return [name for name, box in list(self._pending_acks.items()) if box]
+        for name in list(self._with_acks):
+            # Removed before the look, so that an ack which another thread adds now is not missed.
+            self._with_acks.pop(name, None)
+            if self.pending_acks(name):
+                self._with_acks[name] = None
+        return list(self._with_acks)
 
     def settle_due_at(self, partition: str) -> float | None:
-        """Return the monotonic time at which the oldest settle, or its finish, must be sent; None without."""
-        try:
-            return self.pending_acks(partition).settles[0].settle_by
-        except IndexError:
-            return None
+        """Return the monotonic time at which the oldest settle must be sent; None without one.
+
+        In place of a settle that waits, the finish of its message must be sent by then.
+        """
+        settles = tuple(self.pending_acks(partition).settles)
+        return next((held.settle_by for held in settles if held.settle_by or not held.done), None)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Pop up to *limit* settles and up to *limit* finishes, to send them.
@@ -368,6 +378,7 @@ class InFlightMessages:
         box.finishes.extendleft(reversed(list(finishes)))
         box.releases.extendleft(reversed(list(releases)))
         box.dead_letters.extendleft(reversed(list(letters)))
+        self._with_acks[partition] = None
 
     # -- the lease -------------------------------------------------------------
 
@@ -395,6 +406,7 @@ class InFlightMessages:
         self._renewed.pop(partition, None)
         self._void_up_to.pop(partition, None)
         self._pending_acks.pop(partition, None)
+        self._with_acks.pop(partition, None)
 
     def abandon_partition(self, partition: str) -> int:
         """Drop all messages of *partition*; return how many were in flight or had a pending ack."""
@@ -424,11 +436,8 @@ class InFlightMessages:
         """Whether a channel will send the pending acks."""
         return bool(self._listeners)
 
-    def notify_listeners(self) -> None:
-        """Call the listeners: the broker has answered acks for which a message may wait."""
-        self._notify_listeners()
-
-    def _notify_listeners(self, within_s: float = RIDE_ALONG_S) -> None:
+    def notify_listeners(self, within_s: float = RIDE_ALONG_S) -> None:
+        """Call the listeners: an ack is new, or the broker has answered acks for which a message may wait."""
         for listener in tuple(self._listeners):
             listener(within_s)
 

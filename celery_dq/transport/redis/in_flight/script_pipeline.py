@@ -24,7 +24,7 @@ from celery_dq.transport.redis.in_flight.in_flight_messages import (
     PendingDeadLetter,
 )
 from celery_dq.transport.redis.store.partition import ScriptCall
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
@@ -137,9 +137,21 @@ class ScriptPipeline:
         """Return the number of scripts without an answer."""
         return len(self._under_way)
 
-    def oldest_sent_at(self) -> float | None:
-        """Return the monotonic time at which the oldest unanswered script was sent; None without one."""
-        return self._under_way[0].sent_at if self._under_way else None
+    def check_alive(self, now: float) -> None:
+        """Check that Redis answers in time.
+
+        Args:
+            now: monotonic time.
+
+        Raises:
+            redis.ConnectionError: the oldest answer is overdue.
+        """
+        silent_s = now - self._under_way[0].sent_at if self._under_way else 0.0
+        # An unread answer means that this process was busy, not that the connection is dead.
+        if silent_s > OVERDUE_S and not self.connection.has_unread_input():
+            raise redis.ConnectionError(
+                f"Redis has not answered a script for {silent_s:.0f} s: the connection is dead"
+            )
 
     def send(self, sent: InFlightCall) -> None:
         """Send a script.
@@ -194,13 +206,14 @@ class ScriptPipeline:
         in_flight, process = self._process.in_flight, self._process
         if now < self.paused_until:
             return
+        settling = self._settling()
         for name in in_flight.partitions_with_acks():
             queue = process.heartbeat.queue(name)
             if queue is None:
                 continue
             box = in_flight.pending_acks(name)
             company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
-            urgently = bool(box.releases or box.dead_letters) or self._is_settle_due(name, now)
+            urgently = bool(box.releases or box.dead_letters) or self._is_settle_due(name, now, settling)
             if not urgently and (company or not box.finishes):
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
@@ -216,7 +229,7 @@ class ScriptPipeline:
                     self._under_way.append(sent)
                 process.in_doubt.count_acks_under_way(name, -1)
 
-    def _is_settle_due(self, name: str, now: float) -> bool:
+    def _is_settle_due(self, name: str, now: float, settling: set[str]) -> bool:
         """Return whether to send the settles of a partition now.
 
         A settle is sent when it has waited long enough for the finish of its message; in most pools it does
@@ -226,18 +239,20 @@ class ScriptPipeline:
         with every settle.
         """
         due_at = self._process.in_flight.settle_due_at(name)
-        return due_at is not None and due_at <= now and not self._has_settle_under_way(name)
+        return due_at is not None and due_at <= now and name not in settling
 
-    def _has_settle_under_way(self, name: str) -> bool:
-        return any(sent.settles and sent.queue.key == name for sent in self._under_way)
+    def _settling(self) -> set[str]:
+        """Return the partitions for which a settle has no answer yet."""
+        return {sent.queue.key for sent in self._under_way if sent.settles}
 
     def settle_times(self) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes."""
-        in_flight, times = self._process.in_flight, []
+        in_flight, settling = self._process.in_flight, self._settling()
+        times = []
         for name in in_flight.partitions_with_acks():
             due_at = in_flight.settle_due_at(name)
             # The answer to a settle under way, which others wait for, is followed by a tick.
-            if due_at and not self._has_settle_under_way(name):
+            if due_at and name not in settling:
                 times.append(max(due_at, self.paused_until))
         return times
 

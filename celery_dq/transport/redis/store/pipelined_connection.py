@@ -6,6 +6,8 @@ event loop watches :attr:`PipelinedConnection.fd`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -47,6 +49,8 @@ class PipelinedConnection:
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
         self._connection: Any = None
+        #: Commands that :meth:`together` sends; None outside of it.
+        self._together: list[tuple[Any, ...]] | None = None
 
     @property
     def connection(self) -> Any:
@@ -79,8 +83,24 @@ class PipelinedConnection:
 
     def send(self, command: tuple[Any, ...]) -> None:
         """Send *command*; its answer is the next one that :meth:`read` returns."""
-        # A health check would wait for its PONG and block the event loop.
-        self._connection.send_command(*command, check_health=False)
+        if self._together is not None:
+            self._together.append(command)
+        else:
+            # A health check would wait for its PONG and block the event loop.
+            self._connection.send_command(*command, check_health=False)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send the commands of the ``with`` block at its end, in one system call where they are short."""
+        self._together = []
+        try:
+            yield
+        finally:
+            # Also after an exception, because the caller counts on an answer to each of them.
+            commands, self._together = self._together, None
+            if commands and self._connection is not None:
+                packed = self._connection.pack_commands(commands)
+                self._connection.send_packed_command(packed, check_health=False)
 
     def read(self) -> Any:
         """Return the next answer; wait for it up to the socket timeout.

@@ -1,0 +1,171 @@
+"""One worker on many queues: throughput, idle cost, heartbeat and start-up by the number of queues."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import psutil
+import redis
+
+from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, ratio
+from benchmarks.shop import DEFAULTS, NAME, add_tasks
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.queue import Queue
+from tests.brokers import ACTIVE, BROKERS
+from tests.workers import WorkerProcess, make_app
+
+QUEUES, QUICK_QUEUES = (1, 100, 1_000, 3_000), (1, 100)
+#: Seconds of idleness that are measured.
+IDLE_S, QUICK_IDLE_S = 10.0, 2.0
+#: Seconds after which a run counts by the messages that it has done until then.
+LIMIT_S = 20.0
+
+
+def many_queues(quick: bool) -> Report:
+    """Measure one worker on many queues: messages/s, idle cost, a round of the heartbeat, start-up."""
+    report = Report("many_queues")
+    report.header = ["queues", "broker", "spread/s", "vs 1 queue", "in one/s", "vs stock", "cmds/msg"]
+    report.header += ["idle CPU %", "idle cmds/s", "heartbeat ms", "start s"]
+    report.notes.append("threads pool with 2 slots, Celery's default prefetch multiplier, no events")
+    report.notes.append(
+        "spread: a backlog of no-op tasks, the same number in each queue; in one: all of them in one queue"
+    )
+    report.notes.append("published before the worker starts; the rate counts from the first task on")
+    report.notes.append("cmds: commands that Redis received from clients, without those of scripts")
+    report.notes.append("heartbeat: one round over all leases; start: from the process to worker_ready")
+    amount, idle_s = (1_000, QUICK_IDLE_S) if quick else (12_000, IDLE_S)
+    alone: dict[str, Series] = {}
+    for queues in QUICK_QUEUES if quick else QUEUES:
+        measure = partial(_round, queues, amount, idle_s)
+        found = interleave(ACTIVE, 1 if quick else 3, measure, 300)
+        stock = found.get("stock", {})
+        for name in ACTIVE:
+            row = found[name]
+            alone.setdefault(name, row["spread"])
+            against = ratio(row["spread"], alone[name])
+            versus = ratio(row["one"], stock.get("one", Series()))
+            rest = [row[key] for key in ("commands", "idle_cpu", "idle_commands")]
+            heartbeat = row.get("heartbeat", "-")
+            report.row(
+                queues, name, row["spread"], against, row["one"], versus, *rest, heartbeat, row["start"]
+            )
+        report.data[f"{queues} queues"] = dump(found)
+    return report
+
+
+def _round(queues: int, amount: int, idle_s: float, broker: str) -> dict[str, float]:
+    names = [f"q{number}" for number in range(queues)]
+    spread = _run(broker, names, names, amount, idle_s)
+    one = _run(broker, names, names[:1], amount, 0.0)
+    found = {**spread, "spread": spread["rate"], "one": one["rate"]}
+    if BROKERS[broker].has_leases:
+        found["heartbeat"] = heartbeat_ms(names)
+    return found
+
+
+def _run(broker: str, names: list[str], used: list[str], amount: int, idle_s: float) -> dict[str, float]:
+    """Run a backlog in the queues `used` by a worker on all of `names`."""
+    with RedisServer() as server, RedisServer() as clock:
+        conf: dict[str, Any] = {
+            **DEFAULTS,
+            "broker_url": BROKERS[broker].url(server.port),
+            "clock_port": clock.port,
+            "counted": amount,
+        }
+        app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
+        counted = app.tasks["counted"]
+        with app.producer_pool.acquire(block=True) as producer:
+            for number in range(amount):
+                counted.apply_async(queue=used[number % len(used)], producer=producer)
+        worker = WorkerProcess(
+            "benchmarks.shop",
+            broker=BROKERS[broker],
+            conf=conf,
+            pool="threads",
+            queues=names,
+            loglevel="WARNING",
+        )
+        probe = _Commands(server.port)
+        before = probe.commands()
+        with redis.Redis(port=clock.port, socket_timeout=None) as client:
+            started = time.monotonic()
+            worker.start()
+            try:
+                worker.wait_ready(180.0)
+                start_s = time.monotonic() - started
+                begin = client.blpop(["begin"], timeout=60)
+                client.blpop(["end"], timeout=LIMIT_S)
+                done = client.get("done")
+                figures = {
+                    "start": start_s,
+                    "rate": _rate(begin, done),
+                    "commands": (probe.commands() - before) / amount,
+                }
+                if idle_s:
+                    figures.update(_idle(worker, probe, idle_s))
+            except BaseException:
+                print(worker.log[-4000:])
+                raise
+            finally:
+                worker.discard()
+                probe.close()
+        app.close()
+    return figures
+
+
+def _rate(begin: Any, done: Any) -> float:
+    if begin is None or done is None:
+        raise TimeoutError("the worker ran no task")
+    amount, at = done.split()
+    return float(amount) / (float(at) - float(begin[1]))
+
+
+def _idle(worker: WorkerProcess, probe: _Commands, seconds: float) -> dict[str, float]:
+    """CPU of the worker and commands of Redis while nothing happens."""
+    process = psutil.Process(worker.pid)
+    time.sleep(2.0)  # the last acks and the first waits
+    commands, cpu, started = probe.commands(), sum(process.cpu_times()[:2]), time.monotonic()
+    time.sleep(seconds)  # the period that is measured
+    took_s = time.monotonic() - started
+    return {
+        "idle_cpu": (sum(process.cpu_times()[:2]) - cpu) / took_s * 100,
+        "idle_commands": (probe.commands() - commands) / took_s,
+    }
+
+
+def heartbeat_ms(names: list[str]) -> float:
+    """The milliseconds of one round of the heartbeat over these queues."""
+    with RedisServer() as server:
+        pool = redis.ConnectionPool(port=server.port)
+        process = ConsumerIdentity(600.0)  # no round by itself
+        for name in names:
+            queue = Queue(name, Partition(PartitionKeys("online", name), process.scripts))
+            process.heartbeat.keep_lease(queue, lambda: lambda: redis.Redis(connection_pool=pool))
+        process.heartbeat._renew_all()
+        took = []
+        for _ in range(5):
+            started = time.monotonic()
+            process.heartbeat._renew_all()
+            took.append(time.monotonic() - started)
+        for queue in list(process.heartbeat._queues.values()):
+            process.heartbeat.drop_lease(queue, soon=False)
+        process.heartbeat.wake()
+        with process.heartbeat._thread_lock:
+            pool.disconnect()
+    return sorted(took)[len(took) // 2] * 1e3
+
+
+class _Commands(ServerProbe):
+    """The number of commands that clients have sent, as the server counts them."""
+
+    def commands(self) -> float:
+        rows = self._client.info("commandstats")
+        inside = self._client.info("stats")["total_commands_processed"]
+        scripts = sum(rows.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
+        del scripts
+        return float(inside)

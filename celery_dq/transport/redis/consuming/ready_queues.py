@@ -1,0 +1,208 @@
+"""The queues of a channel that may have work, in their turn, and the times at which others are due.
+
+A turn of the event loop costs what is ready here, however many queues the channel consumes. No I/O.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import OrderedDict
+
+from celery_dq.transport.redis.consuming.subscription import Subscription
+
+#: Stale entries of the heap of times, beside one for each entry in use, before all are removed.
+MAX_STALE = 64
+#: More pool slots than any worker has.
+UNLIMITED = 1 << 30
+
+
+class ReadyQueues:
+    """The order in which a channel claims from its queues. Each queue has one claim per round."""
+
+    def __init__(self) -> None:
+        #: Queues that may have work, except those that back off or have a claim under way.
+        self._ready: OrderedDict[Subscription, None] = OrderedDict()
+        self._backing_off: dict[Subscription, None] = {}
+        #: Queues whose back-off is longer because the channel runs a suspect.
+        self._slowed: dict[Subscription, None] = {}
+        #: Queues at which the other consumers wait for this process to look: after it took a wake-up, when
+        #: its next look is due, or while the result of an earlier claim is unknown.
+        self.relied_on: dict[Subscription, None] = {}
+        #: Queues whose next look this process keeps.
+        self._looks: dict[Subscription, None] = {}
+        #: Free slots when the back-offs were last compared with them.
+        self._free = 0
+        #: (time, number, queue). An entry counts only with the `timer_at` of its queue.
+        self._times: list[tuple[float, int, Subscription]] = []
+        self._numbers = itertools.count()
+        #: Entries in use when stale ones were last removed.
+        self._used = 0
+
+    def __len__(self) -> int:
+        """Return the number of queues from which a claim may be sent now."""
+        return len(self._ready)
+
+    # -- states ------------------------------------------------------------------
+
+    def wake(self, source: Subscription) -> None:
+        """Note that a message of this queue may be eligible."""
+        if not source.may_have_work:
+            source.may_have_work = True
+            if source.waits is not None:
+                source.waits.busy += 1
+        if not source.is_claiming and source not in self._backing_off:
+            self._ready.setdefault(source)
+
+    def rely_on(self, source: Subscription) -> None:
+        """Note that a message may be eligible, and that the other consumers rely on this process."""
+        self.wake(source)
+        self.relied_on[source] = None
+
+    def rest(self, source: Subscription) -> None:
+        """Note that no message of this queue is eligible before its next wake-up."""
+        self._ready.pop(source, None)
+        self._backing_off.pop(source, None)
+        if source.may_have_work:
+            source.may_have_work = False
+            if source.waits is not None:
+                source.waits.busy -= 1
+
+    def remove(self, source: Subscription) -> None:
+        """Forget this queue."""
+        self.rest(source)
+        self.handed_over(source)
+        self._slowed.pop(source, None)
+        source.timer_at = math.inf
+
+    def found_none(self, source: Subscription, now: float, runs_suspect: bool, needs_lead: bool) -> None:
+        """Claim from this queue after a moment: no eligible message was one for this channel.
+
+        Args:
+            source: The queue.
+            now: Monotonic time.
+            runs_suspect: Whether the channel runs a suspect.
+            needs_lead: Whether the claim could bring no suspect. If none runs, the next one may bring it.
+        """
+        source.needs_lead = needs_lead
+        if needs_lead and not runs_suspect:
+            self.wake(source)
+            return
+        source.back_off(now, runs_suspect)
+        if runs_suspect:
+            self._slowed[source] = None
+        self._back_off(source)
+
+    def pause(self, source: Subscription, until: float) -> None:
+        """Claim from this queue at a monotonic time, and not earlier."""
+        source.backoff_until, source.free_at_last_claim = until, UNLIMITED
+        self._back_off(source)
+
+    def _back_off(self, source: Subscription) -> None:
+        """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last."""
+        self._ready.pop(source, None)
+        self._backing_off[source] = None
+        self._free = min(self._free, source.free_at_last_claim)
+        self.plan(source)
+
+    def resume(self, source: Subscription) -> None:
+        """End the back-off of this queue, if it backs off."""
+        source.backoff_until = 0.0
+        if source in self._backing_off:
+            del self._backing_off[source]
+            self._ready.setdefault(source)
+
+    def _end_slow_backoffs(self) -> None:
+        """End the back-offs that a suspect has made longer, because it is over."""
+        for source in self._slowed:
+            source.reset_backoff()
+            self.resume(source)
+        self._slowed.clear()
+
+    # -- turns -------------------------------------------------------------------
+
+    def next_claimable(self, free: int, may_lead: bool) -> Subscription | None:
+        """Return the queue whose turn it is, which must have an answer or return by :meth:`wake`.
+
+        Args:
+            free: Free pool slots now.
+            may_lead: Whether the claim may bring a suspect; else queues that wait for such a claim are passed
+                over.
+        """
+        if free > self._free:
+            for source in tuple(self._backing_off):
+                if free > source.free_at_last_claim:
+                    self.resume(source)
+        self._free = free
+        for _ in range(len(self._ready)):
+            source, _nothing = self._ready.popitem(last=False)
+            is_limited = source.claim_limit is not None and source.claim_limit() <= 0
+            if not is_limited and (may_lead or not source.needs_lead):
+                return source
+            self._ready[source] = None
+        return None
+
+    # -- times -------------------------------------------------------------------
+
+    def plan(self, source: Subscription) -> None:
+        """Note that a time of this queue has changed."""
+        at = source.next_time()
+        if at < source.timer_at:
+            source.timer_at = at
+            heapq.heappush(self._times, (at, next(self._numbers), source))
+            if len(self._times) > 2 * self._used + MAX_STALE:
+                used = {entry[2]: entry for entry in self._times if entry[0] == entry[2].timer_at}
+                self._times = sorted(used.values())
+                self._used = len(self._times)
+
+    def looked(self, source: Subscription, next_look_at: float | None) -> None:
+        """Note that a claim was answered, which planned the next look or none."""
+        self.handed_over(source)
+        if next_look_at is not None:
+            source.next_look_at = next_look_at
+            self._looks[source] = None
+            self.plan(source)
+
+    def handed_over(self, source: Subscription) -> None:
+        """Note that no other consumer waits for this process to look at this queue."""
+        source.next_look_at = None
+        self.relied_on.pop(source, None)
+        self._looks.pop(source, None)
+
+    def is_awaited(self, source: Subscription) -> bool:
+        """Return whether another consumer waits for this process to look at this queue, now or later."""
+        return source in self.relied_on or source in self._looks
+
+    def awaited(self) -> list[Subscription]:
+        """Return the queues for which :meth:`is_awaited` is true."""
+        return list({**self.relied_on, **self._looks})
+
+    def take_due(self, now: float, runs_suspect: bool) -> None:
+        """Wake the queues whose next look or back-off is due.
+
+        Args:
+            now: Monotonic time.
+            runs_suspect: Whether the channel runs a suspect, for which some back-offs are longer.
+        """
+        while self._times and self._times[0][0] <= now:
+            at, _, source = heapq.heappop(self._times)
+            if at != source.timer_at:
+                continue
+            source.timer_at = math.inf
+            if source.next_look_at is not None and source.next_look_at <= now:
+                self.handed_over(source)
+                self.rely_on(source)
+            if source.backoff_until and source.backoff_until <= now:
+                self.resume(source)
+            if source.wake_at is not None and source.wake_at <= now:
+                source.wake_at = None
+            self.plan(source)
+        if not runs_suspect:
+            self._end_slow_backoffs()
+
+    def next_time(self) -> float:
+        """Return the earliest time of all queues; infinity without one."""
+        while self._times and self._times[0][0] != self._times[0][2].timer_at:
+            heapq.heappop(self._times)
+        return self._times[0][0] if self._times else math.inf
