@@ -19,8 +19,8 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   five commands to settle; ten to finish, and some ten when a message is due later or a tenant is at a limit; 14 for
---   both
+--   five commands to settle; ten to finish, one more for discards, and some ten when a message is due later or a tenant is
+--   at a limit; 14 for both
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once. A slot is freed in the same step in which its
 --   message is deleted.

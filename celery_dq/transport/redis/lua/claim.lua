@@ -38,7 +38,7 @@
 --   16 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
 --   fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages that cannot run,
 --   and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three commands each;
---   some ten for discards
+--   some ten for discards; one more with aging priorities, to count waiting times
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
