@@ -345,8 +345,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "no timer is set for a settle that waits",
         "transport/redis/consuming/fetcher.py",
-        "times += self.pipeline.settle_times()",
-        "pass",
+        ", *self.pipeline.settle_times()]",
+        "]",
         ("tests/broker/test_acks.py",),
     ),
     Mutation(
