@@ -109,9 +109,9 @@ def test_claims_under_way_share_the_room(
     scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims_under_way, "MIN_SHARE", 2)
-    monkeypatch.setattr(claims_under_way, "BATCH", 64)
     harness = make_fetcher(4, FIRST, SECOND, THIRD)
     turn_until(lambda: harness.is_quiet, harness)
+    harness.fetcher._claims._mean_brought = 1.0
     for number, each in enumerate(scripts):
         each.push(*(f"{number}.{count}" for count in range(20)))
     harness.fetcher.look_again()
@@ -128,6 +128,7 @@ def test_two_claims_bring_one_suspect(scripts: list[PartitionScripts], make_fetc
         (entry,) = each.claim(consumer="dead").entries
         each.partition.release("dead", [(entry.claim, entry.id)], mode="crashed").run(each.client)
     harness = make_fetcher(64, FIRST, SECOND)
+    harness.fetcher._claims._mean_brought = 1.0
     turn_until(lambda: harness.got, harness)
     turn_until(lambda: not harness.fetcher.expects_answer, harness)
     assert len(harness.got) == 1

@@ -207,14 +207,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/broker/test_many_queues.py", "-k", "hide"),
     ),
     Mutation(
-        "fairness",
-        "no group of queues waits while another one has work",
-        "transport/redis/consuming/wakeups.py",
-        "works = in_loop and any(",
-        "works = any(",
-        ("tests/broker/test_many_queues.py", "-k", "group"),
-    ),
-    Mutation(
         "heartbeat",
         "a round trip renews the leases of one chunk of queues only",
         "transport/redis/in_flight/heartbeat.py",

@@ -131,7 +131,7 @@ class RedisFetcher:
         """
         source = self._subscriptions.pop(queue, None)
         if source is not None:
-            waited = source.waits is not None and self._restart_wait(source.waits)
+            waited = self._restart_wait(self.wakeups.group_of(source))
             self.wakeups.leave(source)
             if waited or self._ready.is_awaited(source):
                 self._queue_handover(source, 2 if waited else 1)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from celery_dq.transport.redis.store.queue import Queue
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.consuming.wakeups import WakeupListener
 
 #: Shortest back-off, in seconds, after a claim found eligible messages but none for this channel.
 MIN_BACKOFF_S = 0.02
 #: Longest back-off, in seconds. It is reached only while the channel runs a suspect and finds only suspects.
 MAX_BACKOFF_S = 1.0
+
+
+class WaitGroup:
+    """Queues that share one wait for wake-ups."""
+
+    #: Number of queues that may have work.
+    busy = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +56,7 @@ class Subscription:
     free_at_last_claim: int = 0
     wake_at: float | None = None
     needs_lead: bool = False
-    waits: WakeupListener | None = None
+    waits: WaitGroup | None = None
     timer_at: float = math.inf
 
     def next_time(self) -> float:

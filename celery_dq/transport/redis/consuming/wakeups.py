@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import redis
 
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscription import Subscription, WaitGroup
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
@@ -33,7 +33,7 @@ ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
 ASK_TIMEOUT_S = 0.001
 
 
-class WakeupListener:
+class WakeupListener(WaitGroup):
     """A group of queues whose wake-ups one connection receives.
 
     Args:
@@ -48,8 +48,6 @@ class WakeupListener:
         self.is_asking = False
         #: The queues, by the keys of their wake-up lists.
         self.members: dict[bytes, Subscription] = {}
-        #: Number of members that may have work.
-        self.busy = 0
         self._asked_at = -math.inf
 
     @property
@@ -174,17 +172,19 @@ class WakeupGroups:
         source.waits = group
         return group
 
-    def leave(self, source: Subscription) -> WakeupListener | None:
-        """Remove a queue from its group; return the group."""
-        group, source.waits = source.waits, None
-        if group is not None:
-            del group.members[source.queue.partition.keys.wake.encode()]
-            if source.may_have_work:
-                group.busy -= 1
-            if not group.members:
-                self.groups.remove(group)
-                group.close()
-        return group
+    def group_of(self, source: Subscription) -> WakeupListener:
+        """Return the group of a queue that has joined one."""
+        return next(group for group in self.groups if group is source.waits)
+
+    def leave(self, source: Subscription) -> None:
+        """Remove a queue from its group."""
+        group, source.waits = self.group_of(source), None
+        del group.members[source.queue.partition.keys.wake.encode()]
+        if source.may_have_work:
+            group.busy -= 1
+        if not group.members:
+            self.groups.remove(group)
+            group.close()
 
     def wait(self, now: float, *, may_wait: bool, in_loop: bool) -> None:
         """Start the waits of the groups without work, and the questions of the others.
