@@ -69,7 +69,9 @@ def cancel(
     api = dq.queues[queue]
     if task_ids:
         outcomes = {task_id: _cancel_one(dq, queue, task_id, in_advance) for task_id in task_ids}
-        lines = [f"{task_id}: {_OUTCOMES.get(each, each)}" for task_id, each in outcomes.items()]
+        # Other brokers have no tombstones.
+        texts = dict(_OUTCOMES) if dq.serves_queues() else {**_OUTCOMES, "unknown": _NOT_HERE}
+        lines = [f"{task_id}: {texts.get(each, each)}" for task_id, each in outcomes.items()]
         if "tombstone" in outcomes.values():
             ttl = format_duration(dq.options.tombstone_ttl_us)
             lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
@@ -90,6 +92,7 @@ def cancel(
         raise SystemExit(1)
 
 
+_NOT_HERE = "unknown: it is not in the queue"
 #: The text for each outcome of a cancellation.
 _OUTCOMES = {
     "waiting": "cancelled; it was waiting",
@@ -98,7 +101,7 @@ _OUTCOMES = {
     "claimed": "claimed: a worker has it; use 'celery control revoke'",
     "tombstone": "tombstone: it is not in the queue",
     "none": "none: it does not wait in the queue",
-    "unknown": "unknown: it is not in the queue; --in-advance cancels it when it is published",
+    "unknown": f"{_NOT_HERE}; --in-advance cancels it when it is published",
 }
 _CANCELLED = {"waiting", "delayed", "discarded", "tombstone"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -38,6 +39,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             # An error of the user or a server needs no traceback. The exit status is 1.
             raise click.ClickException(str(exc) or type(exc).__name__) from exc
         except (OperationalError, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            if isinstance(exc, BrokenPipeError):
+                raise  # click ends without a word: the reader of the output has gone
+            if getattr(exc, "filename", None) or getattr(exc, "errno", None) == errno.ENOSPC:
+                raise click.ClickException(f"A file cannot be used: {exc}") from exc
             reason = str(exc) or type(exc).__name__
             raise click.ClickException(
                 f"The server cannot be reached or used: {reason.rstrip('.')}. Start it, or correct its URL; "

@@ -53,7 +53,10 @@ def _print(found: Status) -> None:
     click.echo()
     for finding in found.findings:
         click.echo(line_of(finding))
-    if not found.findings:
+    if not found.findings and len(tenant_queues) == len(found.queues):
         click.echo("OK      No message waits without a worker, and no queue has dead letters.")
+    elif not found.findings:
+        # ZooKeeper does not know which workers consume a queue.
+        click.echo("OK      No queue has dead letters. It is not known whether workers consume the queues.")
     if found.setup_warnings:
         click.echo(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")

@@ -121,7 +121,10 @@ class RedisServer(LocalServer):
     def _serves(self) -> bool:
         """Return whether the server answers, if only to ask for a password. One that loads data does not."""
         try:
-            return self.ask("PING", timeout_s=1.0) == "PONG"
+            if self.ask("PING", timeout_s=1.0) != "PONG":
+                return False
+            # Another server may have the port. This one has not noticed yet that it cannot listen there.
+            return f"process_id:{self.pid}\r\n" in str(self.ask("INFO", "server", timeout_s=1.0))
         except ErrorReply as output:
             return str(output).startswith(("NOAUTH", "MASTERDOWN"))
 

@@ -132,7 +132,9 @@ def test_a_huge_read_is_many_commands(shop: Any, redis_url: str) -> None:
             other.echo("the-end-of-this-test")
         longest = 0
         while "the-end-of-this-test" not in (command := monitor.next_command()["command"]):
-            longest = max(longest, len(command.split()))
+            # The source of a script, which a server gets once, has as many words as it likes.
+            if not command.startswith("EVAL "):
+                longest = max(longest, len(command.split()))
     assert CHUNK < longest <= CHUNK + 4
     for number in (1, 2):
         shop.send_task("notify", ("late",), tenant="late", countdown=100 * number)

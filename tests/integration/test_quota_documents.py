@@ -37,6 +37,11 @@ def run(shop: Any) -> Run:
     return run
 
 
+def test_a_folder_that_does_not_exist_is_no_fault_of_a_server(run: Run, tmp_path: Path) -> None:
+    text = run("export", "--output", str(tmp_path / "none" / "quotas.json"), status=1)
+    assert "A file cannot be used" in text
+
+
 def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: Path) -> None:
     file = tmp_path / "quotas.json"
     assert run("export", "--output", str(file)) == ""

@@ -48,6 +48,11 @@ def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
     assert "living consumers: 0" in status(status=1)
 
 
+def test_delayed_messages_without_a_worker(status: Status, shop: Any) -> None:
+    shop.tasks["notify"].apply_async(("acme",), countdown=3600)
+    assert "Messages wait in 'push' (1), and no living worker consumes it." in status(status=1)
+
+
 def test_dead_letters(status: Status, shop: Any) -> None:
     shop.tasks["notify"].delay("acme")
     with shop.dq._broker.open("push") as (partition, client):

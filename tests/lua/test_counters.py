@@ -205,7 +205,7 @@ def test_a_changed_aging_costs_no_walk_through_the_backlog(
 def test_finished_messages_never_become_less(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     scripts.finish(*tags_of(scripts.claim(1).entries))
-    # The consumer has no lease yet when the snapshot reads the leases, and messages when it reads the counters.
+    # As if the consumer had got its lease after the snapshot has read the leases, and before the counters.
     scripts.claim(1, consumer="late")
     scripts.client.zrem(scripts.keys.leases, "late")
     assert counters(scripts).finished == 1

@@ -111,6 +111,14 @@ def test_a_server_takes_another_port_when_another_process_was_faster(monkeypatch
                     server.restart()
 
 
+def test_a_server_of_another_program_is_never_taken_for_the_own_one() -> None:
+    with RedisServer() as other:
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                RedisServer(port=other.port).start()
+        assert other.ask("PING") == "PONG"
+
+
 def test_a_server_that_is_not_installed_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

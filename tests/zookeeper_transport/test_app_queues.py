@@ -125,7 +125,7 @@ def test_the_commands(run: Callable[..., str], ids: dict[str, str]) -> None:
     assert json.loads(run("find", ids["later"], "--json"))[0]["state"] == "delayed"
     assert run("find", "nowhere", status=1) == "Task nowhere is in no queue.\n"
     assert run("cancel", "q", ids["usual"]) == f"{ids['usual']}: cancelled; it was waiting\n"
-    assert "unknown: it is not in the queue" in run("cancel", "q", ids["usual"], status=1)
+    assert "unknown: it is not in the queue\n" in run("cancel", "q", ids["usual"], status=1)
     assert "this broker does not have" in run("cancel", "q", "x", "--in-advance", status=1)
     assert run("cancel", "q", "--task-name", "post") == "Cancelled 2.\n"
     assert run("purge", "q", "-f") == "Purged 1.\n"

@@ -64,11 +64,12 @@ def _warnings(
 ) -> Iterator[Finding]:
     vacant = {each.name for each in leaders if each.state == "vacant"}
     for queue in queues:
-        waiting = f"Messages wait in {queue.name!r} ({queue.waiting})"
+        count = queue.waiting + queue.delayed
+        waiting = f"Messages wait in {queue.name!r} ({count})"
         start = f"Start a worker with -Q {queue.name}."
-        if queue.waiting and queue.name in vacant:
+        if count and queue.name in vacant:
             yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
-        elif queue.waiting and isinstance(queue, QueueSnapshot) and not _is_consumed(queue):
+        elif count and isinstance(queue, QueueSnapshot) and not _is_consumed(queue):
             yield Finding("warning", "W019", f"{waiting}, and no living worker consumes it.", start)
         if queue.dead:
             remedy = f"Look at them with 'celery dq dead list {queue.name}', and replay or purge them."
