@@ -32,7 +32,8 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
     known = list(dq.queues)
     for name in names:
         require_queue(name, known)
-    rows = [dq.queues[name].snapshot() for name in names or known]
+    # The table has no ages, and each costs a look at the tenants.
+    rows = [dq.queues[name].snapshot(ages=as_json) for name in names or known]
     show_table(as_json, rows, _QUEUE_COLUMNS, "No queue is declared yet.")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from celery_dq.inspector.redis_values import CHUNK, Client
-from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.inspector.redis_values import Client
+from celery_dq.transport.redis.store.partition import TENANTS_PER_LOOK, Partition
 
 #: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
 WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
@@ -26,19 +26,24 @@ COUNTER_FIELDS = (
     "dropped",
     "waits_alone",
     "waits_in_line",
+    "held",
 )
+#: The places of tenants with a backlog, next in turn first.
+PLACES = ("turn", "throttled", "at_concurrency", "paused")
 #: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
 MOST_TENANTS = 4_000
 
 _BUCKET_BYTES = 5
+_WAITS_BYTES = 8 + _BUCKET_BYTES * len(WAIT_BOUNDS_S)
 
 
 @dataclass(frozen=True)
 class WaitingTimes:
     """How long claimed messages have waited since they were stored or due.
 
-    A released message keeps its first time, and counts at each claim. When ``dq_priority_aging`` changes, the
-    times of waiting messages with a priority above 0 are not right.
+    A released message keeps its first time, and counts at each claim; so does a message that is moved to
+    another queue. Time at a limit of the tenant, in a pause or behind a dedup lock is part of the wait. When
+    ``dq_priority_aging`` changes, the times of waiting messages with a priority above 0 are not right.
 
     Attributes:
         count: Number of claimed messages.
@@ -54,7 +59,7 @@ class WaitingTimes:
     @classmethod
     def unpack(cls, packed: bytes | None) -> WaitingTimes:
         """Return the times of a field of the state, as ``include/waiting_times.lua`` packs them."""
-        if not packed:
+        if packed is None or len(packed) != _WAITS_BYTES:
             return cls()
         (sum_us,) = struct.unpack_from(">d", packed)
         starts = range(8, len(packed), _BUCKET_BYTES)
@@ -76,7 +81,8 @@ class QueueCounters:
         replayed: Dead letters that were sent again.
         claimed: Deliveries to workers of messages that are to run, also of messages that are moved to another
             queue.
-        settled: Messages that were settled (Celery's early ack). They count when they end.
+        settled: Messages whose settle (Celery's early ack) reached the broker before their end, counted at
+            their end. A short task often ends before its settle is sent.
         finished: Messages that have left their worker for good: they ran to their end, became dead letters
             there, or were moved to another queue. It is the difference of other counters and the in-flight
             messages.
@@ -88,7 +94,7 @@ class QueueCounters:
         dropped: Messages that were deleted before their end: purged, replaced by a later call with the
             same dedup key, unreadable, or settled when they were released or reaped.
         waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants: their
-            tenant had no other message in line while they waited.
+            tenant had no other message in line while they waited, and no worker had had them before.
         waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
     """
 
@@ -107,19 +113,14 @@ class QueueCounters:
     waits_in_line: WaitingTimes
 
     @classmethod
-    def read(cls, fields: Sequence[bytes | None], in_flight: int) -> QueueCounters:
-        """Return the counters.
-
-        Args:
-            fields: the values of :data:`COUNTER_FIELDS`.
-            in_flight: the number of in-flight messages at the same moment.
-        """
-        *numbers, alone, in_line = fields
+    def read(cls, fields: Sequence[bytes | None]) -> QueueCounters:
+        """Return the counters from the values of :data:`COUNTER_FIELDS`, read at one moment."""
+        *numbers, alone, in_line, in_flight = fields
         counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
         claimed = waits[0].count + waits[1].count
         # Of the messages that were given to workers, those are finished that are in none of the other states.
-        left = claimed + counts.pop("discards_claimed") - in_flight
+        left = claimed + counts.pop("discards_claimed") - int(float(in_flight or 0))
         finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
         return cls(
             **counts,
@@ -130,19 +131,32 @@ class QueueCounters:
         )
 
 
-def oldest_waiting_s(partition: Partition, client: Client) -> float | None:
+def oldest_waiting_s(partition: Partition, client: Client, places: Iterable[str] = PLACES) -> float | None:
     """Return how long the oldest waiting message of a queue has waited; None when no message waits.
 
-    Reads 500 tenants per round trip, at most :data:`MOST_TENANTS`, the next ones in turn first. With more
-    tenants the result is the wait of the oldest message of those.
+    Reads at most :data:`MOST_TENANTS` tenants, the next ones in turn first. With more tenants the result is
+    the wait of the oldest message of those.
+
+    Args:
+        partition: The partition of the queue.
+        client: The client.
+        places: Those of :data:`PLACES` that have tenants.
     """
     oldest, left = -1.0, MOST_TENANTS
-    for place in ("turn", "throttled", "at_concurrency", "paused"):
+    for place in places:
         first = 0
         while left > 0:
             found = partition.oldest_waiting(place=place, first=first).run(client)
             oldest = max((wait for wait in found if wait is not None and wait > oldest), default=oldest)
             first, left = first + len(found), left - len(found)
-            if len(found) < CHUNK:
+            if len(found) < TENANTS_PER_LOOK:
                 break
     return None if oldest < 0 else oldest
+
+
+def oldest_waiting_of(partition: Partition, client: Client, tenants: Sequence[str]) -> list[float | None]:
+    """Return for each tenant how long its oldest waiting message has waited; None without one."""
+    ages: list[float | None] = []
+    for start in range(0, len(tenants), TENANTS_PER_LOOK):
+        ages += partition.oldest_waiting(tenants[start : start + TENANTS_PER_LOOK]).run(client)
+    return ages

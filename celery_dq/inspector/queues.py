@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery_dq.inspector.queue_counters import COUNTER_FIELDS, QueueCounters, oldest_waiting_s
+from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition import Partition
@@ -93,7 +93,7 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
     Args:
         partition: The partition of the queue.
         client: The client.
-        ages: Whether to look for the oldest waiting message, one further round trip per 500 tenants.
+        ages: Whether to look for the oldest waiting message, one further round trip per 100 tenants.
     """
     keys = partition.keys
     deadlines = [(text(name), score) for name, score in client.zrange(keys.leases, 0, -1, withscores=True)]
@@ -109,6 +109,8 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
     stored, delayed, discards, eligible, throttled, limited, paused, dead, counted, *held = read_together(
         client, reads
     )
+    tenants = (eligible, throttled, limited, paused)
+    served = [place for place, count in zip(PLACES, tenants, strict=True) if count]
     return QueueSnapshot(
         name=keys.queue,
         # Each tenant has its own sorted set, so counting the waiting messages would cost a command per
@@ -126,6 +128,6 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
             ConsumerSnapshot(name, round((deadline - now) / 1e6, 3), count)
             for (name, deadline), count in zip(deadlines, held, strict=True)
         ),
-        counters=QueueCounters.read(counted, sum(held)),
-        oldest_waiting_s=oldest_waiting_s(partition, client) if ages else None,
+        counters=QueueCounters.read(counted),
+        oldest_waiting_s=oldest_waiting_s(partition, client, served) if ages else None,
     )

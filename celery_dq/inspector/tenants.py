@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal, TypeAlias
 
+from celery_dq.inspector.queue_counters import oldest_waiting_of
 from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options import Quota
@@ -214,7 +215,7 @@ def _described(
     pipeline.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, found)])
     pipeline.zmscore(keys.pauses, list(found))
     *waiting, singles, running, (default, config, *own), pauses = pipeline.execute()
-    oldest = partition.oldest_waiting(list(found)).run(client)
+    oldest = oldest_waiting_of(partition, client, list(found))
     return [
         TenantSnapshot(
             tenant=tenant,

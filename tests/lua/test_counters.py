@@ -185,3 +185,31 @@ def test_the_oldest_message_of_a_queue_is_found_wherever_its_tenant_stands(scrip
         scripts.set_quota("", **limit)
         assert oldest_waiting_s(scripts.partition, scripts.client) == pytest.approx(HOUR_S, abs=30)
     assert queue_snapshot(scripts.partition, scripts.client, ages=False).oldest_waiting_s is None
+
+
+@pytest.mark.parametrize(("pushed_us", "now_us"), [(10 * 10**6, 60 * 10**6), (10**15, 10 * 10**6)])
+def test_a_changed_aging_costs_no_walk_through_the_backlog(
+    scripts: PartitionScripts, pushed_us: int, now_us: int
+) -> None:
+    for n in range(50):
+        scripts.push(f"m{n}", priority=5, head_start_us=pushed_us)
+    scripts.push("new", priority=5, head_start_us=now_us, tenant="b")
+    scripts.client.config_resetstat()
+    (age,) = scripts.partition.oldest_waiting([""]).run(scripts.client)
+    # Nine steps of aging are the largest error.
+    assert age is not None
+    assert 0 <= age <= 9 * 60
+    assert scripts.client.info("commandstats")["cmdstat_hget"]["calls"] <= 12
+
+
+def test_finished_messages_never_become_less(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    scripts.finish(*tags_of(scripts.claim(1).entries))
+    # The consumer has no lease yet when the snapshot reads the leases, and messages when it reads the counters.
+    scripts.claim(1, consumer="late")
+    scripts.client.zrem(scripts.keys.leases, "late")
+    assert counters(scripts).finished == 1
+
+
+def test_a_damaged_field_of_waiting_times_counts_as_empty() -> None:
+    assert WaitingTimes.unpack(b"short") == WaitingTimes()

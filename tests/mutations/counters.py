@@ -41,7 +41,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "the oldest message is not looked for behind more urgent ones",
         "transport/redis/lua/oldest_waiting.lua",
-        "if priority == 0 then break end",
+        "if priority <= 0 then break end",
         "if true then break end",
         ("tests/lua/test_counters.py",),
     ),

@@ -68,8 +68,7 @@ class WatchedPartition(RuleBasedStateMachine):
     @invariant()
     def the_counters_of_the_state_add_up(self) -> None:
         keys, model = self.scripts.keys, self.model
-        in_flight = sum(map(len, model.held.values()))
-        counted = QueueCounters.read(self.client.hmget(keys.state, COUNTER_FIELDS), in_flight)
+        counted = QueueCounters.read(self.client.hmget(keys.state, COUNTER_FIELDS))
         found = {name: value for name, value in vars(counted).items() if isinstance(value, int)}
         assert found == {name: model.counts[name] for name in found}
         ended = counted.finished + counted.discards_finished + counted.dropped

@@ -35,14 +35,13 @@ class QueueApi:
     @property
     def depth(self) -> int:
         """How many messages wait or are delayed."""
-        with self._broker.open(self.name) as (partition, client):
-            now = queues.queue_snapshot(partition, client, ages=False)
+        now = self.snapshot(ages=False)
         return now.waiting + now.delayed
 
-    def snapshot(self) -> queues.QueueSnapshot:
-        """The state of the queue."""
+    def snapshot(self, *, ages: bool = True) -> queues.QueueSnapshot:
+        """The state of the queue; without `ages`, the oldest waiting message is not looked for."""
         with self._broker.open(self.name) as (partition, client):
-            return queues.queue_snapshot(partition, client)
+            return queues.queue_snapshot(partition, client, ages=ages)
 
     def tenants(self, limit: int = 100) -> list[tenants.TenantSnapshot]:
         """List the tenants that have a backlog; the tenant that is served next comes first."""

@@ -29,14 +29,8 @@ _ATTEMPTS = 3
 class ZooKeeperQueueApi(QueueApi):
     """One queue in ZooKeeper. Methods that need tenants raise ``ConfigurationError``."""
 
-    @property
-    def depth(self) -> int:
-        """How many messages wait or are delayed."""
-        now = self.snapshot()
-        return now.waiting + now.delayed
-
-    def snapshot(self) -> ZooKeeperQueueSnapshot:  # type: ignore[override]  # it has no tenants
-        """The counts of the queue."""
+    def snapshot(self, *, ages: bool = True) -> ZooKeeperQueueSnapshot:  # type: ignore[override]  # no tenants
+        """The counts of the queue; there are no ages."""
         with self._queues() as queues:
             return queue_counts(queues, self.name)
 

@@ -48,7 +48,7 @@ def read_status(app: Any) -> Status:
         if errors:
             return Status(broker, findings=errors)
         dq = dq_of(app)
-        queues = tuple(dq.queues[name].snapshot() for name in dq.queues)
+        queues = tuple(dq.queues[name].snapshot(ages=False) for name in dq.queues)
         leaders = tuple(dq.leaders()) if dq.options.election or dq.serves_queues() else ()
     except (DQError, OperationalError, redis.RedisError, OSError) as exc:
         problem = f"The queues cannot be read: {str(exc) or type(exc).__name__}"

@@ -12,17 +12,18 @@
 --   paused ZSET
 -- ARGV
 --   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
---   first: the first rank there, of at most 500
---   tenant*: the names of tenants, at most 500
+--   first: the first rank there, of at most 100
+--   tenant*: the names of tenants, at most 100
 -- RETURNS
 --   the µs that the oldest waiting message of each tenant has waited, '-1' without one
 -- COST
 --   one command per tenant with a backlog and per priority of its messages, at most ten; two more, and with aging
---   priorities one more per message that is looked at
+--   priorities one more per message that is looked at: at most some 2000
 -- GUARANTEE
 --   Reads only. A wait begins when the message was stored or due. With strict priority, or one priority only, the reply is
 --   exact. With aging priorities it is that of the first message of some priorities: another message may have waited
---   longer, by at most nine steps of aging.
+--   longer, by at most nine steps of aging. While messages wait that were pushed with another aging, it is wrong by up to
+--   nine steps of either aging.
 --@include clock
 --@include partition
 local STRICT, MARGIN = 1e15, 1e12
@@ -37,11 +38,15 @@ local function priority_and_wait(id, score)
   else
     priority = string.byte(call('HGET', P .. 'messages', id) or '', 2) or 0
   end
-  return priority, now - score - priority * head
+  local wait = now - score
+  if wait < STRICT / 2 then return priority, wait - priority * head end
+  -- The message was pushed with strict priority, whose steps are longer than any wait.
+  wait = wait % STRICT
+  return priority, wait < STRICT / 2 and wait or 0
 end
 
 local place, first = ARGV[1], tonumber(ARGV[2])
-local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 499)
+local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 99)
 if #names == 0 then return {} end
 local singles, reply = call('HMGET', P .. 'single', unpack(names)), {}
 for i = 1, #names do
@@ -51,12 +56,15 @@ for i = 1, #names do
     longest = math.max(wait, 0)
   else
     local key = P .. 'tenant:' .. names[i]
-    local found = call('ZRANGE', key, '0', '0', 'WITHSCORES')
+    local found, lowest = call('ZRANGE', key, '0', '0', 'WITHSCORES'), 10
     while found[2] do
       priority, wait = priority_and_wait(found[1], tonumber(found[2]))
       longest = math.max(longest, wait, 0)
-      if priority == 0 then break end
-      -- The next message has a lower priority.
+      -- The next message has a lower priority. If the aging or the clock has changed, one may have the same, and a
+      -- backlog must not be walked message by message.
+      priority = math.min(priority, lowest - 1)
+      lowest = priority
+      if priority <= 0 then break end
       local bound = math.max(now + margin - priority * head, tonumber(found[2]))
       found = call('ZRANGEBYSCORE', key, '(' .. digits(bound), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
     end

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 #: Most messages, tags or tenants in one call; longer work is done in chunks.
 MAX_CHUNK = 1000
+#: Tenants of which one call finds the oldest waiting messages, so that Redis is busy for a few ms only.
+TENANTS_PER_LOOK = 100
 
 #: A head start that is longer than any wait and that a double still holds in whole microseconds.
 STRICT_PRIORITY_US = 1_000_000_000_000_000
@@ -364,9 +366,9 @@ class Partition:
         Args:
             tenants: the tenants, unless a place is given.
             place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
-            first: their first rank there; the call looks at half of :data:`MAX_CHUNK`.
+            first: their first rank there; the call looks at :data:`TENANTS_PER_LOOK`.
         """
-        _check_chunk(tenants, limit=MAX_CHUNK // 2)
+        _check_chunk(tenants, limit=TENANTS_PER_LOOK)
         return self._call("oldest_waiting", (place, first, *tenants), read_waits)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
