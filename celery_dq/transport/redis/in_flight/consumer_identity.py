@@ -12,6 +12,8 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 
+import redis
+
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
@@ -109,6 +111,21 @@ class ConsumerIdentity:
         else:
             self.record_lost_lease(queue, renewal.claim, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
+
+    def not_renewed(self, queue: Queue, error: Exception) -> None:
+        """Note a renewal that failed with *error*.
+
+        The lost answer may have been that the lease had expired, and the next renewal would not say it again.
+        So the messages that have not begun are released then. The broker ignores that for a message that
+        another worker has.
+        """
+        key, since_s = queue.key, self.in_flight.seconds_since_renewal(queue.key, self.clock.monotonic())
+        if isinstance(error, redis.ResponseError) or since_s < self.lease_s:
+            return
+        running = self.running_tags()
+        for held in self.in_flight.messages_of(key):
+            if held.tag not in running and not (held.settled or held.delivered):
+                self.in_flight.release(held.tag, "unstarted")
 
     def _check_data(self, queue: Queue, last_claim: int, lease_lost: bool, sent_at: float) -> bool:
         now = self.clock.monotonic()

@@ -22,6 +22,7 @@ from celery_dq.transport.redis.in_flight.script_batches import (
     is_wakeup_stored,
     result_of,
     run_together,
+    share,
 )
 from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
 from celery_dq.transport.redis.store.queue import Queue
@@ -38,7 +39,7 @@ MIN_ANSWER_TIMEOUT_S = 0.5
 MIN_WAIT_S = 0.05
 #: Leases after which a broker that does not answer and has no consumer left is forgotten.
 ABANDON_AFTER_LEASES = 8
-#: Most messages of each kind (of lost consumers, due ones) that one heartbeat moves.
+#: Most messages of each kind (of lost consumers, due ones) that one round trip moves, or few per queue.
 CHUNK = 200
 #: Seconds that an interpreter waits at its exit for a heartbeat without an answer.
 EXIT_TIMEOUT_S = 5.0
@@ -264,20 +265,27 @@ class Heartbeat:
             queue.partition.heartbeat(
                 queue.consumer(process.consumer),
                 lease_ms=process.lease_ms,
-                limit=CHUNK,
+                limit=share(CHUNK, len(queues)),
                 max_deliveries=queue.max_deliveries,
             )
             for queue in queues
         ]
-        renewed = []
+        renewed: list[Queue] = []
+        failure: Exception | None = None
         # All answers are recorded before the next call: a lost lease is reported only once.
         for queue, call, answer in zip(queues, calls, run_together(calls, client), strict=True):
-            with self._each_by_itself(queue):
-                renewal = result_of(call, answer, client)
-                report_lost_workers(queue.name, renewal.lost)
-                process.renewed(queue, renewal, sent_at)
-                next_end_s = min(next_end_s, renewal.next_end_s)
-                renewed.append(queue)
+            try:
+                with self._each_by_itself(queue):
+                    renewal = result_of(call, answer)
+                    process.renewed(queue, renewal, sent_at)
+                    report_lost_workers(queue.name, renewal.lost)
+                    next_end_s = min(next_end_s, renewal.next_end_s)
+                    renewed.append(queue)
+            except (redis.RedisError, OSError) as exc:  # noqa: PERF203 - the others are recorded, too
+                process.not_renewed(queue, exc)
+                failure = failure or exc
+        if failure is not None:
+            raise failure
         for queue in renewed:
             with self._each_by_itself(queue):
                 self._report_and_compare(queue, client)
@@ -380,15 +388,13 @@ class Heartbeat:
             with self._start_stop:
                 left = [queue for queue in chunk if not self._is_used(queue)]
                 while left:
-                    calls = [
-                        queue.partition.resign(queue.consumer(self._process.consumer), limit=CHUNK)
-                        for queue in left
-                    ]
+                    consumer, limit = self._process.consumer, share(CHUNK, len(left))
+                    calls = [queue.partition.resign(queue.consumer(consumer), limit=limit) for queue in left]
                     answers = run_together(calls, client)
                     ended, left = left, []
                     for queue, call, answer in zip(ended, calls, answers, strict=True):
                         with self._each_by_itself(queue):
-                            if result_of(call, answer, client):
+                            if result_of(call, answer):
                                 left.append(queue)
                             else:
                                 self._forget(queue.key)

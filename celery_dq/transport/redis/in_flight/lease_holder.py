@@ -29,3 +29,6 @@ class LeaseHolder(Protocol):
 
     def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
         """Record the answer to a renewal that was sent at monotonic *sent_at*."""
+
+    def not_renewed(self, queue: Queue, error: Exception) -> None:
+        """Note a renewal that failed with *error*."""

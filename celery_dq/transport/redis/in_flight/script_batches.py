@@ -8,14 +8,16 @@ from typing import Any, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.scripts.loader import Redis
 from celery_dq.transport.redis.store.partition import ScriptCall
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 
 _T = TypeVar("_T")
 
 #: Calls that one round trip carries, each for another queue.
 CALLS_PER_TRIP = 100
+#: Fewest messages that each of these calls may move.
+MIN_SHARE = 10
 
 
 def chunks(queues: Sequence[Queue]) -> Iterator[Sequence[Queue]]:
@@ -24,20 +26,61 @@ def chunks(queues: Sequence[Queue]) -> Iterator[Sequence[Queue]]:
         yield queues[start : start + CALLS_PER_TRIP]
 
 
+def share(messages: int, calls: int) -> int:
+    """Return how many messages each of these calls moves. Redis serves no other client during a trip."""
+    return max(messages // calls, MIN_SHARE)
+
+
 def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[Any]:
-    """Return the answers to these calls, of which each may be an exception."""
-    with client.pipeline(transaction=False) as pipe:
-        commands: Redis = pipe
-        for call in calls:
-            commands.execute_command(*call.command())
-        answers: list[Any] = pipe.execute(raise_on_error=False)
-        return answers
+    """Return the answers to these calls, of which each may be an exception.
+
+    When the connection breaks, the answers that have arrived are kept, because a lost lease is reported only
+    once. A pipeline of redis-py discards them, and may send all calls again.
+
+    Raises:
+        redis.RedisError: no connection; no call was sent.
+    """
+    answers = _exchange([call.command() for call in calls], client)
+    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if unknown:
+        try:
+            again = _exchange([calls[place].command(full=True) for place in unknown], client)
+        except (redis.RedisError, OSError) as exc:
+            again = [exc] * len(unknown)
+        for place, answer in zip(unknown, again, strict=True):
+            answers[place] = answer
+    return answers
 
 
-def result_of(call: ScriptCall[_T], answer: Any, client: redis.Redis) -> _T:
+def _exchange(commands: Sequence[tuple[Any, ...]], client: redis.Redis) -> list[Any]:
+    answers: list[Any] = []
+    wire = PipelinedConnection(client.connection_pool)
+    reusable = False
+    try:
+        wire.open()
+        try:
+            with wire.together():
+                for command in commands:
+                    wire.send(command)
+            while len(answers) < len(commands):
+                answers.append(_read(wire))
+            reusable = True
+        except (redis.RedisError, OSError) as exc:
+            answers += [exc] * (len(commands) - len(answers))
+    finally:
+        wire.close(reusable)
+    return answers
+
+
+def _read(wire: PipelinedConnection) -> Any:
+    try:
+        return wire.read()
+    except redis.ResponseError as exc:
+        return exc
+
+
+def result_of(call: ScriptCall[_T], answer: Any) -> _T:
     """Return the parsed answer; raise it if it is an error."""
-    if isinstance(answer, NoScriptError):
-        return call.run(client)
     if isinstance(answer, Exception):
         raise answer
     return call.parse(answer)

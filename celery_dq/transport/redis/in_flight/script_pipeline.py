@@ -251,8 +251,9 @@ class ScriptPipeline:
         times = []
         for name in in_flight.partitions_with_acks():
             due_at = in_flight.settle_due_at(name)
-            # The answer to a settle under way, which others wait for, is followed by a tick.
-            if due_at and name not in settling:
+            # The answer to a settle under way, which others wait for, is followed by a tick. Without a lease
+            # the acks are not sent.
+            if due_at and name not in settling and self._process.heartbeat.queue(name) is not None:
                 times.append(max(due_at, self.paused_until))
         return times
 

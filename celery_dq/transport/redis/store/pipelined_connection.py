@@ -124,9 +124,14 @@ class PipelinedConnection:
         """
         return has_arrived(self._connection)
 
-    def close(self) -> None:
-        """Close the connection; commands without an answer may or may not have been executed."""
+    def close(self, reusable: bool = False) -> None:
+        """Close the connection; commands without an answer may or may not have been executed.
+
+        Args:
+            reusable: all answers were read, so that the pool may keep the connection open.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.disconnect()
+            if not reusable:
+                connection.disconnect()
             self._pool.release(connection)
