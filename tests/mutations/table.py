@@ -12,6 +12,7 @@ from tests.mutations import (
     shared,
     singleton,
     transport,
+    wakeups,
     worker,
     zookeeper,
 )
@@ -21,6 +22,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
     *counters.MUTATIONS,
     *transport.MUTATIONS,
+    *wakeups.MUTATIONS,
     *publishing.MUTATIONS,
     *dedup.MUTATIONS,
     *singleton.MUTATIONS,

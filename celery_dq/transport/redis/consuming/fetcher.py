@@ -197,7 +197,7 @@ class RedisFetcher:
             if want > 0:
                 self._send_claims(want, free, now)
             else:
-                for source in tuple(islice(self._ready.relied_on, MAX_HANDOVERS)):
+                for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self._hand_over_wakeup(source, now)
             self._send_handovers(now)
             self.pipeline.send_pending_acks(now)
@@ -255,14 +255,15 @@ class RedisFetcher:
         """Send claims that together bring at most *want* messages, besides those of the claims under way."""
         claims, all_free = self._claims, free
         want, free = want - claims.may_bring, max(free - claims.may_bring, 0)
+        self._ready.end_backoffs(free)
         while (share := claims.share(want, len(self._ready))) > 0:
-            source = self._ready.next_claimable(all_free, claims.may_lead)
+            source = self._ready.next_claimable(claims.may_lead)
             if source is None:
                 return
             if source.queue.key in claims:  # it was cancelled and is consumed again
                 self._ready.wake(source)
                 return
-            source.free_at_last_claim = all_free
+            source.free_at_last_claim = all_free if free else 0
             asked = self._send_claim(source, share, min(free, share), now)
             want, free = want - asked, max(free - asked, 0)
 
@@ -272,7 +273,7 @@ class RedisFetcher:
             want = min(want, source.claim_limit())
         settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
         leads = self._claims.add(queue.key, want)
-        source.is_claiming, source.needs_lead = True, False
+        source.is_claiming, source.is_woken, source.needs_lead = True, False, False
         call = queue.partition.claim(
             queue.consumer(process.consumer),
             lease_ms=process.lease_ms,
@@ -328,7 +329,8 @@ class RedisFetcher:
                 ready.found_none(source, now, self._runs_suspect, needs_lead=not leads)
             else:
                 source.reset_backoff()
-                (ready.wake if claimed.more or message_count >= want else ready.rest)(source)
+                has_more = claimed.more or source.is_woken or message_count >= want
+                (ready.wake if has_more else ready.rest)(source)
         elif next_look_at is not None:
             self._queue_handover(source)
         for entry, held in process.claimed(source.queue, claimed, sent_at):
@@ -383,8 +385,7 @@ class RedisFetcher:
         now = self._process.clock.monotonic()
         for group in self.wakeups:
             if group.is_waiting and group.is_asking:
-                # The answer comes at once.
-                self._read_wakeup(group)
+                self._read_wakeup(group)  # the answer comes at once
             elif self._restart_wait(group):
                 for source in group.members.values():
                     self._hand_over_wakeup(source, now, 2)
@@ -423,11 +424,10 @@ class RedisFetcher:
         Returns:
             Whether a ``BLPOP`` was under way.
         """
-        waited = group.cancel_wait()
-        if waited:
+        if waited := group.cancel_wait():
             # A wake-up may have been lost with the connection.
             for source in group.members.values():
-                self._ready.wake(source)
+                self._ready.rely_on(source)
         return waited
 
     def _read_wakeup(self, group: WakeupListener) -> Subscription | None:

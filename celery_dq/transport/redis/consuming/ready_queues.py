@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from celery_dq.transport.redis.consuming.subscription import Subscription
 
@@ -32,7 +33,7 @@ class ReadyQueues:
         self.relied_on: dict[Subscription, None] = {}
         #: Queues whose next look this process keeps.
         self._looks: dict[Subscription, None] = {}
-        #: Free slots when the back-offs were last compared with them.
+        #: The fewest free slots at the last claims of the queues that back off, or fewer.
         self._free = 0
         #: (time, number, queue). An entry counts only with the `timer_at` of its queue.
         self._times: list[tuple[float, int, Subscription]] = []
@@ -59,6 +60,7 @@ class ReadyQueues:
         """Note that a message may be eligible, and that the other consumers rely on this process."""
         self.wake(source)
         self.relied_on[source] = None
+        source.is_woken = source.is_claiming
 
     def rest(self, source: Subscription) -> None:
         """Note that no message of this queue is eligible before its next wake-up."""
@@ -85,8 +87,9 @@ class ReadyQueues:
             runs_suspect: Whether the channel runs a suspect.
             needs_lead: Whether the claim could bring no suspect. If none runs, the next one may bring it.
         """
-        source.needs_lead = needs_lead
-        if needs_lead and not runs_suspect:
+        # Without a free slot, the claim has rather passed over tenants with a concurrency limit.
+        source.needs_lead = needs_lead and source.free_at_last_claim > 0
+        if source.needs_lead and not runs_suspect:
             self.wake(source)
             return
         source.back_off(now, runs_suspect)
@@ -122,19 +125,28 @@ class ReadyQueues:
 
     # -- turns -------------------------------------------------------------------
 
-    def next_claimable(self, free: int, may_lead: bool) -> Subscription | None:
+    def end_backoffs(self, free: int) -> None:
+        """End the back-offs of the queues at whose last claim fewer slots were free.
+
+        Args:
+            free: Free pool slots now, besides those for the claims under way.
+        """
+        if free <= self._free:
+            return
+        for source in tuple(self._backing_off):
+            if free > source.free_at_last_claim:
+                self.resume(source)
+                # Its last claim may have had no slot because those of other queues took all.
+                self._ready.move_to_end(source, last=False)
+        self._free = free
+
+    def next_claimable(self, may_lead: bool) -> Subscription | None:
         """Return the queue whose turn it is, which must have an answer or return by :meth:`wake`.
 
         Args:
-            free: Free pool slots now.
             may_lead: Whether the claim may bring a suspect; else queues that wait for such a claim are passed
                 over.
         """
-        if free > self._free:
-            for source in tuple(self._backing_off):
-                if free > source.free_at_last_claim:
-                    self.resume(source)
-        self._free = free
         for _ in range(len(self._ready)):
             source, _nothing = self._ready.popitem(last=False)
             is_limited = source.claim_limit is not None and source.claim_limit() <= 0
@@ -159,6 +171,8 @@ class ReadyQueues:
     def looked(self, source: Subscription, next_look_at: float | None) -> None:
         """Note that a claim was answered, which planned the next look or none."""
         self.handed_over(source)
+        if source.is_woken:
+            self.relied_on[source] = None
         if next_look_at is not None:
             source.next_look_at = next_look_at
             self._looks[source] = None
@@ -173,6 +187,10 @@ class ReadyQueues:
     def is_awaited(self, source: Subscription) -> bool:
         """Return whether another consumer waits for this process to look at this queue, now or later."""
         return source in self.relied_on or source in self._looks
+
+    def to_hand_over(self) -> Iterator[Subscription]:
+        """Yield the queues whose wake-ups another consumer could take; a singleton queue has no other one."""
+        return (source for source in self.relied_on if not source.queue.token)
 
     def awaited(self) -> list[Subscription]:
         """Return the queues for which :meth:`is_awaited` is true."""

@@ -30,12 +30,13 @@ class Subscription:
         may_have_work: Whether a message of the queue may be eligible. Set by
             :class:`~celery_dq.transport.redis.consuming.ready_queues.ReadyQueues`.
         is_claiming: Whether a claim is under way.
+        is_woken: Whether a wake-up has come during the claim, which may have run before.
         next_look_at: Monotonic time of the next look that the claim script assigned to this process; None
             without one.
         backoff_s: Length of the next back-off, in seconds.
         backoff_until: Monotonic end of the back-off; 0.0 without one.
-        free_at_last_claim: Free pool slots at the last claim. The back-off ends early when more slots are
-            free.
+        free_at_last_claim: Free pool slots at the last claim; 0 if it could use none of them. The back-off
+            ends early when more slots are free.
         wake_at: Monotonic time at which the tick must run in any case; None without one.
         claim_limit: Returns the maximum number of messages to claim; None without a limit of its own.
         on_claimed: Called after each claim, when its messages are delivered or the claim has failed.
@@ -50,6 +51,7 @@ class Subscription:
     on_claimed: Callable[[], None] | None = None
     may_have_work: bool = False
     is_claiming: bool = False
+    is_woken: bool = False
     next_look_at: float | None = None
     backoff_s: float = MIN_BACKOFF_S
     backoff_until: float = 0.0

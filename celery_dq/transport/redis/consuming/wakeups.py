@@ -6,7 +6,7 @@ group.
 
 A group waits while no queue of it may have work. While some may, the group *asks* for wake-ups of its other
 queues now and then, by a ``BLPOP`` that ends at once: a backlog in one queue must not hide the messages of
-another.
+another. For the same reason, the queue that was served is the last one in the next ``BLPOP``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ GROUP_SIZE = 100
 MAX_GROUPS = 30
 #: Seconds from one question of a group to its next, and to the next question of any group.
 ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
-#: Seconds that Redis waits for a wake-up before it answers a question.
-ASK_TIMEOUT_S = 0.001
 
 
 class WakeupListener(WaitGroup):
@@ -64,8 +62,9 @@ class WakeupListener(WaitGroup):
         Raises:
             redis.RedisError: The connection broke.
         """
-        self._send(list(self.members), BLPOP_TIMEOUT_S, now)
-        self.is_asking = False
+        self.connection.open()
+        self._send(list(self.members))
+        self.is_asking, self.waiting_since = False, now
 
     def ask(self, now: float) -> None:
         """Ask for a wake-up of any member that has no work.
@@ -76,13 +75,16 @@ class WakeupListener(WaitGroup):
         Raises:
             redis.RedisError: The connection broke.
         """
-        self._send([key for key, each in self.members.items() if not each.may_have_work], ASK_TIMEOUT_S, now)
-        self.is_asking, self._asked_at = True, now
-
-    def _send(self, keys: list[bytes], timeout_s: float, now: float) -> None:
         self.connection.open()
-        self.connection.send(("BLPOP", *keys, timeout_s))
-        self.waiting_since = now
+        # A BLPOP waits for nothing in a transaction. An idle Redis ends a short wait up to 0.1 s late.
+        with self.connection.together():
+            self.connection.send(("MULTI",))
+            self._send([key for key, each in self.members.items() if not each.may_have_work])
+            self.connection.send(("EXEC",))
+        self.is_asking, self.waiting_since, self._asked_at = True, now, now
+
+    def _send(self, keys: list[bytes]) -> None:
+        self.connection.send(("BLPOP", *keys, BLPOP_TIMEOUT_S))
 
     @property
     def asks_at(self) -> float:
@@ -115,11 +117,19 @@ class WakeupListener(WaitGroup):
             redis.RedisError: The connection broke, or the answer is an error.
         """
         answer = self.connection.read()
+        if self.is_asking:
+            self.connection.read()
+            (answer,) = self.connection.read()
+            if isinstance(answer, redis.ResponseError):
+                raise answer
         self.waiting_since = None
         if answer is None:
             return None
-        key = answer[0]
-        return self.members.get(key.encode() if isinstance(key, str) else bytes(key))
+        key = answer[0].encode() if isinstance(answer[0], str) else bytes(answer[0])
+        source = self.members.pop(key, None)
+        if source is not None:
+            self.members[key] = source
+        return source
 
     def cancel_wait(self) -> bool:
         """Cancel the wait. A wake-up that Redis has already sent is lost then.

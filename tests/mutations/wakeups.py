@@ -1,0 +1,64 @@
+"""The wake-ups and back-offs of a consumer of several queues."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "fairness",
+        "the queue that was served is served first again",
+        "transport/redis/consuming/wakeups.py",
+        "self.members.pop(key, None)",
+        "self.members.get(key)",
+        ("tests/broker/test_lost_wakeups.py", "-k", "served_last"),
+    ),
+    Mutation(
+        "fairness",
+        "a free slot does not end the back-off of the only queue with work",
+        "transport/redis/consuming/fetcher.py",
+        "        self._ready.end_backoffs(free)\n",
+        "",
+        ("tests/broker/test_lost_wakeups.py", "-k", "becomes_free"),
+    ),
+    Mutation(
+        "fairness",
+        "a claim counts the slots that those of other queues may use",
+        "transport/redis/consuming/fetcher.py",
+        "all_free if free else 0",
+        "all_free",
+        ("tests/broker/test_lost_wakeups.py", "-k", "leave_a_slot"),
+    ),
+    Mutation(
+        "fairness",
+        "a claim without a free slot is sent again at once",
+        "transport/redis/consuming/ready_queues.py",
+        "needs_lead and source.free_at_last_claim > 0",
+        "needs_lead",
+        ("tests/broker/test_lost_wakeups.py", "-k", "back_off_at_once"),
+    ),
+    Mutation(
+        "custody",
+        "a wake-up that comes during a claim is dropped",
+        "transport/redis/consuming/fetcher.py",
+        "claimed.more or source.is_woken or",
+        "claimed.more or",
+        ("tests/broker/test_lost_wakeups.py", "-k", "during_a_claim"),
+    ),
+    Mutation(
+        "custody",
+        "a wake-up is lost with the wait that a cancelled queue ends",
+        "transport/redis/consuming/fetcher.py",
+        "            for source in group.members.values():\n                self._ready.rely_on(source)\n",
+        "            for source in group.members.values():\n                self._ready.wake(source)\n",
+        ("tests/broker/test_lost_wakeups.py", "-k", "survives"),
+    ),
+    Mutation(
+        "custody",
+        "singleton queues withhold the wake-ups of others",
+        "transport/redis/consuming/ready_queues.py",
+        "if not source.queue.token)",
+        ")",
+        ("tests/broker/test_lost_wakeups.py", "-k", "withhold"),
+    ),
+)
