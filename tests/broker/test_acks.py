@@ -75,7 +75,13 @@ def consumer(kombu_client: KombuClient) -> Iterator[TwoMessages]:
         kombu_client.drain(connection, got, 2)
         channel = connection.default_channel
         kombu_client.drain_until(connection, lambda: channel.consumer.fetcher.wakeups.is_waiting)
-        yield TwoMessages(kombu_client, connection, got)
+        two = TwoMessages(kombu_client, connection, got)
+        yield two
+    # A message that plain kombu holds keeps the lease, and so the heartbeat, as long as the process lives.
+    heartbeat, key = two.process.heartbeat, kombu_client.keys.prefix
+    two.process.in_flight.abandon_partition(key)
+    heartbeat.wake()
+    wait_until(lambda: heartbeat.queue(key) is None, what="the end of the heartbeat")
 
 
 def test_a_finish_travels_with_a_settle(consumer: TwoMessages) -> None:
