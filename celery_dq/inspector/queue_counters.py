@@ -1,4 +1,4 @@
-"""What the broker has done with the messages of a queue: the counters in the state of its partition."""
+"""The counters of a queue, from the state of its partition."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WaitingTimes:
 
 @dataclass(frozen=True)
 class QueueCounters:
-    """What the broker has done with the messages of a queue since its first message.
+    """The numbers of messages that the broker has handled in a queue since its first message.
 
     The counters are in Redis and only grow. No restart of a worker and no purge resets them. They begin again
     at 0 when the keys of the queue are deleted from Redis. At each moment ``pushed`` + ``replayed`` is the

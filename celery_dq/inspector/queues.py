@@ -42,7 +42,7 @@ class QueueSnapshot:
         limited: Tenants with a backlog that wait for their concurrency.
         paused: Tenants with a backlog that are paused.
         consumers: The processes that consume the queue.
-        counters: What the broker has done with its messages since the first one.
+        counters: The numbers of messages that the broker has handled since the first one.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
             Delayed messages and those that wait for a dedup lock do not count. With more than 4,000 tenants
             it is that of the next 4,000 in turn; a tenant that moves during the call may be missed. With
