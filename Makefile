@@ -16,6 +16,8 @@ QUICK = tests/unit tests/architecture --ignore=tests/unit/test_servers.py --igno
 	--deselect=$(DOCS)::test_the_program_for_plain_kombu_runs --deselect=$(DOCS)::test_the_careers_outside_of_celery_run \
 	--deselect=$(DOCS)::test_the_test_that_users_are_shown_passes
 CHAOS_ARGS ?=
+# Containers often forbid bytecode. Then each of the hundreds of processes of the suite compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL = help
 .PHONY: help venv example example-ledger example-storm test tests quick lint types bench figures chaos docs clean
 

@@ -21,14 +21,17 @@ from benchmarks.commands import commands, memory
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
+from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
 from benchmarks.measure import Report
+from benchmarks.partitions import partitions
 from benchmarks.peers import peers
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
 from benchmarks.readme import write_figures
+from benchmarks.scrapes import scrapes
 from benchmarks.script_calls import script_calls
 from benchmarks.singleton import singleton
 from benchmarks.startup import startup
@@ -36,6 +39,7 @@ from benchmarks.storm import storm
 from benchmarks.summary import summary
 from benchmarks.tasks import tasks
 from benchmarks.trickle import trickle
+from benchmarks.worker_cost import worker_cost
 from benchmarks.zookeeper_broker import zookeeper_broker, zookeeper_broker_depth
 from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
 
@@ -44,15 +48,19 @@ OUT = Path(__file__).resolve().parent / "out"
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "claims": claims,
     "tasks": tasks,
+    "worker_cost": worker_cost,
     "trickle": trickle,
     "latency": latency,
     "startup": startup,
     "many_queues": many_queues,
+    "partitions": partitions,
     "peers": peers,
     "publishing": publishing,
     "commands": commands,
     "memory": memory,
     "script_calls": script_calls,
+    "flow_files": flow_files,
+    "scrapes": scrapes,
     "quotas": quotas,
     "fairness": fairness,
     "quiet": quiet,

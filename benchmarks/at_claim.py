@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 #: Longest pause between two claims in seconds, because these consumers receive no wake-ups.
 PATIENCE = 0.02

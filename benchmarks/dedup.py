@@ -23,9 +23,10 @@ from benchmarks.measure import Report, ServerProbe, dump, interleave, ratio
 from celery_dq.dedup import dedup
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
 from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess, make_app
 

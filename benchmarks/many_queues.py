@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -60,28 +62,45 @@ def many_queues(quick: bool) -> Report:
 
 def _round(queues: int, amount: int, idle_s: float, broker: str) -> dict[str, float]:
     names = [f"q{number}" for number in range(queues)]
-    spread = _run(broker, names, names, amount, idle_s)
-    one = _run(broker, names, names[:1], amount, 0.0)
+    spread = run_backlog(broker, names, amount, lambda number: {"queue": names[number % queues]}, idle_s)
+    one = run_backlog(broker, names, amount, lambda _: {"queue": names[0]})
     found = {**spread, "spread": spread["rate"], "one": one["rate"]}
     if BROKERS[broker].has_leases:
-        found["heartbeat"] = heartbeat_ms(names)
+        found["heartbeat"] = heartbeat_ms([PartitionKeys("online", name) for name in names])
     return found
 
 
-def _run(broker: str, names: list[str], used: list[str], amount: int, idle_s: float) -> dict[str, float]:
-    """Run a backlog in the queues `used` by a worker on all of `names`."""
+def run_backlog(
+    broker: str,
+    names: list[str],
+    amount: int,
+    options: Callable[[int], dict[str, Any]],
+    idle_s: float = 0.0,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Run a backlog by one worker; return its start, its rate, its commands per message and its idle cost.
+
+    Args:
+        broker: The broker.
+        names: The queues of the worker.
+        amount: Number of messages.
+        options: Returns the options of ``apply_async`` for each message.
+        idle_s: Seconds of idleness to measure.
+        settings: Further settings of the app.
+    """
     with RedisServer() as server, RedisServer() as clock:
         conf: dict[str, Any] = {
             **DEFAULTS,
             "broker_url": BROKERS[broker].url(server.port),
             "clock_port": clock.port,
             "counted": amount,
+            **settings,
         }
         app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
         counted = app.tasks["counted"]
         with app.producer_pool.acquire(block=True) as producer:
             for number in range(amount):
-                counted.apply_async(queue=used[number % len(used)], producer=producer)
+                counted.apply_async(producer=producer, **options(number))
         worker = WorkerProcess(
             "benchmarks.shop",
             broker=BROKERS[broker],
@@ -138,13 +157,13 @@ def _idle(worker: WorkerProcess, probe: _Commands, seconds: float) -> dict[str, 
     }
 
 
-def heartbeat_ms(names: list[str]) -> float:
-    """The milliseconds of one round of the heartbeat over these queues."""
+def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
+    """The milliseconds of one round of the heartbeat over these partitions."""
     with RedisServer() as server:
         pool = redis.ConnectionPool(port=server.port)
         process = ConsumerIdentity(600.0)  # no round by itself
-        for name in names:
-            queue = Queue(name, Partition(PartitionKeys("online", name), process.scripts))
+        for keys in partitions:
+            queue = Queue(keys.queue, Partition(keys, process.scripts, len(partitions)))
             process.heartbeat.keep_lease(queue, lambda: lambda: redis.Redis(connection_pool=pool))
         process.heartbeat._renew_all()
         took = []

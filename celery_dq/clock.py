@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
@@ -31,24 +32,14 @@ class SystemClock:
     """The clocks of this machine.
 
     On Linux the monotonic clock is ``CLOCK_BOOTTIME``. Elsewhere it is Python's :func:`time.monotonic`, which
-    may stop while the machine is suspended.
+    may stop while the machine is suspended. Both are functions in C: each call and message asks for the time.
     """
 
-    def wall(self) -> float:
-        """Return the seconds since 1970-01-01 UTC."""
-        return time.time()
-
+    wall = staticmethod(time.time)
     if sys.platform == "linux":
-
-        def monotonic(self) -> float:
-            """Return the seconds since boot, suspend included."""
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-
+        monotonic = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
     else:
-
-        def monotonic(self) -> float:
-            """Return the seconds since an unspecified point."""
-            return time.monotonic()
+        monotonic = staticmethod(time.monotonic)
 
     def __repr__(self) -> str:
         return "SystemClock()"

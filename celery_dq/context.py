@@ -21,8 +21,11 @@ APP_CONTEXT = "dq"
 _T = TypeVar("_T")
 
 
-class _ProcessState:
-    """The state of one process."""
+class ProcessState:
+    """What an app keeps for its transport in one process.
+
+    The attributes are those of :class:`AppContext`.
+    """
 
     __slots__ = ("capacity", "coordinator", "discard_handler", "leaderships", "lock", "process")
 
@@ -50,14 +53,14 @@ class AppContext(str):
 
     _resolve: Callable[[], Any]
     _options: Any
-    _state: PerProcess[_ProcessState]
+    _state: PerProcess[ProcessState]
 
     def __new__(cls, label: str, resolve: Callable[[], Any]) -> AppContext:
         """Make the context of one owner; see the class."""
         self = super().__new__(cls, label)
         self._resolve = resolve
         self._options = None
-        self._state = PerProcess(_ProcessState)
+        self._state = PerProcess(ProcessState)
         return self
 
     @property
@@ -115,6 +118,10 @@ class AppContext(str):
     @process.setter
     def process(self, state: Any) -> None:
         self._state.get().process = state
+
+    def in_this_process(self) -> ProcessState:
+        """Return the state of this process, for objects that no other process may use."""
+        return self._state.get()
 
     def in_process(self, make: Callable[[], _T]) -> _T:
         """Return :attr:`process`, after making it by `make` if there is none. Thread-safe."""

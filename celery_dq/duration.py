@@ -64,13 +64,14 @@ def parse_duration(value: object, *, option: str) -> int:
     return round(exact)
 
 
-def parse_rate(value: object, *, option: str) -> float:
+def parse_rate(value: object, *, option: str, instead: str = "to stop a tenant, set paused = True") -> float:
     """Return a rate as a number per second.
 
     Args:
         value: The rate, above 0; see the module for its forms. 0 is refused, because a tenant without any
             rate must be *paused* instead.
         option: Name of the option, for the error.
+        instead: The remedy for a rate of 0, for the error.
 
     Raises:
         ConfigurationError: The value has another type, an unknown unit, or a number that is not above 0.
@@ -83,9 +84,7 @@ def parse_rate(value: object, *, option: str) -> float:
     if rate is None:
         raise ConfigurationError(f"{option} = {value!r} is not a rate: give {RATE_FORMS}{_unquoted(value)}")
     if rate <= 0:
-        raise ConfigurationError(
-            f"{option} = {value!r} is not above zero: to stop a tenant, set paused = True"
-        )
+        raise ConfigurationError(f"{option} = {value!r} is not above zero: {instead}")
     return rate
 
 

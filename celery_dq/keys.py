@@ -75,8 +75,9 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at.
+        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
+        A pause of the whole queue is in paused_since and paused_until, in µs. partitions is their number.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -149,6 +150,11 @@ class PartitionKeys:
     def pauses(self) -> str:
         """ZSET: tenant -> µs since when it is paused, with backlog or without."""
         return self.prefix + "pauses"
+
+    @property
+    def pause_ends(self) -> str:
+        """ZSET: tenant -> µs when its pause ends by itself."""
+        return self.prefix + "pause_ends"
 
     @property
     def delayed(self) -> str:
@@ -291,6 +297,11 @@ def transient_prefix(environment: str, key_prefix: str = "") -> str:
 def queue_registry(environment: str, key_prefix: str = "") -> str:
     """SET: the names of all queues that were ever declared in the environment; in no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"
+
+
+def audit_stream(environment: str, key_prefix: str = "") -> str:
+    """STREAM: changes that were made through ``app.dq``, some 10,000 of them; in no partition's slot."""
+    return f"{key_prefix}dq:{environment}:audit"
 
 
 @dataclasses.dataclass(frozen=True)

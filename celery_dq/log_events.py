@@ -13,6 +13,7 @@ __all__ = ["EVENTS"]
 #: Event name to the meaning and the consequence of the record, one sentence.
 EVENTS: Final[dict[str, str]] = {
     # Broker on Redis.
+    "audit_not_written": "A change through app.dq was made, and could not be written to the audit stream.",
     "acks_lost_at_exit": "A worker could not send its last acks at its exit; the tasks may run again.",
     "batch_sent_again": "A batch of messages got no answer from Redis; it is sent again and stored once.",
     "broker_given_up": (
@@ -45,6 +46,9 @@ EVENTS: Final[dict[str, str]] = {
     ),
     "older_settings_quota": (
         "A worker's settings have a quota that was replaced a short while ago; it is not applied."
+    ),
+    "partitions_differ": (
+        "The settings name another number of partitions than the broker has stored, which is used."
     ),
     "redis_full": "The memory of Redis is full; publishing is refused until workers have emptied its queues.",
     "script_refused": "Redis answered a script with an error; it is sent again a second later.",
@@ -124,6 +128,11 @@ EVENTS: Final[dict[str, str]] = {
     "dedup_result_not_received": "A duplicate did not get the result of its covering call; it has no result.",
     "dedup_results_began": "The result backend gives no answer; declined calls wait for their result.",
     "dedup_results_over": "The result backend answers again; declined calls get their result.",
+    # Metrics.
+    "metrics_outage_began": "The broker cannot be read for the metrics, or not in time; celery_dq_up is 0.",
+    "metrics_outage_over": "The state of the broker can be read for the metrics again.",
+    "metrics_port_unavailable": "A worker serves no metrics, because it cannot listen on dq_metrics_port.",
+    "metrics_served": "A worker or an exporter serves metrics; the record names the address.",
     # Publishing and the buffer.
     "publish_waits_for_broker": "A call of a running task waits until the broker answers.",
     "buffer_flusher_not_started": (
@@ -202,5 +211,7 @@ EVENTS: Final[dict[str, str]] = {
     "term_fallen": "A term was not renewed in time, its work is stopped and another candidate may lead.",
     "term_over": "No work of a term runs any more.",
     "term_renewal_failed": "A renewal was not confirmed and is tried again.",
-    # Settings, set-up, command line.
+    # Settings, set-up, command line, dashboard.
+    "queue_name_unreadable": "A queue's name in Redis is not UTF-8; the queue is left out.",
+    "dashboard_change": "A user of the dashboard changed something; the record names user, queue and tenant.",
 }

@@ -11,8 +11,8 @@ from celery_dq.app.api.durable_revoke import DurableRevoke
 from celery_dq.app.mixins import mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
 from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
-from celery_dq.app.publishing.deadline_stage import DeadlineStage
 from celery_dq.app.publishing.dedup_stage import DedupStage
+from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.app.request_attributes import define_attributes
@@ -24,7 +24,7 @@ __all__ = ["equip_every_app", "register_transports", "setup"]
 STAGES: tuple[Callable[[Any], Stage], ...] = (
     DedupStage,  # has the call a dedup key? Afterwards: does another call cover it?
     BufferStage,  # is the call buffered?
-    DeadlineStage,  # a call that is not buffered: until when may it be tried, or does it fail at once?
+    DirectStage,  # a call that is not buffered: until when may it be tried, or does it fail at once?
     TemplateStage,  # a plain call: its message from a template, into the buffer or to the broker
     CelerysWay,  # any other call: Celery makes the message and publishes it
 )
@@ -41,6 +41,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.shutdown:PromptStopStep"),
     ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
+    ("worker", "celery_dq.metrics.worker_step:MetricsStep"),
 )
 
 

@@ -34,10 +34,14 @@ def pytest_configure() -> None:
     settings.load_profile("patient")
 
 
+#: Folders in which files of many tests take a minute, too: nearly all of their tests need workers.
+SLOW_FOLDERS = ("conformance", "singleton")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of few tests, which are the slow ones, so that a run ends with a short one."""
+    """Begin with the slow files, so that a run ends with a short one; a file of few tests is often slow."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: tests[item.path])
+    items.sort(key=lambda item: (item.path.parent.name not in SLOW_FOLDERS, tests[item.path]))
 
 
 @pytest.fixture(scope="session")

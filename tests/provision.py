@@ -76,6 +76,10 @@ def find_curator() -> str | None:
     return f"{place} with {compiler}" if place.exists() and compiler else None
 
 
+def find_promtool() -> str | None:
+    return shutil.which("promtool")
+
+
 SERVERS = (
     Server(
         "redis",
@@ -115,6 +119,18 @@ SERVERS = (
         {"apt-get": ("libcurator-recipes-java", "ecj")},
         "put the jars of https://curator.apache.org and guava into a folder and set CURATOR_HOME to it; "
         "it needs javac on the PATH",
+    ),
+    Server(
+        "promtool",
+        find_promtool,
+        # Not a server, but the program that checks rules of Prometheus; some 20 MB.
+        {
+            "apt-get": ("prometheus",),
+            "dnf": ("golang-github-prometheus",),
+            "apk": ("prometheus",),
+            "brew": ("prometheus",),
+        },
+        "unpack a release of https://prometheus.io and put promtool on the PATH",
     ),
 )
 

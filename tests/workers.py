@@ -24,6 +24,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS, Broker
 from tests.log_watch import WATCH
+from tests.preloaded import CeleryFork
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,6 +33,9 @@ ENVIRONMENT = "DQ_TEST_APP"
 
 #: The line that a test worker prints, at any log level, once it consumes.
 READY = "<the worker consumes>"
+
+#: Pools whose patches come before all imports.
+GREEN_POOLS = ("eventlet", "gevent")
 
 #: How the stack of a process begins that `faulthandler` writes.
 TRACE = "(most recent call first)"
@@ -73,7 +77,7 @@ def _set_the_clock(ahead_s: float) -> None:
     celery: Any = Celery
     celery.now = lambda self: celery_now(self) + timedelta(seconds=ahead_s)
     clock: Any = SystemClock
-    clock.wall = lambda self: wall(self) + ahead_s
+    clock.wall = staticmethod(lambda: wall() + ahead_s)
 
 
 def _report_ready(sender: Any, **_: Any) -> None:
@@ -88,7 +92,11 @@ def environment(broker: Broker | None, conf: Mapping[str, Any]) -> dict[str, str
 
 
 class WorkerProcess:
-    """One ``celery worker`` in a session of its own, with its log in a file."""
+    """One ``celery worker`` in a session of its own, with its log in a file.
+
+    A preloaded one is cheaper: see `tests.preloaded`. A worker that is measured is a fresh process, as the
+    workers of users are.
+    """
 
     def __init__(
         self,
@@ -102,45 +110,41 @@ class WorkerProcess:
         queues: Sequence[str] = (),
         arguments: Sequence[str] = ("--without-mingle", "--without-gossip", "--without-heartbeat"),
         loglevel: str = "INFO",
+        preloaded: bool = False,
     ) -> None:
         self.name = f"{name}@proof"
         self.pool = pool
+        self._is_fork = preloaded and pool not in GREEN_POOLS
         self._is_ours = str(conf.get("broker_url", "")).startswith("dq-")
-        self._command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            module,
-            "worker",
-            "-P",
-            pool,
-            "-c",
-            str(concurrency),
-        ]
-        self._command += ["-n", self.name, "-l", loglevel, *arguments]
+        self._arguments = ["-A", module, "worker", "-P", pool, "-c", str(concurrency)]
+        self._arguments += ["-n", self.name, "-l", loglevel, *arguments]
         if queues:
-            self._command += ["-Q", ",".join(queues)]
+            self._arguments += ["-Q", ",".join(queues)]
         self._environment = environment(broker, conf)
         descriptor, path = tempfile.mkstemp(prefix=f"worker-{pool}-", suffix=".log")
-        self._log, self._log_path = os.fdopen(descriptor, "wb"), Path(path)
+        os.close(descriptor)
+        self._log_path = Path(path)
         WATCH.watch(self._log_path)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | CeleryFork | None = None
 
     # Life.
 
     def start(self) -> WorkerProcess:
         """Start the process; returns at once."""
         assert not self.alive, "it runs already, and would be left behind"
-        self.process = subprocess.Popen(
-            self._command,
-            cwd=ROOT,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if self._is_fork:
+            self.process = CeleryFork(self._arguments, self._environment, self._log_path)
+            return self
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "celery", *self._arguments],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         return self
 
     def wait_ready(self, deadline: float = 60.0) -> WorkerProcess:
@@ -204,7 +208,6 @@ class WorkerProcess:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
             self.process.wait(30)
-        self._log.close()
         WATCH.drop(self._log_path)
         self._log_path.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
-from celery_dq.errors import InvalidMessage
+from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, described
@@ -102,13 +102,14 @@ class AppSender:
             channel = self._open()
             self._declare(channel, name)
             # A message has the fields of an `OutgoingRecord`, with an encoded id.
-            channel.publisher.deliver(channel.queue(name), producer, cast(Sequence[OutgoingRecord], messages))
+            channel.publisher.deliver(name, producer, cast(Sequence[OutgoingRecord], messages))
         except _PASSING as error:
             self.close()
             raise BrokerUnreachable(described(error)) from error
         except BrokerOverloaded as error:
             raise BrokerUnreachable(str(error)) from error
-        except InvalidMessage as error:
+        except (InvalidMessage, ConfigurationError) as error:
+            # Nothing but another call mends it, so the messages behind it must not wait.
             raise PublishRefused(str(error)) from error
 
     def _open(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from celery_dq.producer.errors import BrokerUnavailable
 
-__all__ = ["AMQP", "Deadline", "connection_with_timeout", "unchanged_attempts"]
+__all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
 
 #: Transports by the names of their socket timeout options. Other transports have no such option.
 REDIS = ("redis", "rediss", "sentinel", "dq-redis", "dq-rediss", "dq-sentinel", "dq-redis+socket")
@@ -24,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Call:
+class LimitedCall:
     """One call that is being published.
 
     Attributes:
-        latest: monotonic time after which no attempt begins.
-        what: the call in words for the log; empty once it was logged.
+        latest: monotonic time after which no attempt begins; infinite without a limit.
+        what: the call in words for the log, which names it once; empty afterwards.
     """
 
     latest: float
@@ -40,27 +39,8 @@ class Deadline:
     """The time until which a call may try again. Kombu calls it before each further attempt."""
 
     def __init__(self) -> None:
-        self._call: ContextVar[_Call | None] = ContextVar("dq_publish_deadline", default=None)
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Let no attempt of this thread (or greenlet, or coroutine) begin after `seconds` from now."""
-        with self._during(_Call(time.monotonic() + seconds)):
-            yield
-
-    @contextmanager
-    def never(self, what: str) -> Iterator[None]:
-        """Let the call be tried without a limit; the log names `what` once."""
-        with self._during(_Call(math.inf, what)):
-            yield
-
-    @contextmanager
-    def _during(self, call: _Call) -> Iterator[None]:
-        token = self._call.set(call)
-        try:
-            yield
-        finally:
-            self._call.reset(token)
+        #: The call that this thread (or greenlet, or coroutine) publishes; None without one.
+        self.call: ContextVar[LimitedCall | None] = ContextVar("dq_publish_deadline", default=None)
 
     def __call__(self, error: BaseException, interval: Any) -> None:
         """Check the deadline before kombu's next attempt.
@@ -72,7 +52,7 @@ class Deadline:
         Raises:
             BrokerUnavailable: The deadline is over.
         """
-        call = self._call.get()
+        call = self.call.get()
         if call is None:
             return
         if time.monotonic() >= call.latest:

@@ -4,17 +4,24 @@ Celery loads this module with every ``celery`` command, before it loads the proj
 therefore known to ``celery purge``, ``celery amqp`` and all others too.
 
 ``output``     how every command takes ``--json``, prints and fails
+``bulk``       dry runs, questions and interruptions of commands that change much
+``times``      options that give a time or a duration
 ``typos``      refuses unknown names, and suggests the nearest one
 ``status``     queues, consumers and leaders on one screen
 ``queues``     look at queues and tenants, move and delete messages
-``messages``   look at messages, cancel them
+``partitions``  partitions of queues
+``messages``   look at messages, cancel or edit them
+``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
+``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``doctor``     checks of the set-up
 ``dedup``      dedup locks
 ``spill``      buffered messages on disk
 ``zookeeper``  queues in ZooKeeper
+``exporter``   metrics for Prometheus
+``web``        the dashboard
 
 The commands call ``app.dq`` and ``celery_dq.inspector``, and hold no logic of their own.
 """
@@ -23,15 +30,20 @@ from __future__ import annotations
 
 import click
 
+from celery_dq.cli.audit import audit
 from celery_dq.cli.dead_letters import dead
 from celery_dq.cli.dedup import dedup
 from celery_dq.cli.doctor import doctor
+from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
-from celery_dq.cli.messages import cancel, explain, find, peek
+from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
+from celery_dq.cli.partitions import partitions
+from celery_dq.cli.pauses import pause, resume
 from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
 from celery_dq.cli.spill import spill
 from celery_dq.cli.status import status
+from celery_dq.cli.web import web
 from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
 
@@ -40,25 +52,33 @@ equip_every_app()
 
 @click.group(name="dq")
 def dq() -> None:
-    """Inspect tenant queues, cancel and move tasks, set quotas, replay dead letters."""
+    """Inspect tenant queues, cancel and move tasks, pause, set quotas, replay dead letters."""
 
 
 for command in (
     status,
     queues,
+    partitions,
     tenants,
     quotas,
     peek,
     find,
     cancel,
+    reschedule,
+    reprioritise,
     move,
     purge,
+    pause,
+    resume,
     dead,
     dedup,
     leaders,
+    audit,
     spill,
     explain,
     doctor,
     zookeeper,
+    exporter,
+    web,
 ):
     dq.add_command(command)

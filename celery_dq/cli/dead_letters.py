@@ -1,18 +1,28 @@
-"""``celery dq dead``: look at dead letters, replay or delete them."""
+"""``celery dq dead``: look at dead letters, edit, replay or delete them."""
 
 from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import partial
+from typing import Any
 
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.bulk import bulk, change_many
+from celery_dq.cli.output import COUNT, cell, command, show, show_table
+from celery_dq.cli.quotas import rate_number
+from celery_dq.cli.times import since as since_type, time
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.dead_letters import DeadLetterFilter
+from celery_dq.inspector.plain import plain
 
 
 @click.group()
 def dead() -> None:
-    """List, replay and purge dead letters."""
+    """List, show, edit, replay and purge dead letters."""
 
 
 @dead.command("list")
@@ -33,36 +43,156 @@ def dead_list(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
 @click.argument("queue")
 @click.argument("message_id", required=False)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--tenant", help="Those of this tenant.")
+@click.option("--task", help="Those of this task name.")
+@click.option("--reason", help="Those with this text in their reason.")
+@click.option("--since", type=since_type, help="Those since a time, or of a time as long as 2h.")
+@click.option("--rate", help="How many to send, such as 50/s (or 50); default: as fast as possible.")
+@bulk
 @command
-def dead_replay(dq: DQ, as_json: bool, queue: str, message_id: str | None, everything: bool) -> None:
-    """Send the dead letter MESSAGE_ID of QUEUE, or --all, again."""
-    if (message_id is None) != everything:
-        raise click.UsageError("Give either a MESSAGE_ID or --all.")
-    count = dq.dead_letters[queue].replay(message_id)
-    _finish(dq, queue, message_id, count, as_json, "replayed", f"Replayed {count}.")
+def dead_replay(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    message_id: str | None,
+    everything: bool,
+    tenant: str | None,
+    task: str | None,
+    reason: str | None,
+    since: datetime | None,
+    rate: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Send the dead letter MESSAGE_ID of QUEUE again, or --all, or those that all given options name."""
+    wanted = DeadLetterFilter(tenant, task, reason, since)
+    if (message_id is None) == (wanted == DeadLetterFilter() and not everything):
+        raise click.UsageError("Give either a MESSAGE_ID or --all, or --tenant, --task, --reason, --since.")
+    change_many(
+        as_json,
+        partial(
+            dq.dead_letters[queue].replay,
+            message_id,
+            wanted=wanted,
+            rate=None if rate is None else rate_number(rate),
+        ),
+        word="replayed",
+        question=f"Send {{}} of {queue!r} again?",
+        dry_run=dry_run,
+        yes=yes or message_id is not None,
+        noun="dead letter",
+        nothing=partial(_check_names, dq, queue, message_id),
+    )
+
+
+@dead.command("show")
+@click.argument("queue")
+@click.argument("message_id")
+@command
+def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
+    """Show the dead letter MESSAGE_ID of QUEUE with its arguments, ETA, expiry and priority."""
+    found = dq.dead_letters[queue].show(message_id)
+    if found is None:
+        _check_names(dq, queue, message_id)
+        return
+    if as_json:
+        show(True, found)
+        return
+    parts = {**vars(found.letter), **vars(found)}
+    rows = (
+        "id",
+        "queue",
+        "reason",
+        "at",
+        "worker",
+        "deliveries",
+        "task",
+        "tenant",
+        "priority",
+        "due",
+        "expires",
+    )
+    for name in rows:
+        click.echo(f"{name + ':':<12}{cell(parts[name])}")
+    for name, value in (("args", found.args), ("kwargs", found.kwargs)):
+        content = (
+            getattr(found.letter, name) if value is None else json.dumps(plain(value), ensure_ascii=False)
+        )
+        click.echo(f"{name + ':':<12}{cell(content)}")
+
+
+@dead.command("edit")
+@click.argument("queue")
+@click.argument("message_id")
+@click.option("--args", "args_", help="The positional arguments, a JSON list.")
+@click.option("--kwargs", help="The named arguments, a JSON object.")
+@click.option("--eta", help="A time such as 2026-03-01T18:00, or 'none' for at once.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; higher is more urgent.")
+@click.option("--tenant", help="Another tenant.")
+@command
+def dead_edit(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    message_id: str,
+    args_: str | None,
+    kwargs: str | None,
+    eta: str | None,
+    priority: int | None,
+    tenant: str | None,
+) -> None:
+    """Change the dead letter MESSAGE_ID of QUEUE, and send it again under its id. Other parts stay."""
+    changes: dict[str, Any] = {"priority": priority, "tenant": tenant}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    for name, given in (("args", args_), ("kwargs", kwargs)):
+        if given is not None:
+            changes[name] = _read_json(name, given)
+    if eta is not None:
+        changes["eta"] = None if eta == "none" else time(eta)
+    if not changes:
+        raise click.UsageError("Name at least one of --args, --kwargs, --eta, --priority, --tenant.")
+    new_id = dq.dead_letters[queue].edit(message_id, **changes)
+    if new_id is None:
+        _check_names(dq, queue, message_id)
+    show(as_json, {"id": new_id}, f"Sent again as {new_id}.")
+
+
+def _read_json(name: str, given: str) -> Any:
+    try:
+        return json.loads(given)
+    except ValueError as exc:
+        raise click.BadParameter(f"{given!r} is not JSON: {exc}", param_hint=f"--{name}") from exc
 
 
 @dead.command("purge")
 @click.argument("queue")
 @click.argument("message_id", required=False)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@bulk
 @command
-def dead_purge(dq: DQ, as_json: bool, queue: str, message_id: str | None, everything: bool) -> None:
+def dead_purge(
+    dq: DQ, as_json: bool, queue: str, message_id: str | None, everything: bool, dry_run: bool, yes: bool
+) -> None:
     """Delete the dead letter MESSAGE_ID of QUEUE, or --all, for good."""
     if (message_id is None) != everything:
         raise click.UsageError("Give either a MESSAGE_ID or --all.")
-    count = dq.dead_letters[queue].purge(message_id)
-    _finish(dq, queue, message_id, count, as_json, "purged", f"Deleted {count}.")
+    change_many(
+        as_json,
+        partial(dq.dead_letters[queue].purge, message_id),
+        word="purged",
+        question=f"Delete {{}} of {queue!r} for good?",
+        dry_run=dry_run,
+        yes=yes or message_id is not None,
+        noun="dead letter",
+        nothing=partial(_check_names, dq, queue, message_id),
+    )
 
 
-def _finish(
-    dq: DQ, queue: str, message_id: str | None, count: int, as_json: bool, word: str, text: str
-) -> None:
-    """Print the count. A count of 0 is an error when the queue or the id does not exist."""
-    if not count:
-        require_queue(queue, dq.dead_letters)
-        if message_id is not None:
-            raise InvalidRequest(
-                f"{queue!r} has no dead letter {message_id!r}: 'celery dq dead list {queue}' shows all."
-            )
-    show(as_json, {word: count}, text)
+def _check_names(dq: DQ, queue: str, message_id: str | None) -> str:
+    """Refuse, after nothing was changed, a queue or an id that does not exist."""
+    require_queue(queue, dq.dead_letters)
+    if message_id is not None:
+        raise InvalidRequest(
+            f"{queue!r} has no dead letter {message_id!r}: 'celery dq dead list {queue}' shows all."
+        )
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.typos import nearest, require_queue
 
@@ -30,14 +31,24 @@ def list_(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
 @click.argument("queue")
 @click.argument("key")
 @click.option("--tenant", default="", help="Tenant of the key.")
+@bulk
 @command
-def release(dq: DQ, as_json: bool, queue: str, key: str, tenant: str) -> None:
+def release(dq: DQ, as_json: bool, queue: str, key: str, tenant: str, dry_run: bool, yes: bool) -> None:
     """Release the dedup lock of KEY, so that the next waiting call runs.
 
     A run that held the lock continues without it. Exit status 1: no task holds the lock.
     """
     require_queue(queue, dq.dedup)
-    head = dq.dedup[queue].release(key, tenant=tenant)
+    found = dq.dedup[queue].inspect(key, tenant=tenant)
+    if found is not None and dry_run:
+        show(
+            as_json, {"found": found.head, "released": None}, f"Task {found.head} would lose the dedup lock."
+        )
+        return
+    if found is not None and not yes:
+        beside = " It runs, and the next call of the key would run beside it." if found.running else ""
+        confirm(f"Task {found.head} holds the dedup lock.{beside} Release the lock?")
+    head = None if dry_run else dq.dedup[queue].release(key, tenant=tenant)
     text = f"Task {head} no longer holds the dedup lock."
     if head is None:
         held = [each.key for each in dq.dedup[queue].list(1_000) if each.tenant == tenant]

@@ -1,11 +1,18 @@
-"""``celery dq peek``, ``find``, ``explain`` and ``cancel``: look at messages, and take one back."""
+"""``celery dq peek``, ``find``, ``explain``, ``cancel`` and others: look at messages, cancel or edit them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
 
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.app.api.queues import QueueApi
+from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, counted
 from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.times import duration, time
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.duration import format_duration
 from celery_dq.errors import InvalidRequest
@@ -36,6 +43,12 @@ def find(dq: DQ, as_json: bool, task_id: str) -> None:
     rows = dq.find(task_id)
     show_table(as_json, rows, _MESSAGE_COLUMNS, f"Task {task_id} is in no queue.")
     if not rows:
+        names = list(dq.queues)
+        listed = f"{', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}"
+        looked = f"Looked in {counted(len(names), 'queue')} ({listed})"
+        # A retry or a replay that reuses the task id gets a message id with a suffix.
+        looked += ", for this id and its repetitions ~1 to ~9." if dq.serves_queues() else "."
+        click.echo(looked, err=as_json)
         raise SystemExit(1)
 
 
@@ -45,6 +58,7 @@ def find(dq: DQ, as_json: bool, task_id: str) -> None:
 @click.option("--tenant", help="All messages of this tenant.")
 @click.option("--task-name", help="All messages of this task.")
 @click.option("--in-advance", is_flag=True, help="Also TASK_IDS that are not published yet.")
+@bulk
 @command
 def cancel(
     dq: DQ,
@@ -54,6 +68,8 @@ def cancel(
     tenant: str | None,
     task_name: str | None,
     in_advance: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Cancel the tasks TASK_IDS in QUEUE, or all tasks of a tenant or of a task name.
 
@@ -63,12 +79,20 @@ def cancel(
         raise click.UsageError("Give exactly one of TASK_IDS, --tenant and --task-name.")
     if in_advance and not task_ids:
         raise click.UsageError("--in-advance needs TASK_IDS.")
+    if dry_run and task_ids:
+        raise click.UsageError("--dry-run needs --tenant or --task-name; 'celery dq find' shows a task.")
     require_queue(queue, dq.queues)
     if in_advance and not dq.serves_queues():
         raise InvalidRequest("--in-advance needs tombstones, which this broker does not have; leave it out.")
     api = dq.queues[queue]
     if task_ids:
-        outcomes = {task_id: _cancel_one(dq, queue, task_id, in_advance) for task_id in task_ids}
+        outcomes: dict[str, str] = {}
+        is_interrupted = False
+        try:
+            for task_id in task_ids:
+                outcomes[task_id] = _cancel_one(dq, queue, task_id, in_advance)
+        except KeyboardInterrupt:
+            is_interrupted = True
         # Other brokers have no tombstones.
         texts = dict(_OUTCOMES) if dq.serves_queues() else {**_OUTCOMES, "unknown": _NOT_HERE}
         lines = [f"{task_id}: {texts.get(each, each)}" for task_id, each in outcomes.items()]
@@ -76,20 +100,31 @@ def cancel(
             ttl = format_duration(dq.options.tombstone_ttl_us)
             lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
         show(as_json, outcomes, "\n".join(lines))
+        if is_interrupted:
+            rest = counted(len(task_ids) - len(outcomes), "task")
+            click.echo(f"Interrupted: {rest} not cancelled, or not known to be.", err=True)
+            raise SystemExit(INTERRUPTED)
         if not {*outcomes.values()} <= _CANCELLED:
             raise SystemExit(1)
         return
-    if tenant is not None:
-        unknown = unknown_tenant(dq, queue, tenant)
-        count = 0 if unknown else api.cancel_tenant(tenant)
-    else:
-        name = task_name or ""
-        count = api.cancel_task_name(name)
-        app = click.get_current_context().obj.app
-        unknown = f"No task {name!r} is in {queue!r}.{nearest(name, app.tasks)}" if not count else ""
-    show(as_json, {"cancelled": count}, f"Cancelled {count}.{' ' + unknown if unknown else ''}")
-    if unknown:
-        raise SystemExit(1)
+    name = task_name or ""
+    whose = f"task {name!r}" if tenant is None else f"tenant {tenant!r}"
+    app = click.get_current_context().obj.app
+
+    def nothing() -> str:
+        if tenant is not None:
+            return unknown_tenant(dq, queue, tenant)
+        return f"No task {name!r} is in {queue!r}.{nearest(name, app.tasks)}"
+
+    change_many(
+        as_json,
+        partial(api.cancel_task_name, name) if tenant is None else partial(api.cancel_tenant, tenant),
+        word="cancelled",
+        question=f"Cancel {{}} of {whose} in {queue!r}?",
+        dry_run=dry_run,
+        yes=yes,
+        nothing=nothing,
+    )
 
 
 _NOT_HERE = "unknown: it is not in the queue"
@@ -131,3 +166,39 @@ def explain(dq: DQ, as_json: bool, task_id: str | None, tenant: str | None, queu
     show(as_json, found, sentence)
     if unknown:
         raise SystemExit(1)
+
+
+@click.command()
+@click.argument("task_id")
+@click.option("--eta", type=time, help="When it is due, such as 2026-03-01T18:00; local time.")
+@click.option("--countdown", type=duration, help="In which time it is due, such as 15m; 0 is at once.")
+@command
+def reschedule(
+    dq: DQ, as_json: bool, task_id: str, eta: datetime | None, countdown: timedelta | None
+) -> None:
+    """Change when the waiting or delayed task TASK_ID is due. Exit status 1: it was not changed."""
+    if (eta is None) == (countdown is None):
+        raise click.UsageError("Give either --eta or --countdown.")
+    seconds = None if countdown is None else countdown.total_seconds()
+    _edit(dq, as_json, task_id, lambda queue: queue.reschedule(task_id, eta=eta, countdown=seconds))
+
+
+@click.command()
+@click.argument("task_id")
+@click.argument("priority", type=click.IntRange(0, 9))
+@command
+def reprioritise(dq: DQ, as_json: bool, task_id: str, priority: int) -> None:
+    """Change the priority of the waiting or delayed task TASK_ID. Exit status 1: it was not changed."""
+    _edit(dq, as_json, task_id, lambda queue: queue.reprioritise(task_id, priority))
+
+
+def _edit(dq: DQ, as_json: bool, task_id: str, edit: Callable[[QueueApi], str]) -> None:
+    """Edit a task in the queue that has it."""
+    found = dq.find(task_id)
+    places = {each.queue: edit(dq.queues[each.queue]) for each in found}
+    changed = {queue: state for queue, state in places.items() if state in ("waiting", "delayed")}
+    if not changed:
+        where = ", ".join(f"{each.state} in {each.queue!r}" for each in found) or "in no queue"
+        raise InvalidRequest(f"Task {task_id} was not changed: it is {where}.")
+    text = ", ".join(f"{state} in {queue!r}" for queue, state in changed.items())
+    show(as_json, changed, f"Task {task_id} is {text} now.")

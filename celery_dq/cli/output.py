@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.errors import DQError
+from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
 
 
@@ -34,7 +33,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(context: click.Context, **options: Any) -> None:
         try:
-            function(dq_of(context.obj.app), **options)
+            dq = dq_of(context.obj.app)
+            with dq.audit.through("celery dq"):
+                function(dq, **options)
         except DQError as exc:
             # An error of the user or a server needs no traceback. The exit status is 1.
             raise click.ClickException(str(exc) or type(exc).__name__) from exc
@@ -68,7 +69,7 @@ COUNT = click.IntRange(1, MOST)
 
 def show(as_json: bool, data: Any, text: str | None = None) -> None:
     """Print `data` as JSON, or `text`."""
-    click.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False) if as_json else text)
+    click.echo(json.dumps(plain(data), indent=2, ensure_ascii=False) if as_json else text)
 
 
 def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothing: str) -> None:
@@ -87,13 +88,14 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
         click.echo(nothing)
         return
     names = [name for name in columns if hasattr(rows[0], name)]
-    cells = [names, *([_cell(getattr(row, name)) for name in names] for row in rows)]
+    cells = [names, *([cell(getattr(row, name)) for name in names] for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
     for line in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as the text of a cell, without unprintable characters."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -102,15 +104,3 @@ def _cell(value: Any) -> str:
         return str(len(value))
     # Escape unprintable characters, because a name from a message may hold line ends or terminal sequences.
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, Path) else value

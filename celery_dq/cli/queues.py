@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.bulk import bulk, change_many
+from celery_dq.cli.output import COUNT, command, show_table
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 
 _QUEUE_COLUMNS = (
     "name",
+    "partitions",
     "waiting",
     "delayed",
     "held",
@@ -24,6 +30,11 @@ _QUEUE_COLUMNS = (
 )
 
 
+def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
+    """Add the column ``pause`` if a queue is paused."""
+    return (*columns, "pause") if any(getattr(row, "pause", None) for row in rows) else columns
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @command
@@ -34,7 +45,7 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
         require_queue(name, known)
     # The table has no ages, and each costs a look at the tenants.
     rows = [dq.queues[name].snapshot(ages=as_json) for name in names or known]
-    show_table(as_json, rows, _QUEUE_COLUMNS, "No queue is declared yet.")
+    show_table(as_json, rows, with_pauses(_QUEUE_COLUMNS, rows), "No queue is declared yet.")
 
 
 @click.command()
@@ -54,9 +65,18 @@ def tenants(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
 @click.option("--task-id", help="This task.")
 @click.option("--tenant", help="All waiting messages of this tenant.")
 @click.option("--create", is_flag=True, help="Make the queue TO if it does not exist.")
+@bulk
 @command
 def move(
-    dq: DQ, as_json: bool, queue: str, to: str, task_id: str | None, tenant: str | None, create: bool
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    to: str,
+    task_id: str | None,
+    tenant: str | None,
+    create: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Move a task, or all messages of a tenant, from QUEUE to the end of the queue TO.
 
@@ -69,22 +89,35 @@ def move(
             require_queue(to, known)
         except InvalidRequest as exc:
             raise InvalidRequest(f"{exc} No message was moved; --create makes the queue.") from None
-    count = dq.queues[queue].move(to, task_id=task_id, tenant=tenant)
-    show(as_json, {"moved": count}, f"Moved {count} to {to!r}.")
-    if not count:
+
+    def nothing() -> str:
         unknown = "" if tenant is None else unknown_tenant(dq, queue, tenant)
         what = f"task {task_id}" if tenant is None else f"tenant {tenant!r}"
         raise InvalidRequest(unknown or f"No message of {what} waits in {queue!r}.")
 
+    change_many(
+        as_json,
+        partial(dq.queues[queue].move, to, task_id=task_id, tenant=tenant),
+        word="moved",
+        question=f"Move {{}} from {queue!r} to the end of {to!r}?",
+        dry_run=dry_run,
+        yes=yes or task_id is not None,
+        nothing=nothing,
+    )
+
 
 @click.command()
 @click.argument("queue")
-@click.option("--force", "-f", is_flag=True, help="Do not ask.")
+@bulk
 @command
-def purge(dq: DQ, as_json: bool, queue: str, force: bool) -> None:
+def purge(dq: DQ, as_json: bool, queue: str, dry_run: bool, yes: bool) -> None:
     """Remove all waiting and delayed messages of QUEUE. Messages that workers have stay."""
     require_queue(queue, dq.queues)
-    if not force:
-        click.confirm(f"Remove {dq.queues[queue].depth} messages for good?", abort=True, err=True)
-    count = dq.queues[queue].purge()
-    show(as_json, {"purged": count}, f"Purged {count}.")
+    change_many(
+        as_json,
+        dq.queues[queue].purge,
+        word="purged",
+        question=f"Remove {{}} from {queue!r} for good?",
+        dry_run=dry_run,
+        yes=yes,
+    )

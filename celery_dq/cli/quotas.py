@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, show
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
@@ -40,7 +41,10 @@ def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
         if unknown:
             raise InvalidRequest(f"{unknown} The default would apply to it: {quota}.")
         (origin,) = dq.quotas.origins(queue, tenant)
-        show(as_json, _row(quota, origin), f"{quota} ({origin})")
+        pause = dq.quotas.paused(queue).get(tenant)
+        paused_text = "" if pause is None else f"; paused {pause}"
+        row = {**_row(quota, origin), "pause": pause}
+        show(as_json, row, f"{quota} ({origin}){paused_text}")
         return
     default, own, paused = dq.quotas.get(queue), dq.quotas.list(queue), dq.quotas.paused(queue)
     of_default, *of_own = dq.quotas.origins(queue, None, *own)
@@ -48,7 +52,7 @@ def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
     lines += [
         f"{name}: {quota} ({origin})" for (name, quota), origin in zip(own.items(), of_own, strict=True)
     ]
-    lines += [f"{name}: paused since {since.isoformat(timespec='seconds')}" for name, since in paused.items()]
+    lines += [f"{name}: paused {pause}" for name, pause in paused.items()]
     rows = {name: _row(own[name], origin) for name, origin in zip(own, of_own, strict=True)}
     found = {"default": _row(default, of_default), "tenants": rows, "paused": paused}
     show(as_json, found, "\n".join(lines))
@@ -83,11 +87,11 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: An
         if not given["concurrency"].isdecimal():
             raise click.UsageError(
                 f"--concurrency {given['concurrency']!r}: give a whole number from 1 to {MAX_CONCURRENCY}, "
-                "or 'unlimited'; to stop the tenant, use 'celery dq quotas pause'."
+                f"or 'unlimited'; to stop the tenant, use 'celery dq pause {queue} --tenant {tenant or '…'}'."
             )
         given["concurrency"] = int(given["concurrency"])
     if isinstance(given.get("rate"), str):
-        given["rate"] = _number(given["rate"])
+        given["rate"] = rate_number(given["rate"])
     require_queue(queue, dq.queues)
     unknown = "" if tenant is None else unknown_tenant(dq, queue, tenant)
     quota = dq.quotas.set_default(queue, **given) if tenant is None else dq.quotas.set(queue, tenant, **given)
@@ -96,7 +100,7 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: An
         click.echo(f"Note: before this, {unknown[0].lower()}{unknown[1:]}", err=True)
 
 
-def _number(rate: str) -> str | float:
+def rate_number(rate: str) -> str | float:
     """Return a rate without a unit as a number per second; other texts unchanged."""
     try:
         return float(rate)
@@ -139,35 +143,6 @@ def quota_apply(dq: DQ, as_json: bool, queue: str) -> None:
     show(as_json, quota, f"In force now: {quota}")
 
 
-@quotas.command("pause")
-@click.argument("queue")
-@click.argument("tenant")
-@click.option("--in-advance", is_flag=True, help="Also pause a tenant without a message in QUEUE.")
-@command
-def quota_pause(dq: DQ, as_json: bool, queue: str, tenant: str, in_advance: bool) -> None:
-    """Stop TENANT until it is resumed, whatever its quota. Running tasks end normally."""
-    require_queue(queue, dq.queues)
-    unknown = "" if in_advance else unknown_tenant(dq, queue, tenant)
-    if unknown:
-        raise InvalidRequest(f"{unknown} It was not paused; --in-advance pauses it before its first message.")
-    quota = dq.quotas.pause(queue, tenant)
-    show(as_json, quota, str(quota))
-
-
-@quotas.command("resume")
-@click.argument("queue")
-@click.argument("tenant")
-@command
-def quota_resume(dq: DQ, as_json: bool, queue: str, tenant: str) -> None:
-    """Resume a paused TENANT. Exit status 1: TENANT is not paused."""
-    require_queue(queue, dq.queues)
-    if tenant not in dq.quotas.paused(queue):
-        unknown = unknown_tenant(dq, queue, tenant)
-        raise InvalidRequest(unknown or f"Tenant {tenant!r} is not paused in {queue!r}.")
-    quota = dq.quotas.resume(queue, tenant)
-    show(as_json, quota, str(quota))
-
-
 @quotas.command("export")
 @click.argument("queues", nargs=-1)
 @click.option("--output", type=click.Path(dir_okay=False, writable=True), help="File to write.")
@@ -188,14 +163,9 @@ def quota_export(dq: DQ, as_json: bool, queues: tuple[str, ...], output: str | N
         Path(output).write_text(text + "\n", encoding="utf-8")
 
 
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the changes, and make none.")
-_YES = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
 @quotas.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@_DRY_RUN
-@_YES
+@bulk
 @command
 def quota_import(dq: DQ, as_json: bool, file: str, dry_run: bool, yes: bool) -> None:
     """Make the live quotas of the queues in FILE (- is the standard input) equal to FILE.
@@ -217,8 +187,7 @@ def quota_import(dq: DQ, as_json: bool, file: str, dry_run: bool, yes: bool) -> 
 @quotas.command("copy")
 @click.argument("queue")
 @click.option("--to", required=True, help="The queue that gets the quotas.")
-@_DRY_RUN
-@_YES
+@bulk
 @command
 def quota_copy(dq: DQ, as_json: bool, queue: str, to: str, dry_run: bool, yes: bool) -> None:
     """Make the live quotas of the queue --to equal to those of QUEUE.
@@ -245,11 +214,10 @@ def _make(dq: DQ, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes:
     if asks:
         removed = sum(change.after is None for change in changes)
         note = f", {removed} of them removals" if removed else ""
-        click.confirm(f"Make {_count(changes)}{note}?", abort=True, err=True)
-    made = 0 if dry_run else dq.quotas.make(changes)
-    text = f"{_count(changes)}, none made." if dry_run else f"{_count(changes)} made."
+        confirm(f"Make {counted(len(changes), 'change')}{note}?")
+    made = 0
+    if not dry_run:
+        with reported_progress(as_json, "made", "change", len(changes)) as on_progress:
+            made = dq.quotas.make(changes, on_progress=on_progress)
+    text = f"{counted(len(changes), 'change')}{', none' if dry_run else ''} made."
     show(as_json, {"changes": changes, "made": made}, text if changes else "No difference.")
-
-
-def _count(changes: list[QuotaChange]) -> str:
-    return f"{len(changes)} change{'' if len(changes) == 1 else 's'}"

@@ -7,6 +7,7 @@ import time
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted
 from celery_dq.cli.output import command, show, show_table
 from celery_dq.errors import ConfigurationError
 
@@ -49,22 +50,33 @@ def list_(dq: DQ, as_json: bool) -> None:
     show_default=True,
     help="Seconds to wait for the broker.",
 )
+@bulk
 @command
-def replay(dq: DQ, as_json: bool, timeout: float) -> None:
+def replay(dq: DQ, as_json: bool, timeout: float, dry_run: bool, yes: bool) -> None:
     """Send the messages of dead processes, oldest first, and wait. Exit status 1: some are left."""
     if dq.buffer.folder is None:
         raise ConfigurationError("dq_buffer_folder is not set, so there is no message to replay")
     before = dq.buffer.spill()
     orphans = {owner.name for owner in before.owners if owner.state == "dead"}
+    pending = sum(owner.pending for owner in before.owners if owner.name in orphans)
+    if orphans and not (dry_run or yes):
+        confirm(f"Send {counted(pending, 'message')} of {counted(len(orphans), 'dead process')}?")
     deadline = time.monotonic() + timeout
-    if orphans:
-        dq.buffer.replay()
-        while orphans & set(dq.buffer.inspect().owners) and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-        dq.buffer.close(max(deadline - time.monotonic(), 0.5))
+    is_interrupted = False
+    if orphans and not dry_run:
+        try:
+            dq.buffer.replay()
+            while orphans & set(dq.buffer.inspect().owners) and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        dq.buffer.close(0.5 if is_interrupted else max(deadline - time.monotonic(), 0.5))
     after = dq.buffer.spill()
     left = sum(owner.pending for owner in after.owners if owner.name in orphans)
-    sent = sum(owner.pending for owner in before.owners if owner.name in orphans) - left
-    show(as_json, {"sent": sent, "left": left}, f"{sent} sent, {left} left.")
-    if left:
+    sent = pending - left
+    begin = "Interrupted: " if is_interrupted else ""
+    show(as_json, {"sent": sent, "left": left}, f"{begin}{sent} sent, {left} left.")
+    if is_interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+    if left and not dry_run:
         raise click.exceptions.Exit(1)

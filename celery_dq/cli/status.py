@@ -9,25 +9,35 @@ from celery_dq.app.checks.status import Status, read_status
 from celery_dq.cli.doctor import line_of
 from celery_dq.cli.leaders import COLUMNS as LEADER_COLUMNS
 from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.queues import with_pauses
 from celery_dq.inspector.queues import QueueSnapshot
 
 _QUEUE_COLUMNS = (
     *("name", "waiting", "delayed", "held", "dead"),
     *("eligible", "throttled", "at_concurrency", "paused", "consumers", "suspects", "unreadable"),
 )
-#: A queue is shown if one of these is not 0.
-_IN_USE = ("waiting", "delayed", "held", "discards", "dead", "consumers", "unreadable")
+#: A queue is shown if one of these is not 0 or None.
+_IN_USE = ("waiting", "delayed", "held", "discards", "dead", "consumers", "unreadable", "pause")
 
 
 @click.command()
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Seconds within which all servers must answer.",
+)
 @command
-def status(dq: DQ, as_json: bool) -> None:
+def status(dq: DQ, as_json: bool, timeout: float) -> None:
     """Show on one screen whether messages wait, and for what.
 
-    Exit status 0: all is well. 1: there are warnings: messages without a worker or without a leader, or dead
-    letters. 2: the broker or another server cannot be reached or used.
+    Exit status 0: all is well. 1: there are warnings: messages without a worker, a singleton queue or a beat
+    without a leader, or dead letters. 2: a setting is wrong, or a server cannot be reached or used.
     """
-    found = read_status(click.get_current_context().obj.app)
+    app = click.get_current_context().obj.app
+    app.loader.import_default_modules()  # the options of tasks are checked, too
+    found = read_status(app, timeout)
     if as_json:
         show(True, found)
     else:
@@ -46,7 +56,7 @@ def _print(found: Status) -> None:
     click.echo(f"Broker {found.broker}{counts}")
     if rows:
         click.echo()
-        show_table(False, rows, _QUEUE_COLUMNS, "")
+        show_table(False, rows, with_pauses(_QUEUE_COLUMNS, rows), "")
     if found.leaders:
         click.echo()
         show_table(False, found.leaders, LEADER_COLUMNS, "")

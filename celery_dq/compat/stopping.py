@@ -16,14 +16,13 @@ check("worker")
 
 def stops() -> bool:
     """Whether the worker shuts down, and has not only lost its connection."""
-    return _is_set(state.should_stop) or terminates()
+    # A flag may be the exit code 0, which also means a stop. Each task costs several calls of this function.
+    stop: Any = state.should_stop
+    terminate: Any = state.should_terminate
+    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
 
 def terminates() -> bool:
     """Whether the worker stops cold, without waiting for tasks."""
-    return _is_set(state.should_terminate)
-
-
-def _is_set(flag: Any) -> bool:
-    # The flag may be the exit code 0, which also means a stop.
+    flag: Any = state.should_terminate
     return flag is not None and flag is not False

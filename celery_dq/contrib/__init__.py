@@ -4,5 +4,5 @@ Each package below this one is loaded only by its own framework, so that celery-
 
 ``django``  the Django app ``celery_dq.contrib.django``
 
-Nothing else in celery-dq imports from here.
+Nothing else in celery-dq imports from here, except ``celery dq web``.
 """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from celery_dq.inspector.messages import message_of
-from celery_dq.inspector.redis_values import CHUNK, Client, first_of, moment, text
+from celery_dq.inspector.redis_values import MOST, Client, chunks, first_of, moment, text
+from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
 
 @dataclass(frozen=True)
@@ -41,39 +45,143 @@ class DeadLetter:
     kwargs: str = ""
 
 
-def list_dead_letters(
-    partition: Partition, client: Client, limit: int = 100, offset: int = 0
-) -> list[DeadLetter]:
-    """Read dead letters, the latest first."""
-    letters: list[DeadLetter] = []
-    for start in range(offset, offset + limit, CHUNK):
-        end = min(start + CHUNK, offset + limit)
-        part = _list_chunk(partition, client, start, end)
-        letters += part
-        if len(part) < end - start:
-            break
-    return letters
+@dataclass(frozen=True)
+class DeadLetterContent:
+    """A dead letter with its message.
+
+    Attributes:
+        letter: The dead letter.
+        priority: Priority, 0 to 9.
+        due: The ETA that the message has when it is sent again; None without one.
+        expires: When it expires; None for never.
+        args: Positional arguments; None if the body cannot be read here.
+        kwargs: Named arguments; None if the body cannot be read here.
+    """
+
+    letter: DeadLetter
+    priority: int
+    due: datetime | None
+    expires: datetime | None
+    args: Any
+    kwargs: Any
 
 
-def _list_chunk(partition: Partition, client: Client, start: int, end: int) -> list[DeadLetter]:
+@dataclass(frozen=True)
+class DeadLetterFilter:
+    """Which dead letters are meant; a part that is None matches all.
+
+    Attributes:
+        tenant: Their tenant.
+        task: The name of their task.
+        reason: A part of their reason.
+        since: The time from which on they are dead letters; without a zone it is local time.
+    """
+
+    tenant: str | None = None
+    task: str | None = None
+    reason: str | None = None
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        """Return the parts that are not None, without the tenant, for the audit stream."""
+        since = None if self.since is None else self.since.isoformat(timespec="seconds")
+        parts = (("task", self.task), ("reason", self.reason), ("since", since))
+        return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return whether a dead letter is meant."""
+        return (
+            self.tenant in (None, letter.tenant)
+            and self.task in (None, letter.task)
+            and (self.reason is None or self.reason in letter.reason)
+            and (self.since is None or (letter.at is not None and letter.at >= self.since.astimezone()))
+        )
+
+
+def find_dead_letter(
+    partitions: Sequence[Partition], client: Client, message_id: str
+) -> tuple[Partition, DeadLetter, bytes] | None:
+    """Return a dead letter with its partition and its record; None when there is none."""
+    found = run_rounds(client, [_find_in(each, message_id) for each in partitions])
+    return next((each for each in found if each is not None), None)
+
+
+def _find_in(partition: Partition, message_id: str) -> Rounds[tuple[Partition, DeadLetter, bytes] | None]:
     keys = partition.keys
-    found = client.zrevrange(keys.dead_index, start, end - 1, withscores=True)
-    if not found:
-        return []
-    ids = [text(message_id) for message_id, _ in found]
-    pipeline = client.pipeline(transaction=False)
-    pipeline.hmget(keys.dead, ids)
-    pipeline.hmget(keys.dead_info, ids)
-    records, infos = pipeline.execute()
+
+    def read(pipe: Any) -> None:
+        pipe.hget(keys.dead, message_id)
+        pipe.hget(keys.dead_info, message_id)
+        pipe.zscore(keys.dead_index, message_id)
+
+    raw, info, at_us = yield read
+    if raw is None:
+        return None
+    return partition, _dead_letter(message_id, keys.queue, at_us or 0, raw, info), raw
+
+
+def matching_ids(
+    partitions: Sequence[Partition], client: Client, wanted: DeadLetterFilter
+) -> list[tuple[Partition, str]]:
+    """Return the ids of the dead letters that are meant, the oldest first, with their partitions.
+
+    Reads all in chunks.
+    """
+    rows = _latest(partitions, client, MOST)[::-1]
+    if wanted == DeadLetterFilter():
+        return [(partition, message_id) for partition, (message_id, _) in rows]
+    letters = run_chosen(client, rows, _described)
     return [
-        _dead_letter(message_id, keys.queue, score, raw or b"", info)
-        for message_id, (_, score), raw, info in zip(ids, found, records, infos, strict=True)
+        (partition, letter.id)
+        for (partition, _), letter in zip(rows, letters, strict=True)
+        if wanted.matches(letter)
     ]
 
 
-def dead_ids(partition: Partition, client: Client, limit: int) -> list[str]:
-    """Return the ids of the oldest dead letters."""
-    return [text(each) for each, _ in first_of(client, partition.keys.dead_index, limit)]
+def list_dead_letters(
+    partitions: Sequence[Partition], client: Client, limit: int = 100, offset: int = 0
+) -> list[DeadLetter]:
+    """Read dead letters, the latest first."""
+    return run_chosen(client, _latest(partitions, client, offset + limit)[offset:], _described)
+
+
+def _latest(
+    partitions: Sequence[Partition], client: Client, limit: int
+) -> list[tuple[Partition, tuple[str, float]]]:
+    """Return ids and times (µs) of dead letters, the latest first."""
+    found = run_rounds(client, [first_of(each.keys.dead_index, limit, highest=True) for each in partitions])
+    rows = [
+        (at_us, text(message_id), number) for number, own in enumerate(found) for message_id, at_us in own
+    ]
+    rows.sort(reverse=True)
+    return [(partitions[number], (message_id, at_us)) for at_us, message_id, number in rows[:limit]]
+
+
+def _described(partition: Partition, chosen: list[tuple[str, float]]) -> Rounds[list[DeadLetter]]:
+    keys = partition.keys
+    letters: list[DeadLetter] = []
+    for chunk in chunks(chosen):
+        records, infos = yield partial(_put_reads, keys=keys, ids=[each for each, _ in chunk])
+        letters += [
+            _dead_letter(message_id, keys.queue, at_us, raw or b"", info)
+            for (message_id, at_us), raw, info in zip(chunk, records, infos, strict=True)
+        ]
+    return letters
+
+
+def _put_reads(pipe: Any, *, keys: PartitionKeys, ids: list[str]) -> None:
+    pipe.hmget(keys.dead, ids)
+    pipe.hmget(keys.dead_info, ids)
+
+
+def dead_letter_counts(partitions: Sequence[Partition], client: Client) -> list[int]:
+    """Return the number of dead letters in each partition."""
+    return run_rounds(client, [_count(each.keys.dead) for each in partitions])
+
+
+def _count(key: str) -> Rounds[int]:
+    (count,) = yield lambda pipe: pipe.hlen(key)
+    return int(count)
 
 
 def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: bytes | None) -> DeadLetter:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from celery_dq.inspector.redis_values import Client, chunks, first_of, scan, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, scan_all, text
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds
 
 _CLAIM = struct.Struct(">dddBHHH")
 
@@ -57,41 +61,58 @@ def inspect(partition: Partition, client: Client, tenant: str, key: str) -> Dedu
     """Return the dedup lock of a key; None when no call holds it."""
     field = scope(tenant, key)
     packed = client.hget(partition.keys.dedup_locks, field)
-    return None if packed is None else _snapshot(partition, client, field, packed, _now(client))
+    return None if packed is None else run_one(client, _snapshots(partition, [(field, packed)]))[0]
 
 
 def dedup_lock_of(partition: Partition, client: Client, message_id: str) -> DedupLockSnapshot | None:
     """Return the dedup lock of which a message is head, heir or tail; None without one."""
     field = client.hget(partition.keys.dedup_members, message_id)
     packed = None if field is None else client.hget(partition.keys.dedup_locks, field)
-    return None if packed is None else _snapshot(partition, client, field, packed, _now(client))
+    return None if packed is None else run_one(client, _snapshots(partition, [(field, packed)]))[0]
 
 
-def list_dedup_locks(partition: Partition, client: Client, limit: int) -> list[DedupLockSnapshot]:
+def list_dedup_locks(partitions: Sequence[Partition], client: Client, limit: int) -> list[DedupLockSnapshot]:
     """Return up to `limit` dedup locks, in no particular order."""
-    now = _now(client)
-    found: list[DedupLockSnapshot] = []
-    for field, packed in _all(partition, client):
-        if len(found) >= limit:
-            break
-        found.append(_snapshot(partition, client, field, packed, now))
-    return found
+    found = run_rounds(client, [scan_all("hash", each.keys.dedup_locks, limit) for each in partitions])
+    rows = [(partition, row) for partition, own in zip(partitions, found, strict=True) for row in own.items()]
+    return run_chosen(client, rows[:limit], _snapshots)
 
 
-def sample_keys(partition: Partition, client: Client, limit: int) -> list[str]:
+def sample_keys(partitions: Sequence[Partition], client: Client, limit: int) -> list[str]:
     """Return the keys of up to `limit` waiting messages, in the order of their publication.
 
     The key of a message without a dedup key is made from its task and all its arguments.
     """
-    waiting: list[tuple[float, str]] = []
+    rows = [
+        (score, text(message_id), number)
+        for number, own in enumerate(run_rounds(client, [_waiting_in(each, limit) for each in partitions]))
+        for message_id, score in own
+    ]
+    chosen = [(partitions[number], message_id) for _, message_id, number in sorted(rows)[:limit]]
+    return [_key_of(raw) for raw in run_chosen(client, chosen, _records) if raw]
+
+
+def _waiting_in(partition: Partition, limit: int) -> Rounds[list[tuple[bytes, float]]]:
     keys = partition.keys
+    waiting: list[tuple[bytes, float]] = []
     for place in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
-        tenants = [text(tenant) for tenant, _ in first_of(client, place, limit)]
-        for found in waiting_of(keys, client, tenants, limit):
-            waiting += [(score, text(message_id)) for message_id, score in found]
-    ids = [message_id for _, message_id in sorted(waiting)[:limit]]
-    records = (raw for chunk in chunks(ids) for raw in client.hmget(keys.messages, chunk))
-    return [_key_of(raw) for raw in records if raw]
+        tenants = yield from first_of(place, limit)
+        lines = yield from waiting_of(keys, [text(tenant) for tenant, _ in tenants], limit)
+        for line in lines:
+            waiting += line
+    return waiting
+
+
+def _records(partition: Partition, ids: list[str]) -> Rounds[list[bytes | None]]:
+    records: list[bytes | None] = []
+    for chunk in chunks(ids):
+        (part,) = yield partial(_put_records, key=partition.keys.messages, ids=list(chunk))
+        records += part
+    return records
+
+
+def _put_records(pipe: Any, *, key: str, ids: list[str]) -> None:
+    pipe.hmget(key, ids)
 
 
 def _key_of(raw: bytes) -> str:
@@ -106,43 +127,63 @@ def _key_of(raw: bytes) -> str:
     return f"{record.tenant}:{record.task}:{json.dumps([args, kwargs], sort_keys=True)}"
 
 
-def verdicts(partition: Partition, client: Client) -> dict[str, int]:
+def verdicts(partitions: Sequence[Partition], client: Client) -> dict[str, int]:
     """Return how often each verdict was given since the queue was made."""
-    given = {text(name): int(count) for name, count in client.hgetall(partition.keys.verdicts).items()}
+    given: Counter[str] = Counter()
+    for counted in run_rounds(client, [_verdicts_of(each) for each in partitions]):
+        given.update(counted)
+    return dict(given)
+
+
+def _verdicts_of(partition: Partition) -> Rounds[dict[str, int]]:
+    keys = partition.keys
+
+    def read(pipe: Any) -> None:
+        pipe.hgetall(keys.verdicts)
+        pipe.hget(keys.state, "accepted")
+
+    counts, accepted = yield read
+    given = {text(name): int(count) for name, count in counts.items()}
     # Most ACCEPT verdicts are counted in the hash `state`, which the scripts write anyway.
-    accepted = int(client.hget(partition.keys.state, "accepted") or 0) + given.pop("accept", 0)
+    accepted = int(accepted or 0) + given.pop("accept", 0)
     return {"accept": accepted, **given} if accepted else given
 
 
-def _all(partition: Partition, client: Client) -> Iterator[tuple[bytes, bytes]]:
-    for chunk in scan(client, "hash", partition.keys.dedup_locks):
-        yield from chunk
+def _snapshots(partition: Partition, locks: Sequence[tuple[bytes, bytes]]) -> Rounds[list[DedupLockSnapshot]]:
+    unpacked = [(field, *_unpacked(packed)) for field, packed in locks]
+
+    def read(pipe: Any) -> None:
+        pipe.time()
+        for _, _, (head, _, _) in unpacked:
+            pipe.llen(partition.keys.followers(head))
+
+    (seconds, micros), *followers = yield read
+    now_us = int(seconds) * 1_000_000 + int(micros)
+    snapshots = []
+    for (field, (since, number, timeout), (head, heir, tail)), count in zip(unpacked, followers, strict=True):
+        size, _, rest = field.partition(b":")
+        snapshot = DedupLockSnapshot(
+            tenant=rest[: int(size)].decode(),
+            key=rest[int(size) :].decode(),
+            head=task_id_of(head),
+            heir=task_id_of(heir),
+            tail=task_id_of(tail),
+            running=number > 0,
+            token=int(number),
+            age_s=max((now_us - since) / 1e6, 0.0) if since else None,
+            timeout_s=timeout / 1e6 or None,
+            followers=int(count),
+        )
+        snapshots.append(snapshot)
+    return snapshots
 
 
-def _now(client: Client) -> float:
-    seconds, micros = client.time()
-    return int(seconds) + int(micros) / 1e6
-
-
-def _snapshot(
-    partition: Partition, client: Client, field: bytes, packed: bytes, now: float
-) -> DedupLockSnapshot:
-    size, _, rest = field.partition(b":")
+def _unpacked(packed: bytes) -> tuple[tuple[float, float, float], tuple[str, str, str]]:
+    """Return since (µs), claim number and timeout (µs) of a lock; and the ids of head, heir and tail."""
     since, number, timeout, _, *sizes = _CLAIM.unpack_from(packed)
     ids, names = packed[_CLAIM.size :], []
     for length in sizes:
         names.append(ids[:length].decode())
         ids = ids[length:]
     head, heir, tail = names
-    return DedupLockSnapshot(
-        tenant=rest[: int(size)].decode(),
-        key=rest[int(size) :].decode(),
-        head=task_id_of(head),
-        heir=task_id_of(heir),
-        tail=task_id_of(tail),
-        running=number > 0,
-        token=int(number),
-        age_s=max(now - since / 1e6, 0.0) if since else None,
-        timeout_s=timeout / 1e6 or None,
-        followers=int(client.llen(partition.keys.followers(head))),
-    )
+    return (since, number, timeout), (head, heir, tail)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
+from celery_dq.inspector.pauses import queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
-from celery_dq.inspector.tenants import TenantSnapshot, tenant_snapshot
+from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 
@@ -57,7 +59,11 @@ def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explana
 def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     queue = partition.keys.queue
     found = tenant_snapshot(partition, client, tenant)
-    reason, why, until = _TENANT[found.state](found, partition, client)
+    pauses = [] if found.state == "idle" else _pauses(found, partition, client)
+    if pauses:
+        reason, why, until = max(pauses, key=_end_of_pause)
+    else:
+        reason, why, until = _TENANT[found.state](found, partition, client)
     waiting = _count(found.waiting, "message")
     sentence = f"Tenant {tenant!r} has {waiting} waiting in {queue!r}: {why}."
     return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
@@ -114,12 +120,30 @@ def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _W
     return "concurrency", f"{slots}, the next starts when one of them ends", None
 
 
-def _paused(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    whose = f"{partition.keys.queue!r}, {tenant.tenant!r}"
-    if tenant.paused_since is None:
+def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> list[_Why]:
+    """Return all pauses that hold the tenant: by its quota, by a call, and that of the whole queue."""
+    queue = partition.keys.queue
+    whose = f"{queue!r}, {tenant.tenant!r}"
+    found: list[_Why] = []
+    if tenant.quota.paused and stored_quota(partition, client, tenant.tenant).paused:
         call = f"app.dq.quotas.set({whose}, paused=False)"
-        return "paused", f"its quota has paused = True; {call} resumes it", None
-    return "paused", f"it is paused until a call of app.dq.quotas.resume({whose})", None
+        found.append(("paused", f"its quota has paused = True; {call} resumes it", None))
+    if tenant.paused_since is not None:
+        found.append(_paused_by_call(tenant.paused_until, f"app.dq.quotas.resume({whose})", "it"))
+    whole = queue_pause(partition, client)
+    if whole is not None:
+        found.append(_paused_by_call(whole.until, f"app.dq.queues[{queue!r}].resume()", "the queue"))
+    return found
+
+
+def _end_of_pause(pause: _Why) -> float:
+    until = pause[2]
+    return math.inf if until is None else until.timestamp()
+
+
+def _paused_by_call(until: datetime | None, call: str, subject: str) -> _Why:
+    end = f"a call of {call}" if until is None else f"{_clock(until)}, or {call}"
+    return "paused", f"{subject} is paused until {end}", until
 
 
 def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
@@ -131,7 +155,8 @@ _TENANT: dict[str, Callable[[TenantSnapshot, Partition, Client], _Why]] = {
     "eligible": _eligible,
     "throttled": _throttled,
     "at_concurrency": _limited,
-    "paused": _paused,
+    # Its last pause has ended since its state was read.
+    "paused": _eligible,
     "idle": _idle,
 }
 

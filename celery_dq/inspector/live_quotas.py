@@ -7,7 +7,7 @@ False, and a name of a JSON object is always text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -20,7 +20,15 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.tenant import check_tenant
 
-__all__ = ["LiveQuotas", "QuotaChange", "compare", "live_quotas", "read_document", "written"]
+__all__ = [
+    "LiveQuotas",
+    "QuotaChange",
+    "compare",
+    "live_quotas",
+    "read_document",
+    "spelled_rate",
+    "written",
+]
 
 _PARTS = ("default", "tenants")
 
@@ -62,10 +70,10 @@ class QuotaChange:
         return f"~ {self.queue}  {name}: {self.before} -> {self.after}"
 
 
-def live_quotas(partition: Partition, client: Client) -> LiveQuotas:
+def live_quotas(partitions: Sequence[Partition], client: Client) -> LiveQuotas:
     """Read the live quotas of a queue, in chunks."""
-    default = client.hget(partition.keys.quotas, DEFAULT_QUOTA)
-    own = own_quotas(partition, client)
+    default = client.hget(partitions[0].keys.quotas, DEFAULT_QUOTA)
+    own = own_quotas(partitions, client)
     return LiveQuotas(Quota.unpack(default) if default else None, dict(sorted(own.items())))
 
 
@@ -97,16 +105,19 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def spelled_rate(rate: float | None) -> str | float | None:
+    """Return a rate as a text such as ``50/m``, or as the number per second if that has no short form."""
+    for unit, seconds in (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)):
+        number = round((rate or 0) * seconds)
+        if number and Quota(rate=number / seconds).pack() == Quota(rate=rate).pack():
+            return f"{number}/{unit}"
+    return rate
+
+
 def _line(quota: Quota | None) -> str:
     if quota is None:
         return "null"
-    parts: dict[str, Any] = {"rate": quota.rate}
-    # A rate such as 50 a minute has no short form in seconds.
-    for unit, seconds in (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)):
-        number = round((quota.rate or 0) * seconds)
-        if number and Quota(rate=number / seconds).pack() == Quota(rate=quota.rate).pack():
-            parts["rate"] = f"{number}/{unit}"
-            break
+    parts: dict[str, Any] = {"rate": spelled_rate(quota.rate)}
     parts |= {"burst": quota.burst, "weight": quota.weight, "concurrency": quota.concurrency}
     if quota.paused:
         parts["paused"] = True

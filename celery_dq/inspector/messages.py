@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
+from celery_dq.inspector.tenants import in_order_of_service
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import HEADER_SIZE, RedisRecord
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class MessageSnapshot:
         kwargs: Celery's short representation of the named arguments.
         consumer: Consumer that has the message; "" unless claimed.
         deliveries: Number of deliveries so far that ended in a crash.
+        partition: Number of its partition; 0 in a queue with one partition.
     """
 
     id: str
@@ -50,88 +57,158 @@ class MessageSnapshot:
     kwargs: str = ""
     consumer: str = ""
     deliveries: int = 0
+    partition: int = 0
 
 
 def peek(
-    partition: Partition, client: Client, limit: int = 10, tenant: str | None = None
+    partitions: Sequence[Partition], client: Client, limit: int = 10, tenant: str | None = None
 ) -> list[MessageSnapshot]:
     """Read the next waiting messages, roughly in order of service, without claiming them.
 
     Args:
-        partition: The partition of the queue.
+        partitions: The partitions of the queue; with a tenant, the one in which it lives.
         client: A redis client.
         limit: Number of messages, at most.
         tenant: Only messages of this tenant, in order. Default: one message of each tenant in order of turn,
             those of throttled, limited and paused tenants last; then the second of each tenant, and so on.
     """
-    keys = partition.keys
     if tenant is not None:
-        ids = [each for each, _ in waiting_of(keys, client, [tenant], limit)[0]]
+        tenants = [(partitions[0], tenant)]
     else:
-        tenants: dict[str, None] = {}
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
-            tenants.update(
-                (text(name), None) for name, _ in first_of(client, key, max(limit - len(tenants), 0))
-            )
-        ids = list(islice(_by_turns(_enough_of(partition, client, list(tenants), limit)), limit))
-    return described(partition, client, [text(each) for each in ids], "waiting")
+        in_order = in_order_of_service(partitions, client, limit)
+        tenants = [(partition, each.tenant) for partition, each in in_order]
+    lines = _enough_of(client, tenants, limit)
+    return _described_in_order(client, list(islice(_by_turns(lines), limit)), "waiting")
 
 
-def _enough_of(partition: Partition, client: Client, tenants: list[str], limit: int) -> list[list[bytes]]:
+def _enough_of(
+    client: Client, tenants: Sequence[tuple[Partition, str]], limit: int
+) -> list[list[tuple[Partition, str]]]:
     """Return the waiting messages of each tenant, enough for `limit` messages taken in turns."""
     depth = -(-limit // max(len(tenants), 1))
+
+    def line_of(partition: Partition, names: list[str]) -> Rounds[list[list[tuple[bytes, float]]]]:
+        return waiting_of(partition.keys, names, depth)
+
     while True:
-        lines = waiting_of(partition.keys, client, tenants, depth)
+        lines = run_chosen(client, tenants, line_of)
         if sum(map(len, lines)) >= limit or all(len(line) < depth for line in lines):
-            return [[each for each, _ in line] for line in lines]
+            return [
+                [(partition, text(each)) for each, _ in line]
+                for (partition, _), line in zip(tenants, lines, strict=True)
+            ]
         depth = min(depth * 2, limit)
 
 
-def _by_turns(lists: Sequence[Sequence[bytes]]) -> Iterator[bytes]:
+def _by_turns(lists: Sequence[Sequence[T]]) -> Iterator[T]:
     for place in range(max(map(len, lists), default=0)):
-        for ids in lists:
-            if place < len(ids):
-                yield ids[place]
+        for each in lists:
+            if place < len(each):
+                yield each[place]
 
 
-def peek_delayed(partition: Partition, client: Client, limit: int = 10) -> list[MessageSnapshot]:
+def peek_delayed(partitions: Sequence[Partition], client: Client, limit: int = 10) -> list[MessageSnapshot]:
     """Read the messages that wait for their ETA, the earliest first."""
-    ids = first_of(client, partition.keys.delayed, limit)
-    return described(partition, client, [text(each) for each, _ in ids], "delayed")
+    found = run_rounds(client, [first_of(each.keys.delayed, limit) for each in partitions])
+    rows = [(due, text(each), number) for number, ids in enumerate(found) for each, due in ids]
+    chosen = [(partitions[number], each) for _, each, number in sorted(rows)[:limit]]
+    return _described_in_order(client, chosen, "delayed")
 
 
-def described(partition: Partition, client: Client, ids: list[str], state: str) -> list[MessageSnapshot]:
+def _described_in_order(
+    client: Client, chosen: Sequence[tuple[Partition, str]], state: str
+) -> list[MessageSnapshot]:
     """Read the records of messages. Ids without a record are left out."""
+
+    def described(partition: Partition, ids: list[str]) -> Rounds[list[MessageSnapshot | None]]:
+        return _described(partition, ids, state)
+
+    return [each for each in run_chosen(client, chosen, described) if each is not None]
+
+
+def _described(partition: Partition, ids: list[str], state: str) -> Rounds[list[MessageSnapshot | None]]:
     keys = partition.keys
-    found = []
+    found: list[MessageSnapshot | None] = []
     for chunk in chunks(ids):
-        pipeline = client.pipeline(transaction=False)
-        pipeline.hmget(keys.messages, chunk)
-        pipeline.hmget(keys.deliveries, chunk)
-        records, deliveries = pipeline.execute()
+        records, deliveries = yield partial(_put_reads, keys=keys, ids=chunk)
         found += [
-            replace(message_of(raw, message_id, keys.queue, state), deliveries=int(count or 0))
+            None
+            if raw is None
+            else replace(_message_in(partition, raw, message_id, state), deliveries=int(count or 0))
             for message_id, raw, count in zip(chunk, records, deliveries, strict=True)
-            if raw is not None
         ]
     return found
 
 
-def find(partition: Partition, client: Client, task_id: str) -> MessageSnapshot | None:
-    """Return the message of a task in this partition; None when it is not here or has finished."""
-    place = partition.locate(task_id).run(client)
+def _put_reads(pipe: Any, *, keys: PartitionKeys, ids: Sequence[str]) -> None:
+    pipe.hmget(keys.messages, list(ids))
+    pipe.hmget(keys.deliveries, list(ids))
+
+
+def find(partitions: Sequence[Partition], client: Client, task_id: str) -> list[MessageSnapshot]:
+    """Return the messages of a task, at most one for each queue that has it.
+
+    A dead letter is returned only if no other message of the task is in the queue, and a tombstone only if
+    nothing else is.
+
+    Args:
+        partitions: The partitions of one queue or of several.
+        client: A redis client.
+        task_id: The id of the task.
+    """
+    return [each.message for each in find_located(partitions, client, task_id)]
+
+
+def find_located(partitions: Sequence[Partition], client: Client, task_id: str) -> list[Located]:
+    """Return the messages of :func:`find` with their records."""
+    found: dict[str, Located] = {}
+    for each in run_rounds(client, [locate(partition, task_id) for partition in partitions]):
+        if each is not None:
+            known = found.setdefault(each.message.queue, each).message
+            if _LAST.get(each.message.state, 0) < _LAST.get(known.state, 0):
+                found[each.message.queue] = each
+    return list(found.values())
+
+
+#: The states that count only where a task is in no other one.
+_LAST = {"dead": 1, "cancelled": 2}
+
+
+class Located(NamedTuple):
+    """A message that was found by its task id.
+
+    Attributes:
+        message: The snapshot of the message.
+        place: The reply of the script ``locate``.
+        record: The stored record; empty without one.
+    """
+
+    message: MessageSnapshot
+    place: Mapping[str, str]
+    record: bytes
+
+
+def locate(partition: Partition, task_id: str) -> Rounds[Located | None]:
+    """Find the message of a task in one partition."""
+    place = yield partition.locate(task_id)
     if not place:
         return None
     message_id, state = place["id"], place["state"]
     keys = partition.keys
-    raw = client.hget(keys.dead if state == "dead" else keys.messages, message_id)
-    message = message_of(raw or b"", message_id, keys.queue, state)
-    return replace(
+    (raw,) = yield lambda pipe: pipe.hget(keys.dead if state == "dead" else keys.messages, message_id)
+    message = _message_in(partition, raw or b"", message_id, state)
+    message = replace(
         message,
         tenant=message.tenant or place.get("tenant", ""),
         consumer=place.get("consumer", ""),
         deliveries=int(place.get("deliveries") or 0),
     )
+    return Located(message, place, raw or b"")
+
+
+def _message_in(partition: Partition, raw: bytes, message_id: str, state: str) -> MessageSnapshot:
+    keys = partition.keys
+    return replace(message_of(raw, message_id, keys.queue, state), partition=keys.partition)
 
 
 def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSnapshot:
@@ -160,6 +237,22 @@ def ids_of_task(partition: Partition, client: Client, task: str) -> Iterator[lis
     """Yield, in chunks, the task ids of all messages of one task name."""
     for chunk in scan(client, "hash", partition.keys.messages):
         yield [task_id_of(text(message_id)) for message_id, raw in chunk if _heading(raw)[1] == task]
+
+
+def cancellable_of_task(partition: Partition, client: Client, task: str) -> int:
+    """Count the messages of one task name that no worker has and that are not discarded yet."""
+    keys, found = partition.keys, 0
+    for chunk in scan(client, "hash", keys.messages):
+        ids = [message_id for message_id, raw in chunk if _heading(raw)[1] == task]
+        if not ids:
+            continue
+        pipeline = client.pipeline(transaction=False)
+        pipeline.zmscore(keys.discards, ids)
+        for consumer in client.zrange(keys.leases, 0, -1):
+            pipeline.hmget(keys.held(text(consumer)), ids)
+        elsewhere = pipeline.execute()
+        found += sum(all(place is None for place in places) for places in zip(*elsewhere, strict=True))
+    return found
 
 
 def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:

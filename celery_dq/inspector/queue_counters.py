@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import TENANTS_PER_LOOK, Partition
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 #: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
 WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
@@ -32,6 +33,8 @@ COUNTER_FIELDS = (
 PLACES = ("turn", "throttled", "at_concurrency", "paused")
 #: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
 MOST_TENANTS = 4_000
+#: Tenants that the looks of one round trip read. Redis serves no other client meanwhile.
+TENANTS_PER_TRIP = 1_000
 
 _BUCKET_BYTES = 5
 _WAITS_BYTES = 8 + _BUCKET_BYTES * len(WAIT_BOUNDS_S)
@@ -56,6 +59,11 @@ class WaitingTimes:
     sum_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * len(WAIT_BOUNDS_S)
 
+    def __add__(self, other: WaitingTimes) -> WaitingTimes:
+        """Return the times of both, as of two partitions."""
+        buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
+        return WaitingTimes(self.count + other.count, self.sum_s + other.sum_s, buckets)
+
     @classmethod
     def unpack(cls, packed: bytes | None) -> WaitingTimes:
         """Return the times of a field of the state, as ``include/waiting_times.lua`` packs them."""
@@ -65,6 +73,19 @@ class WaitingTimes:
         starts = range(8, len(packed), _BUCKET_BYTES)
         buckets = tuple(int.from_bytes(packed[start : start + _BUCKET_BYTES], "big") for start in starts)
         return cls(sum(buckets), sum_us / 1e6, buckets)
+
+    def within_s(self, part: float) -> float | None:
+        """Return the bound within which `part` (0 to 1) of the messages were claimed, in seconds.
+
+        It is the upper bound of a bucket, so the true time may be shorter. It is infinite in the last bucket,
+        and None without a claimed message.
+        """
+        total = 0
+        for bound, count in zip(WAIT_BOUNDS_S, self.buckets, strict=True):
+            total += count
+            if total and total >= part * self.count:
+                return bound
+        return None
 
 
 @dataclass(frozen=True)
@@ -112,10 +133,15 @@ class QueueCounters:
     waits_alone: WaitingTimes
     waits_in_line: WaitingTimes
 
+    def __add__(self, other: QueueCounters) -> QueueCounters:
+        """Return the numbers of both, as of two partitions."""
+        names = [field.name for field in fields(self)]
+        return QueueCounters(*(getattr(self, name) + getattr(other, name) for name in names))
+
     @classmethod
-    def read(cls, fields: Sequence[bytes | None]) -> QueueCounters:
+    def read(cls, values: Sequence[bytes | None]) -> QueueCounters:
         """Return the counters from the values of :data:`COUNTER_FIELDS`, read at one moment."""
-        *numbers, alone, in_line, in_flight = fields
+        *numbers, alone, in_line, in_flight = values
         counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
         claimed = waits[0].count + waits[1].count
@@ -131,32 +157,46 @@ class QueueCounters:
         )
 
 
-def oldest_waiting_s(partition: Partition, client: Client, places: Iterable[str] = PLACES) -> float | None:
-    """Return how long the oldest waiting message of a queue has waited; None when no message waits.
+def oldest_waiting_s(
+    partitions: Sequence[Partition], client: Client, places: Sequence[Sequence[str]] | None = None
+) -> list[float | None]:
+    """Return for each partition how long its oldest waiting message has waited; None when no message waits.
 
     Reads at most :data:`MOST_TENANTS` tenants, the next ones in turn first. With more tenants the result is
     the wait of the oldest message of those.
 
     Args:
-        partition: The partition of the queue.
+        partitions: The partitions of the queue.
         client: The client.
-        places: Those of :data:`PLACES` that have tenants.
+        places: For each partition, those of :data:`PLACES` that have tenants. Default: all.
     """
-    oldest, left = -1.0, MOST_TENANTS
+    most = -(-MOST_TENANTS // len(partitions))
+    step = min(most, TENANTS_PER_LOOK)
+    chosen = [PLACES] * len(partitions) if places is None else places
+    looks = [
+        _oldest_waiting(partition, own, most, step) for partition, own in zip(partitions, chosen, strict=True)
+    ]
+    return run_rounds(client, looks, at_once=TENANTS_PER_TRIP // step)
+
+
+def _oldest_waiting(
+    partition: Partition, places: Iterable[str], most: int, step: int
+) -> Rounds[float | None]:
+    oldest = -1.0
     for place in places:
         first = 0
-        while left > 0:
-            found = partition.oldest_waiting(place=place, first=first).run(client)
+        while most > 0:
+            found = yield partition.oldest_waiting(place=place, first=first, most=step)
             oldest = max((wait for wait in found if wait is not None and wait > oldest), default=oldest)
-            first, left = first + len(found), left - len(found)
-            if len(found) < TENANTS_PER_LOOK:
+            first, most = first + len(found), most - len(found)
+            if len(found) < step:
                 break
     return None if oldest < 0 else oldest
 
 
-def oldest_waiting_of(partition: Partition, client: Client, tenants: Sequence[str]) -> list[float | None]:
+def oldest_waiting_of(partition: Partition, tenants: Sequence[str]) -> Rounds[list[float | None]]:
     """Return for each tenant how long its oldest waiting message has waited; None without one."""
     ages: list[float | None] = []
     for start in range(0, len(tenants), TENANTS_PER_LOOK):
-        ages += partition.oldest_waiting(tenants[start : start + TENANTS_PER_LOOK]).run(client)
+        ages += yield partition.oldest_waiting(tenants[start : start + TENANTS_PER_LOOK])
     return ages

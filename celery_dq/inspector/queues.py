@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
+from celery_dq.inspector.pauses import PAUSE_FIELDS, Pause, pause_of_all, read_queue_pause
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
-from celery_dq.inspector.redis_values import Client, server_time_us, text
-from celery_dq.transport.redis.store.full_server import read_together
+from celery_dq.inspector.redis_values import Client, text
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
+
+#: The counts of tenants, in the order of :data:`~celery_dq.inspector.queue_counters.PLACES`.
+_TENANTS = ("eligible", "throttled", "at_concurrency", "paused")
+_COUNTS = ("waiting", "delayed", "held", "discards", "dead", *_TENANTS)
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,11 @@ class QueueSnapshot:
             Delayed messages and those that wait for a dedup lock do not count. With more than 4,000 tenants
             it is that of the next 4,000 in turn; a tenant that moves during the call may be missed. With
             aging priorities another message may have waited longer, by at most nine steps.
+        pause: The pause of the whole queue; None when it is not paused. Of a queue with several partitions,
+            the time in which all of them are paused.
+        partitions: The same of each partition, by number, named ``push/0`` and so on; () for a queue with
+            one partition. All other attributes are of the whole queue: sums, and of a consumer the longest
+            lease.
     """
 
     name: str
@@ -62,6 +75,13 @@ class QueueSnapshot:
     consumers: tuple[ConsumerSnapshot, ...]
     counters: QueueCounters
     oldest_waiting_s: float | None
+    pause: Pause | None = None
+    partitions: tuple[QueueSnapshot, ...] = ()
+
+    @property
+    def tenants(self) -> int:
+        """Number of tenants with a backlog."""
+        return self.eligible + self.throttled + self.at_concurrency + self.paused
 
 
 @dataclass(frozen=True)
@@ -87,30 +107,67 @@ class ZooKeeperQueueSnapshot:
     unreadable: int
 
 
-def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -> QueueSnapshot:
+def queue_snapshot(partitions: Sequence[Partition], client: Client, *, ages: bool = True) -> QueueSnapshot:
     """Read the counts of a queue, in a few round trips with one command per consumer.
 
     Args:
-        partition: The partition of the queue.
+        partitions: The partitions of the queue.
         client: The client.
         ages: Whether to look for the oldest waiting message, one further round trip per 100 tenants.
     """
-    keys = partition.keys
-    deadlines = [(text(name), score) for name, score in client.zrange(keys.leases, 0, -1, withscores=True)]
-    places = (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.at_concurrency, keys.paused)
-    reads: list[tuple[Any, ...]] = [
-        ("HLEN", keys.messages),
-        *(("ZCARD", key) for key in places),
-        ("HLEN", keys.dead),
-    ]
-    reads += [("HMGET", keys.state, *COUNTER_FIELDS)]
-    reads += [("HLEN", keys.held(name)) for name, _ in deadlines]
-    now = server_time_us(client)
-    stored, delayed, discards, eligible, throttled, limited, paused, dead, counted, *held = read_together(
-        client, reads
+    found = run_rounds(client, [_counted(partition) for partition in partitions])
+    if ages:
+        # Only these places have tenants.
+        places = [
+            [place for place, name in zip(PLACES, _TENANTS, strict=True) if getattr(each, name)]
+            for each in found
+        ]
+        waits = oldest_waiting_s(partitions, client, places)
+        found = [replace(each, oldest_waiting_s=wait) for each, wait in zip(found, waits, strict=True)]
+    return found[0] if len(found) == 1 else _whole(partitions[0].keys.queue, found)
+
+
+def _whole(name: str, partitions: Sequence[QueueSnapshot]) -> QueueSnapshot:
+    """Return the snapshot of a queue with several partitions."""
+    consumers: dict[str, ConsumerSnapshot] = {}
+    for each in (consumer for partition in partitions for consumer in partition.consumers):
+        known = consumers.get(each.name, ConsumerSnapshot(each.name, each.lease_s, 0))
+        lease_s = max(known.lease_s, each.lease_s)
+        consumers[each.name] = ConsumerSnapshot(each.name, lease_s, known.held + each.held)
+    waits = [each.oldest_waiting_s for each in partitions if each.oldest_waiting_s is not None]
+    return QueueSnapshot(
+        name=name,
+        **{count: sum(getattr(each, count) for each in partitions) for count in _COUNTS},
+        consumers=tuple(sorted(consumers.values(), key=lambda each: each.lease_s)),
+        counters=reduce(add, (each.counters for each in partitions)),
+        oldest_waiting_s=max(waits, default=None),
+        pause=pause_of_all([each.pause for each in partitions]),
+        partitions=tuple(replace(each, name=f"{name}/{number}") for number, each in enumerate(partitions)),
     )
-    tenants = (eligible, throttled, limited, paused)
-    served = [place for place, count in zip(PLACES, tenants, strict=True) if count]
+
+
+def _counted(partition: Partition) -> Rounds[QueueSnapshot]:
+    """Read the counts of one partition."""
+    keys = partition.keys
+    (leases,) = yield lambda pipe: pipe.zrange(keys.leases, 0, -1, withscores=True)
+    deadlines = [(text(name), score) for name, score in leases]
+
+    def read(pipe: Any) -> None:
+        pipe.hlen(keys.messages)
+        for key in (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+            pipe.zcard(key)
+        pipe.hlen(keys.dead)
+        pipe.hmget(keys.state, COUNTER_FIELDS)
+        pipe.hmget(keys.state, PAUSE_FIELDS)
+        pipe.time()
+        for name, _ in deadlines:
+            pipe.hlen(keys.held(name))
+
+    counts = yield Atomic(read)
+    stored, delayed, discards, eligible, throttled, limited, paused, dead, counted, pauses, now, *held = (
+        counts
+    )
+    now_us = int(now[0]) * 1_000_000 + int(now[1])
     return QueueSnapshot(
         name=keys.queue,
         # Each tenant has its own sorted set, so counting the waiting messages would cost a command per
@@ -125,9 +182,10 @@ def queue_snapshot(partition: Partition, client: Client, *, ages: bool = True) -
         at_concurrency=limited,
         paused=paused,
         consumers=tuple(
-            ConsumerSnapshot(name, round((deadline - now) / 1e6, 3), count)
+            ConsumerSnapshot(name, round((deadline - now_us) / 1e6, 3), count)
             for (name, deadline), count in zip(deadlines, held, strict=True)
         ),
         counters=QueueCounters.read(counted),
-        oldest_waiting_s=oldest_waiting_s(partition, client, served) if ages else None,
+        oldest_waiting_s=None,
+        pause=read_queue_pause(pauses, now_us),
     )

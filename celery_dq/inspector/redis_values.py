@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.errors import InvalidRequest
+from celery_dq.transport.redis.store.publisher import LATEST_US
+from celery_dq.transport.redis.store.rounds import Rounds, run_one
 
 #: A ``redis.Redis`` that does not decode replies. Its own annotations mix blocking and asyncio replies.
 Client: TypeAlias = Any
@@ -44,6 +47,40 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def check_seconds(name: str, value: Any) -> float:
+    """Check a number of seconds from 0 to about 100 years, and return it.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: The seconds.
+
+    Raises:
+        InvalidRequest: `value` is not such a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3_200_000_000:
+        raise InvalidRequest(f"{name} = {value!r}: give seconds from 0 to 3200000000")
+    return value
+
+
+def check_moment(name: str, value: Any) -> int:
+    """Check a time from 1970 to 2255, and return it in µs since 1970; without a zone it is local time.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: The time.
+
+    Raises:
+        InvalidRequest: `value` is not such a time.
+    """
+    try:
+        time_us = round(value.astimezone().timestamp() * 1e6) if isinstance(value, datetime) else 0
+    except (ValueError, OverflowError):  # The years 1 and 9999, in some zones.
+        time_us = 0
+    if not 0 < time_us < LATEST_US:
+        raise InvalidRequest(f"{name} = {value}: give a datetime of the years 1970 to 2254")
+    return time_us
+
+
 def check_text(name: str, value: Any) -> str:
     """Check a name or an id, and return it.
 
@@ -69,22 +106,38 @@ def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
         yield items[start : start + CHUNK]
 
 
-def first_of(client: Client, key: str, limit: int) -> list[tuple[bytes, float]]:
-    """Return up to `limit` (member, score) pairs of a sorted set, the lowest scores first, in chunks."""
+def first_of(key: str, limit: int, *, highest: bool = False) -> Rounds[list[tuple[bytes, float]]]:
+    """Return up to `limit` (member, score) pairs of a sorted set, the lowest scores first, in chunks.
+
+    Args:
+        key: The sorted set.
+        limit: Number of pairs.
+        highest: Whether the highest scores come first.
+    """
     found: dict[bytes, float] = {}
     for start in range(0, limit, CHUNK):
         end = min(start + CHUNK, limit)
-        part = client.zrange(key, start, end - 1, withscores=True)
+        reading = partial(_put_range, key=key, start=start, end=end - 1, highest=highest)
+        (part,) = yield reading
         found.update(part)
         if len(part) < end - start:
             break
     return list(found.items())
 
 
+def _put_range(pipe: Any, *, key: str, start: int, end: int, highest: bool) -> None:
+    pipe.zrange(key, start, end, desc=highest, withscores=True)
+
+
+def server_time_us_of() -> Rounds[int]:
+    """Return the time of the server in µs since 1970."""
+    ((seconds, micros),) = yield lambda pipe: pipe.time()
+    return int(seconds) * 1_000_000 + int(micros)
+
+
 def server_time_us(client: Client) -> int:
     """Return the time of the server in µs since 1970."""
-    seconds, micros = client.time()
-    return int(seconds) * 1_000_000 + int(micros)
+    return run_one(client, server_time_us_of())
 
 
 def scan(
@@ -105,3 +158,25 @@ def scan(
             yield found
         if int(cursor) == 0:
             return
+
+
+def scan_all(kind: Literal["hash", "zset"], key: str, most: int | None = None) -> Rounds[dict[bytes, Any]]:
+    """Return a hash as field -> value, or a sorted set as member -> score, read in chunks as by :func:`scan`.
+
+    Args:
+        kind: The type of the key.
+        key: The key.
+        most: Number of entries after which the scan ends. Default: all.
+    """
+    found: dict[bytes, Any] = {}
+    cursor = 0
+    while most is None or len(found) < most:
+        ((cursor, part),) = yield partial(_put_scan, kind=kind, key=key, cursor=cursor)
+        found.update(part)
+        if int(cursor) == 0:
+            break
+    return found
+
+
+def _put_scan(pipe: Any, *, kind: str, key: str, cursor: int) -> None:
+    (pipe.hscan if kind == "hash" else pipe.zscan)(key, cursor, count=CHUNK)

@@ -18,7 +18,7 @@ from celery_dq.errors import CorruptSegment
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX, SpillLog, process_name
 
-__all__ = ["Owner", "Spill", "survey"]
+__all__ = ["Owner", "Spill", "SpillFiles", "spill_files", "survey"]
 
 OwnerState: TypeAlias = Literal["this process", "alive", "dead", "elsewhere"]
 
@@ -65,6 +65,34 @@ class Spill:
     age_s: float
     owners: tuple[Owner, ...]
     quarantined: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class SpillFiles:
+    """The sizes and times of the files of a spill log.
+
+    Attributes:
+        bytes: Size of the files of all processes.
+        age_s: Seconds since the last write to the oldest file; 0 without files.
+        quarantined: Number of files with damaged or refused messages.
+    """
+
+    bytes: int
+    age_s: float
+    quarantined: int
+
+
+def spill_files(folder: Path) -> SpillFiles:
+    """Look at the files below `folder` without reading them."""
+    log = SpillLog(folder)
+    size, oldest = 0, time.time()
+    now = oldest
+    for owner in log.owners():
+        for path in (folder / owner).glob(f"*{SUFFIX}"):
+            with suppress(OSError):  # its messages were delivered meanwhile
+                status = path.stat()
+                size, oldest = size + status.st_size, min(oldest, status.st_mtime)
+    return SpillFiles(size, max(now - oldest, 0.0), len(log.quarantined_files()))
 
 
 def survey(folder: Path | None) -> Spill:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from typing import Literal, TypeAlias
+from datetime import datetime
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from celery_dq.inspector.queue_counters import oldest_waiting_of
-from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
-from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
+from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan_all, text
+from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED
 from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
 
 TenantState: TypeAlias = Literal["eligible", "throttled", "at_concurrency", "paused", "idle"]
 
@@ -28,9 +30,10 @@ class TenantSnapshot:
             its concurrency), ``paused``, or ``idle`` (no message waits).
         waiting: Number of its waiting messages, without delayed ones.
         running: Number of slots that its in-flight messages take.
-        until: Its next allowed time; None unless throttled.
+        until: Its next allowed time, if it is throttled; the end of its pause, if it has one.
         quota: The quota in force for it.
         paused_since: When it was paused by a call; None when it is not paused, or only by its quota.
+        paused_until: When that pause ends by itself; None when only a call ends it.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one. With
             aging priorities another message may have waited longer, by at most nine steps.
     """
@@ -43,27 +46,60 @@ class TenantSnapshot:
     quota: Quota
     paused_since: datetime | None = None
     oldest_waiting_s: float | None = None
+    paused_until: datetime | None = None
 
 
-def list_tenants(partition: Partition, client: Client, limit: int = 100) -> list[TenantSnapshot]:
+class InLine(NamedTuple):
+    """A tenant with a backlog, in one partition.
+
+    Attributes:
+        tenant: Name of the tenant.
+        state: Its state; never ``idle``.
+        until_us: Its next allowed time, µs; 0 unless throttled.
+    """
+
+    tenant: str
+    state: TenantState
+    until_us: float = 0
+
+
+#: The states of tenants with a backlog, in the order in which lists have them.
+BACKLOG_STATES: tuple[TenantState, ...] = ("eligible", "throttled", "at_concurrency", "paused")
+
+
+def list_tenants(partitions: Sequence[Partition], client: Client, limit: int = 100) -> list[TenantSnapshot]:
     """Read the tenants with a backlog: the eligible ones in order of turn, then the other ones."""
-    keys = partition.keys
-    found: dict[str, tuple[TenantState, datetime | None]] = {}
-    states: tuple[tuple[TenantState, str], ...] = (
-        ("eligible", keys.turn),
-        ("throttled", keys.throttled),
-        ("at_concurrency", keys.at_concurrency),
-        ("paused", keys.paused),
-    )
-    for state, key in states:
-        left = limit - len(found)
-        if left <= 0:
-            break
-        for member, score in first_of(client, key, left):
-            found.setdefault(text(member), (state, moment(score) if state == "throttled" else None))
-    return [
-        each for chunk in chunks(list(found.items())) for each in _described(partition, client, dict(chunk))
+    found: list[TenantSnapshot] = []
+    for chunk in chunks(in_order_of_service(partitions, client, limit)):
+        found += run_chosen(client, chunk, described_tenants)
+    return found
+
+
+def in_order_of_service(
+    partitions: Sequence[Partition], client: Client, limit: int
+) -> list[tuple[Partition, InLine]]:
+    """Return the tenants with a backlog, the eligible ones of all partitions in turns first."""
+    lines = run_rounds(client, [_in_line(partition, limit) for partition in partitions])
+    ranked = [
+        ((BACKLOG_STATES.index(each.state), each.until_us, rank, number), each)
+        for number, line in enumerate(lines)
+        for rank, each in enumerate(line)
     ]
+    ranked.sort(key=lambda entry: entry[0])
+    return [(partitions[number], each) for (*_, number), each in ranked[:limit]]
+
+
+def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
+    keys = partition.keys
+    found: dict[str, InLine] = {}
+    for state, key in zip(
+        BACKLOG_STATES, (keys.turn, keys.throttled, keys.at_concurrency, keys.paused), strict=True
+    ):
+        members = yield from first_of(key, limit - len(found))
+        for member, score in members:
+            tenant = text(member)
+            found.setdefault(tenant, InLine(tenant, state, score if state == "throttled" else 0))
+    return list(found.values())
 
 
 def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> TenantSnapshot:
@@ -81,8 +117,8 @@ def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> Tenant
         state = "throttled"
     elif turn is not None:
         state = "eligible"
-    until = moment(throttled) if state == "throttled" else None
-    return _described(partition, client, {tenant: (state, until)})[0]
+    until_us = throttled if state == "throttled" else 0
+    return run_one(client, described_tenants(partition, [InLine(tenant, state, until_us)]))[0]
 
 
 def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> Quota:
@@ -92,7 +128,12 @@ def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> 
     settings. A tenant that was paused by a call is paused, whatever its quota says.
     """
     quota = stored_quota(partition, client, tenant)
-    return quota if tenant is None else _in_force(quota, client.zscore(partition.keys.pauses, tenant))
+    if tenant is None:
+        return quota
+    pipeline = client.pipeline(transaction=False)
+    _put_pauses(pipeline, keys=partition.keys, names=[tenant])
+    ((since, _),) = _pauses_in_force(*pipeline.execute())
+    return _in_force(quota, since)
 
 
 def stored_quota(partition: Partition, client: Client, tenant: str | None) -> Quota:
@@ -152,16 +193,15 @@ class QuotaOrigin:
         return what + by + (f" at {self.at.isoformat(timespec='seconds')}" if self.at else "")
 
 
-def quota_origins(partition: Partition, client: Client, tenants: Iterable[str | None]) -> list[QuotaOrigin]:
+def quota_origins(partition: Partition, tenants: Sequence[str | None]) -> Rounds[list[QuotaOrigin]]:
     """Return the origin of the quota of each tenant; None is a tenant without its own quota."""
+    keys = partition.keys
     found = []
-    for chunk in chunks(list(tenants)):
+    for chunk in chunks(tenants):
         fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
         fields += [DEFAULT_QUOTA if tenant is None else quota_field(tenant) for tenant in chunk]
-        pipeline = client.pipeline(transaction=True)
-        pipeline.hmget(partition.keys.quotas, fields)
-        pipeline.hmget(partition.keys.quota_info, fields)
-        (default, config, *own), (default_info, config_info, *own_info) = pipeline.execute()
+        quotas, infos = yield Atomic(partial(_put_quotas, keys=keys, fields=fields))
+        (default, config, *own), (default_info, config_info, *own_info) = quotas, infos
         for tenant, packed, info in zip(chunk, own, own_info, strict=True):
             if packed and tenant is not None:
                 found.append(QuotaOrigin("tenant", *_author_and_time(info)))
@@ -174,67 +214,85 @@ def quota_origins(partition: Partition, client: Client, tenants: Iterable[str | 
     return found
 
 
+def _put_quotas(pipe: Any, *, keys: PartitionKeys, fields: list[str]) -> None:
+    pipe.hmget(keys.quotas, fields)
+    pipe.hmget(keys.quota_info, fields)
+
+
 def _author_and_time(info: bytes | None) -> tuple[str, datetime | None]:
     """Return the parts of an entry of the hash ``quota_info``."""
     at_us, _, by = text(info or "").partition(" ")
     return by, moment(float(at_us or 0))
 
 
-def paused_tenants(partition: Partition, client: Client) -> dict[str, datetime]:
-    """Return the tenants that were paused by a call, with the times. Read in chunks."""
-    found = {
-        text(tenant): since
-        for chunk in scan(client, "zset", partition.keys.pauses)
-        for tenant, since in chunk
-    }
-    ordered = sorted(found, key=lambda tenant: (found[tenant], tenant))
-    return {tenant: datetime.fromtimestamp(found[tenant] / 1e6, timezone.utc) for tenant in ordered}
-
-
-def own_quotas(partition: Partition, client: Client) -> dict[str, Quota]:
+def own_quotas(partitions: Sequence[Partition], client: Client) -> dict[str, Quota]:
     """Return the own quotas of tenants. Read in chunks."""
     prefix = quota_field("")
     found = {}
-    for chunk in scan(client, "hash", partition.keys.quotas):
-        for field, packed in chunk:
+    for stored in run_rounds(client, [scan_all("hash", each.keys.quotas) for each in partitions]):
+        for field, packed in stored.items():
             name = text(field)
             if name.startswith(prefix):
                 found[name[len(prefix) :]] = Quota.unpack(packed)
     return found
 
 
-def _described(
-    partition: Partition, client: Client, found: dict[str, tuple[TenantState, datetime | None]]
-) -> list[TenantSnapshot]:
+def described_tenants(partition: Partition, found: Sequence[InLine]) -> Rounds[list[TenantSnapshot]]:
+    """Read the states of tenants of one partition, in their order."""
     keys = partition.keys
-    pipeline = client.pipeline(transaction=False)
-    for tenant in found:
-        pipeline.zcard(keys.tenant(tenant))
-    pipeline.hmget(keys.single, list(found))
-    pipeline.hmget(keys.running, list(found))
-    pipeline.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, found)])
-    pipeline.zmscore(keys.pauses, list(found))
-    *waiting, singles, running, (default, config, *own), pauses = pipeline.execute()
-    oldest = oldest_waiting_of(partition, client, list(found))
+    names = [each.tenant for each in found]
+
+    def read(pipe: Any) -> None:
+        for tenant in names:
+            pipe.zcard(keys.tenant(tenant))
+        pipe.hmget(keys.single, names)
+        pipe.hmget(keys.running, names)
+        pipe.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, names)])
+        _put_pauses(pipe, keys=keys, names=names)
+
+    *waiting, singles, running, (default, config, *own), pauses, ends, now = yield read
+    oldest = yield from oldest_waiting_of(partition, names)
+    in_force = _pauses_in_force(pauses, ends, now)
+    quotas = [
+        _in_force(_first([packed, default, config]), since)
+        for packed, (since, _) in zip(own, in_force, strict=True)
+    ]
     return [
         TenantSnapshot(
-            tenant=tenant,
-            state=state,
+            tenant=each.tenant,
+            # No claim has placed it again since its pause ended.
+            state="eligible" if each.state == "paused" and not quota.paused else each.state,
             waiting=max(waits, int(single is not None)),
             running=int(slots or 0),
-            until=until,
-            quota=_in_force(_first([packed, default, config]), since),
-            paused_since=moment(since or 0),
+            until=moment(each.until_us or end),
+            quota=quota,
+            paused_since=moment(since),
             oldest_waiting_s=age,
+            paused_until=moment(end),
         )
-        for (tenant, (state, until)), waits, single, slots, packed, since, age in zip(
-            found.items(), waiting, singles, running, own, pauses, oldest, strict=True
+        for each, waits, single, slots, quota, (since, end), age in zip(
+            found, waiting, singles, running, quotas, in_force, oldest, strict=True
         )
     ]
 
 
-def _in_force(quota: Quota, paused_since: float | None) -> Quota:
-    return quota if paused_since is None else replace(quota, paused=True)
+def _put_pauses(pipe: Any, *, keys: PartitionKeys, names: Sequence[str]) -> None:
+    pipe.zmscore(keys.pauses, names)
+    pipe.zmscore(keys.pause_ends, names)
+    pipe.time()
+
+
+def _pauses_in_force(
+    pauses: Sequence[float | None], ends: Sequence[float | None], now: tuple[int, int]
+) -> list[tuple[float, float]]:
+    """Return begin and end of each pause by a call in µs, 0 for none. A pause that is over counts as none."""
+    now_us = now[0] * 1_000_000 + now[1]
+    found = [(since or 0.0, end or 0.0) for since, end in zip(pauses, ends, strict=True)]
+    return [(0.0, 0.0) if 0 < end <= now_us else (since, end) for since, end in found]
+
+
+def _in_force(quota: Quota, paused_since: float) -> Quota:
+    return replace(quota, paused=True) if paused_since else quota
 
 
 def _first(rows: list[bytes | None]) -> Quota:

@@ -2,7 +2,7 @@
 
 ``schema``     the kinds of value, and how a wrong one is refused
 ``quota``      what a tenant may take
-``buffer``, ``publishing``, ``singleton``   the settings of these areas
+``buffer``, ``publishing``, ``singleton``, ``web``   the settings of these areas
 ``sections``   the table of all settings, and the frozen objects made from them
 ``resolve``    from the configuration of an app to ``Options``
 

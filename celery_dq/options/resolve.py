@@ -14,11 +14,13 @@ from typing import Any
 from celery_dq.duration import format_duration
 from celery_dq.errors import ConfigurationError, InvalidQuota
 from celery_dq.options.buffer import buffer_options
+from celery_dq.options.metrics import metrics_options
 from celery_dq.options.publishing import publishing_options
 from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
 from celery_dq.options.schema import Setting, refuse_unknown
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
 from celery_dq.options.singleton import read_election, read_singletons
+from celery_dq.options.web import web_options
 
 __all__ = ["resolve"]
 
@@ -53,6 +55,8 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         key_prefix=_key_prefix(values["dq_key_prefix"]),
         lease_us=lease_us,
         dead_letter_failures=values["dq_dead_letter_failures"],
+        dead_letter_retention_us=values["dq_dead_letter_retention"],
+        dead_letter_limit=values["dq_dead_letter_limit"],
         confirm_replicas=values["dq_confirm_replicas"],
         # A lease longer than the default of the watchdog is no contradiction, so the default grows with it.
         watchdog_us=values["dq_watchdog"] if "dq_watchdog" in given else max(values["dq_watchdog"], lease_us),
@@ -63,6 +67,8 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         dedup_url=values["dq_dedup_url"],
         buffer=buffer_options(values),
         publishing=publishing_options(values),
+        metrics=metrics_options(values),
+        web=web_options(values),
         defaults=defaults,
         queues=tuple(_queues(values["dq_queues"], defaults)),
         singletons=singletons,
@@ -127,6 +133,9 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         if "max_deliveries" in section:
             most = own["max_deliveries"].check(section["max_deliveries"], where=f"{where}['max_deliveries']")
             queue = replace(queue, max_deliveries=most)
+        if "partitions" in section:
+            count = own["partitions"].check(section["partitions"], where=f"{where}['partitions']")
+            queue = replace(queue, partitions=count)
         yield queue
 
 
@@ -157,6 +166,13 @@ def _key_prefix(prefix: str) -> str:
 
 
 def _refuse_contradictions(options: Options) -> None:
+    for singleton in options.singletons:
+        count = options.queue(singleton.name).partitions
+        if count > 1:
+            raise ConfigurationError(
+                f"dq_queues[{singleton.name!r}]['partitions'] = {count}, but dq_singleton_queues names the "
+                "queue: one leader consumes all of it in order; leave one of the two out"
+            )
     lease = format_duration(options.lease_us)
     # After 0.6 of the lease no task may start, so messages claimed ahead must have started by then.
     if options.claim_ahead_us * 10 > options.lease_us * 6:

@@ -7,10 +7,12 @@ from typing import Any
 
 from celery_dq.duration import SECOND_US
 from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
+from celery_dq.options.metrics import METRICS_SETTINGS, MetricsOptions
 from celery_dq.options.publishing import PUBLISHING_SETTINGS, PublishingOptions
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.singleton import ELECTION_SETTINGS, SingletonOptions
+from celery_dq.options.web import WEB_SETTINGS, WebOptions
 
 __all__ = ["QUEUE_SETTINGS", "SETTINGS", "STRICT_HEAD_START_US", "Options", "QueueOptions"]
 
@@ -37,6 +39,16 @@ _MAX_DELIVERIES = Setting(
     low=1,
     high=1_000_000,
 )
+#: Most partitions of a queue.
+MAX_PARTITIONS = 4096
+_PARTITIONS = Setting(
+    "dq_partitions",
+    Kind.WHOLE,
+    1,
+    "Number of partitions of the queue; each tenant lives in one of them.",
+    low=1,
+    high=MAX_PARTITIONS,
+)
 
 SETTINGS = (
     Setting(
@@ -58,7 +70,12 @@ SETTINGS = (
     ),
     _MAX_DELIVERIES,
     _PRIORITY_AGING,
-    Setting("dq_queues", Kind.TABLE, {}, "Per queue: the parts of a quota, priority_aging, max_deliveries."),
+    Setting(
+        "dq_queues",
+        Kind.TABLE,
+        {},
+        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions.",
+    ),
     Setting(
         "dq_default_quota", Kind.TABLE, {}, "Quota of each tenant, in queues without a quota of their own."
     ),
@@ -67,6 +84,25 @@ SETTINGS = (
         Kind.FLAG,
         False,
         "Whether tasks that failed for good (retries exhausted, rejected) are kept as dead letters.",
+    ),
+    Setting(
+        "dq_dead_letter_retention",
+        Kind.DURATION,
+        None,
+        "Age after which the heartbeat of a worker deletes a dead letter; None keeps it.",
+        low=60 * SECOND_US,
+        high=3_660 * _DAY_US,
+        optional=True,
+    ),
+    Setting(
+        "dq_dead_letter_limit",
+        Kind.WHOLE,
+        None,
+        "Number of dead letters of a queue beyond which the heartbeat of a worker deletes the oldest ones. "
+        "Each of N partitions keeps limit / N of them, rounded up, so a busy partition deletes earlier.",
+        low=1,
+        high=100_000_000,
+        optional=True,
     ),
     Setting(
         "dq_confirm_replicas",
@@ -124,10 +160,12 @@ SETTINGS = (
     *ELECTION_SETTINGS,
     *BUFFER_SETTINGS,
     *PUBLISHING_SETTINGS,
+    *METRICS_SETTINGS,
+    *WEB_SETTINGS,
 )
 
 # The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
-QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES)
+QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES, _PARTITIONS)
 
 
 @dataclass(frozen=True)
@@ -141,6 +179,7 @@ class QueueOptions:
         priority_aging_us: Microseconds of waiting that equal one step of priority; None (default) is strict
             priority.
         max_deliveries: Number of lost workers after which a message becomes a dead letter; default 5.
+        partitions: Number of partitions that the queue gets when it is first declared; default 1.
     """
 
     name: str = ""
@@ -148,6 +187,7 @@ class QueueOptions:
     names_quota: bool = False
     priority_aging_us: int | None = None
     max_deliveries: int = 5
+    partitions: int = 1
 
     @property
     def head_start_us(self) -> int:
@@ -167,6 +207,10 @@ class Options:
         lease_us: ``dq_lease``, silence after which a worker counts as dead; default 15 s.
         dead_letter_failures: ``dq_dead_letter_failures``, whether failed tasks become dead letters; default
             False.
+        dead_letter_retention_us: ``dq_dead_letter_retention``, age after which a dead letter is deleted; None
+            (default) is never.
+        dead_letter_limit: ``dq_dead_letter_limit``, number of dead letters that each partition of a queue
+            keeps; None (default) is all.
         confirm_replicas: ``dq_confirm_replicas``, number of replicas that must confirm a push; default 0.
         watchdog_us: ``dq_watchdog``, time without a claim after which a worker reconnects; default 60 s, 0 is
             off.
@@ -178,6 +222,8 @@ class Options:
         dedup_url: ``dq_dedup_url``, Redis of the dedup locks on other brokers; default "".
         buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
         publishing: ``dq_publish_timeout`` and ``dq_breaker_…``, for calls that are not buffered.
+        metrics: ``dq_metrics_…``; default off in workers.
+        web: ``dq_web_…``, the dashboard.
         defaults: Options of a queue that ``dq_queues`` does not name: ``dq_default_quota``,
             ``dq_priority_aging`` (strict), ``dq_max_deliveries`` (5).
         queues: ``dq_queues``, one section per named queue, in order of name; default none.
@@ -193,6 +239,8 @@ class Options:
     key_prefix: str = ""
     lease_us: int = 15 * SECOND_US
     dead_letter_failures: bool = False
+    dead_letter_retention_us: int | None = None
+    dead_letter_limit: int | None = None
     confirm_replicas: int = 0
     watchdog_us: int = 60 * SECOND_US
     claim_ahead_us: int = 50_000
@@ -202,6 +250,8 @@ class Options:
     dedup_url: str = ""
     buffer: BufferOptions = field(default_factory=BufferOptions)
     publishing: PublishingOptions = field(default_factory=PublishingOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    web: WebOptions = field(default_factory=WebOptions)
     defaults: QueueOptions = field(default_factory=QueueOptions)
     queues: tuple[QueueOptions, ...] = ()
     singletons: tuple[SingletonOptions, ...] = ()

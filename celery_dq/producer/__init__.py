@@ -8,8 +8,8 @@ Messages of a dead process are *adopted* and *replayed*.
 ``spill_log``, ``segment_index``, ``pending_sync``, ``fsync``, ``folder_lock``   the files
 ``message_store``                              buffer and spill log under one lock
 ``sender``, ``kombu_sender``, ``confirms``     sends a batch
-``circuit_breaker``, ``flusher``               the thread, and when it waits
-``buffered_producer``, ``buffering_producer``, ``template``   what calls use
+``flusher``                                    the thread, and when it waits
+``buffered_producer``, ``buffering_producer``   what calls use
 ``singular_update_queue``                      one thread that owns a state
 
 ``celery_dq.app`` makes one producer per app and process.

@@ -284,7 +284,7 @@ def _search(variable: str, branches: Mapping[int, str]) -> str:
     return search(sorted(branches)) if branches else ""
 
 
-class ScriptSet:
+class ScriptSet(dict[str, Script]):
     """The scripts of one directory, which are all read when the set is made.
 
     So an incomplete installation is an error at the start of a worker, and an upgrade of the files does not
@@ -302,14 +302,11 @@ class ScriptSet:
     def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
         self._includes: dict[str, str] = {}
-        self._scripts = {name: self._load(name) for name in names}
-
-    def __getitem__(self, name: str) -> Script:
-        return self._scripts[name]
+        super().__init__((name, self._load(name)) for name in names)
 
     def names(self) -> list[str]:
         """Return the names of all scripts of the set, sorted."""
-        return sorted(self._scripts)
+        return sorted(self)
 
     def _load(self, name: str) -> Script:
         own = self._read(name, (name,), self.directory / f"{name}.lua")

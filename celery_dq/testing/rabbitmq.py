@@ -133,9 +133,10 @@ class RabbitMQServer(LocalServer):
         (folder / "enabled_plugins").write_text("[].\n")
         environment = self._environment() | {
             # Without -start_epmd false the port mapper would be a daemon that never ends. Two schedulers are
-            # enough.
+            # enough. By default a scheduler without work spins for a while, a quarter of the time of a boot.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +A 4"
+                " +sbwt none +sbwtdcpu none +sbwtdio none"
             ),
             # With this setting the script executes the server, instead of waiting for it in a shell.
             "RABBITMQ_ALLOW_INPUT": "1",

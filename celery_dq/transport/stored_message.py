@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_dq.protocols import DELIVERIES_HEADER
@@ -18,7 +20,7 @@ class StoredMessage(KombuMessage):
         envelope: Packed headers and properties.
         body: Body as published.
         priority: Present priority, which may differ from the published one.
-        due: Whether the message had to wait for its ETA.
+        due_us: When the message was due, in µs since 1970; 0 when it had not to wait.
         returned: Whether the message was delivered before.
         deliveries: Number of workers that were lost with the message so far.
         tag: Delivery tag.
@@ -35,7 +37,7 @@ class StoredMessage(KombuMessage):
         body: str | bytes,
         *,
         priority: int,
-        due: bool,
+        due_us: int,
         returned: bool,
         deliveries: int,
         tag: str,
@@ -47,8 +49,8 @@ class StoredMessage(KombuMessage):
         headers.pop(DELIVERIES_HEADER, None)
         #: The ETA of a message that waited for it. The header is removed, because the worker would put the
         #: task into its own timer; :meth:`pass_eta_to` restores it for the task.
-        self.eta = headers.get("eta") if due else None
-        if due:
+        self.eta = _shown_eta(headers.get("eta"), due_us) if due_us else None
+        if due_us:
             headers["eta"] = None
         info = properties.setdefault("delivery_info", {})
         info.setdefault("exchange", "")
@@ -76,3 +78,19 @@ class StoredMessage(KombuMessage):
         """Show the task its ETA in ``self.request``; called when the request goes to the pool."""
         if self.eta is not None:
             request.request_dict["eta"] = self.eta
+
+
+def _shown_eta(published: Any, due_us: int) -> Any:
+    """Return the ETA as published, or the due time when that is another one, as after a reschedule."""
+    due = datetime.fromtimestamp(due_us / 1e6, timezone.utc)
+    with suppress(TypeError, ValueError, AttributeError):
+        moment = published
+        if isinstance(moment, str):
+            # Python 3.10 does not read the Z of UTC.
+            moment = datetime.fromisoformat(moment[:-1] + "+00:00" if moment.endswith("Z") else moment)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=timezone.utc)
+        # ZooKeeper has due times in whole milliseconds.
+        if abs(moment - due) <= timedelta(milliseconds=1):
+            return published
+    return due.isoformat()

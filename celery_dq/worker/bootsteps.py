@@ -14,7 +14,6 @@ from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
-from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import task_events
 
 logger = logging.getLogger(__name__)
@@ -37,10 +36,9 @@ class ConsumerStep(bootsteps.StartStopStep):
             options, events = context.options, task_events(consumer)
             lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
             events.subscribe(lifecycle)
-            capacity = PoolCapacity(consumer, lifecycle, options.claim_ahead_us / 1e6)
-            self._capacity = context.capacity = capacity
-            if not lifecycle.asks_first:
-                capacity.ready_requests = ReadyRequests(consumer, events)
+            self._capacity = context.capacity = PoolCapacity(
+                consumer, lifecycle, options.claim_ahead_us / 1e6
+            )
             _dead_letter_unrunnable(consumer)
 
     def start(self, consumer: Any) -> None:

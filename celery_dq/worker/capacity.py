@@ -33,7 +33,8 @@ class PoolCapacity:
         self._consumer = consumer
         self._lifecycle = lifecycle
         self._claim_ahead_s = claim_ahead_s
-        #: Requests that wait for the end of another; None where a task calls back before it starts.
+        #: Requests that wait for the end of another; None where a task calls back before it starts, and in a
+        #: worker without singleton queues.
         self.ready_requests: ReadyRequests | None = None
         self._followers = Followers(consumer)
         self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
@@ -71,7 +72,7 @@ class PoolCapacity:
 
     def free_slots(self) -> int | None:
         """Return how many pool slots are free; below zero when more requests are reserved than fit."""
-        if self.closing:
+        if stops():
             return 0
         slots = self._slots()
         return None if slots is None else slots - len(state.reserved_requests)
@@ -80,7 +81,7 @@ class PoolCapacity:
         """Return how many messages beyond the slots fit the claim-ahead time at the measured service time."""
         service_s = self._lifecycle.service_s
         slots = self._slots()
-        if service_s is None or not slots or self.closing or self._consumer.pool.is_green:
+        if service_s is None or not slots or stops() or self._consumer.pool.is_green:
             # A full green pool blocks the loop, which passes the tasks to it.
             return 0
         return int(slots * self._claim_ahead_s / max(service_s, 1e-6))
@@ -88,9 +89,11 @@ class PoolCapacity:
     def _slots(self) -> int | None:
         """Return how many tasks the pool may run at a time; None when the pool has no such number."""
         pool = self._consumer.pool
-        # In Celery 5.5 num_processes of gevent is the number of running tasks. The size follows pool_grow.
-        size = getattr(getattr(pool, "_pool", None), "size", None) if pool.is_green else None
-        slots: int | None = size if isinstance(size, int) else getattr(pool, "num_processes", None)
+        slots: int | None = getattr(pool, "num_processes", None)
+        if pool.is_green:
+            # Celery 5.5: gevent's num_processes is the number of running tasks. The size follows pool_grow.
+            size = getattr(getattr(pool, "_pool", None), "size", None)
+            slots = size if isinstance(size, int) else slots
         scaler = getattr(self._consumer.controller, "autoscaler", None)
         if slots is None or scaler is None:
             return slots

@@ -16,7 +16,7 @@ from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.keys import every_evicted
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.message_ids import Delivery, delivery_of, task_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,13 @@ class EvictionsStep(bootsteps.StartStopStep):
         if self._listener is not None:
             self._listener.stop()
 
-    def _on_evicted(self, payload: str) -> None:
-        tag, _, scope = payload.partition("\0")
+    def _on_evicted(self, channel: str, payload: str) -> None:
+        run, _, scope = payload.partition("\0")
+        claim, _, message_id = run.partition("/")
+        evicted = Delivery(channel.removesuffix("evicted"), claim, message_id)
         capacity = self._context.capacity
-        if capacity is None or tag not in capacity.running_tags():
+        if capacity is None or all(delivery_of(tag) != evicted for tag in capacity.running_tags()):
             return  # the run of another worker
-        claim, _, message_id = tag.partition("/")
         size, _, rest = scope.encode().partition(b":")
         key, task_id = rest[int(size) :].decode(), task_id_of(message_id)
         logger.warning(
@@ -86,10 +87,10 @@ class _EvictionListener:
 
     Args:
         pattern: the pattern of the channels.
-        on_message: called from the thread with each message.
+        on_message: called from the thread with the channel and the text of each message.
     """
 
-    def __init__(self, pattern: str, on_message: Callable[[str], None]) -> None:
+    def __init__(self, pattern: str, on_message: Callable[[str, str], None]) -> None:
         self._pattern = pattern
         self._on_message = on_message
         # A channel of this listener only, to wake the thread.
@@ -141,5 +142,8 @@ class _EvictionListener:
             while not self._stopped.is_set():
                 message = pubsub.get_message(timeout=PATIENCE)
                 if message is not None and message["data"]:
-                    data = message["data"]
-                    self._on_message(data.decode("utf-8", "replace") if isinstance(data, bytes) else data)
+                    self._on_message(_text(message["channel"]), _text(message["data"]))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -25,7 +25,10 @@ from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
 from celery_dq.worker.broker import broker_client
+from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.singleton_sequencer import SingletonSequencer
+from celery_dq.worker.task_events import task_events
 from celery_dq.worker.term_reporter import TermReporter
 
 logger = logging.getLogger(__name__)
@@ -91,6 +94,9 @@ class SingletonStep(bootsteps.StartStopStep):
             kills=kills,
         )
         context.leaderships = self._leaderships
+        if isinstance(context.capacity, PoolCapacity) and consumer.pool.uses_semaphore:
+            # A thread or greenlet calls back before it starts, and can be refused then.
+            context.capacity.ready_requests = ReadyRequests(consumer, task_events(consumer))
         selected = list(consumer.app.amqp.queues.consume_from)
         self._volunteers_for = {name for name in selected if self._leaderships.is_singleton(name)}
         if not fenced:
@@ -193,9 +199,19 @@ class BrokerFence:
 
 
 def singleton_queues(app: Any, options: Options) -> dict[str, SingletonOptions]:
-    """Return every singleton queue: named in ``dq_singleton_queues``, or declared with the argument."""
+    """Return every singleton queue: named in ``dq_singleton_queues``, or declared with the argument.
+
+    Raises:
+        ConfigurationError: One of them has several partitions in the settings.
+    """
     sections = {section.name: section for section in options.singletons}
     for name, queue in app.amqp.queues.items():
         if (queue.queue_arguments or {}).get(ARGUMENT) and name not in sections:
+            count = options.queue(name).partitions
+            if count > 1:
+                raise ConfigurationError(
+                    f"dq_queues[{name!r}]['partitions'] = {count}, but the queue is declared with "
+                    f"{ARGUMENT}: one leader consumes all of it in order; leave one of the two out"
+                )
             sections[name] = SingletonOptions(name)
     return sections

@@ -329,8 +329,10 @@ class TaskEvents:
         if task is None:
             return self._apply(target, args, kwargs, **options)
         options = task.wrap(options, cancel=not self._pool.uses_semaphore)
-        task.job = self._apply(target, args, kwargs, **options)
-        return task.job
+        job = self._apply(target, args, kwargs, **options)
+        if self.has(task):
+            task.job = job
+        return job
 
     # -- in the pool
 
@@ -350,6 +352,8 @@ class TaskEvents:
 
     def remove(self, task: TaskInPool) -> bool:
         """Remove a task that has ended; return whether this was its first end."""
+        # The job has the task's callbacks. A cycle would keep the message until the garbage collection.
+        task.job = None
         return self._tasks.pop(id(task.request), None) is not None
 
     def flushed(self, kept: frozenset[int]) -> None:

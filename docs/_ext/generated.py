@@ -19,11 +19,12 @@ from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.compat.table import READ_VERSIONS, TABLE
 from celery_dq.duration import format_duration
-from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.keys import PartitionKeys, audit_stream, queue_registry
 from celery_dq.log_events import EVENTS
+from celery_dq.metrics.table import METRICS
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
-from celery_dq.transport.redis.store.partition import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.transient import TransientQueues
 
 
@@ -75,7 +76,7 @@ def keys() -> str:
         key = value(sample[name]) if callable(value) else value
         rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
     transients = TransientQueues("dq:online:")
-    others = [(queue_registry("online"), queue_registry)]
+    others = [(queue_registry("online"), queue_registry), (audit_stream("online"), audit_stream)]
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
@@ -120,6 +121,18 @@ def log_events() -> str:
     """Every event of the log with its meaning."""
     rows = [(f"``{name}``", meaning) for name, meaning in EVENTS.items()]
     return _table(("event", "meaning"), rows, "30 70")
+
+
+def metrics() -> str:
+    """Every metric with its labels and the attribute that it shows."""
+    rows = []
+    for metric in METRICS:
+        labels = ", ".join(f"``{label}``" for label in metric.labels)
+        values = ", ".join(f"``{value}``" for value, _ in metric.sources if value not in ("", "*"))
+        meaning = f"{metric.meaning} ``{metric.labels[-1]}`` is {values}." if values else metric.meaning
+        sources = ", ".join(f"``{source}``" for _, source in metric.sources)
+        rows.append((f"``{metric.name}``", metric.kind, labels, meaning, sources))
+    return _table(("metric", "type", "labels", "meaning", "source"), rows, "32 8 10 30 20")
 
 
 def private_names() -> str:
@@ -186,6 +199,7 @@ PAGES: tuple[Callable[[], str], ...] = (
     cli,
     rights,
     log_events,
+    metrics,
     private_names,
     read_versions,
     scripts,

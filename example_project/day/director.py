@@ -10,7 +10,7 @@ from pathlib import Path
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from day.brokers import Broker, left_behind
+from day.brokers import DQ, Broker, left_behind
 from day.judge import Kill, Sample, Verdict, judge, lag, samples
 from day.ledger import Arrival, Ledger, Published
 from day.plan import KILL_AT, clock, plan, seconds
@@ -72,7 +72,7 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
     try:
         with RedisServer() as server:
             with Stage(broker, server.url(), ledger_url, scratch) as stage:
-                show = Show(stage, ledger, progress, options)
+                show = Show(stage, ledger, progress, options, broker is DQ)
                 show.open()
                 kill = show.run()
                 drained = time.time()
@@ -103,11 +103,14 @@ def keep(path: Path, rows: Sequence[Published] | Sequence[Arrival]) -> None:
 class Show:
     """One day while it runs."""
 
-    def __init__(self, stage: Stage, ledger: Ledger, progress: Progress, options: Options) -> None:
+    def __init__(
+        self, stage: Stage, ledger: Ledger, progress: Progress, options: Options, with_dashboard: bool
+    ) -> None:
         self._stage = stage
         self._ledger = ledger
         self._progress = progress
         self._options = options
+        self._with_dashboard = with_dashboard
         self._length = options.minutes * 60
         self._workers: list[Worker] = []
         self.began = 0.0
@@ -120,6 +123,8 @@ class Show:
         ports = self._stage.endpoints()
         for worker in self._workers:
             wait_until(worker.is_ready, 60, what=f"{worker.process.name} consumes")
+        if self._with_dashboard:
+            self._progress.print_line(self._stage.dashboard())
         options = self._options
         self._shop = self._stage.shop(ports, options.seed, options.merchants, options.minutes)
         wait_until(self._has_begun, 60, what="the shop opens")

@@ -106,6 +106,19 @@ class Stage:
         )
         return Worker(process, ready)
 
+    def dashboard(self) -> str:
+        """Start the dashboard of the queues; return its line with the URL."""
+        process = self._start(
+            "dashboard",
+            [sys.executable, "-m", "celery", "-A", "project", "dq", "web", "--port", "0"],
+            stdout=subprocess.PIPE,
+        )
+        assert process.popen.stdout is not None
+        line = process.popen.stdout.readline().decode().strip()
+        if not line:
+            raise process.trouble("did not start")
+        return line
+
     def _start(
         self,
         name: str,

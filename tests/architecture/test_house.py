@@ -37,6 +37,7 @@ PURE = (
     "protocols",
     "options",
     "transport.tenant",
+    "transport.redis.store.home",
     "transport.redis.store.record",
     "dedup.machine",
     "dedup.key",
@@ -205,6 +206,8 @@ def test_only_installed_packages_are_imported() -> None:
     # imports its fixtures itself.
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
+        "prometheus_client",
+        "waitress",
     }
     known = {"celery_dq", *sys.stdlib_module_names, *brought}
     strange = {

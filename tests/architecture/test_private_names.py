@@ -17,6 +17,7 @@ PUBLIC = {"_asdict", "_fields", "_replace"}
 #: Private names of this package and of Python that one class uses of another object.
 OWN = {
     ("app/publishing/results.py", "_cache"),  # of the class in this module, as in Celery's
+    ("app/publishing/results.py", "_ignored"),
     ("beat/scheduler.py", "_token"),
     ("producer/buffered_producer.py", "_get_running_loop"),  # asyncio: whether a loop runs in this thread
     ("producer/buffering_producer.py", "_accept"),

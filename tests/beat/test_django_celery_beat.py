@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import django
 import pytest
-from django.conf import settings as django_settings
-from django.core.management import call_command
 
 from celery_dq.beat import ElectedScheduler
 from tests.beat.conftest import lead, once, ticks
+from tests.django_project import configure
 
 #: Calls of tick() in which a second message would appear.
 PASSES = 8
@@ -22,16 +20,7 @@ HOUR = timedelta(hours=1)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The models of django-celery-beat, in a separate database."""
-    if not django_settings.configured:
-        path = tmp_path_factory.mktemp("django") / "beat.sqlite3"
-        django_settings.configure(
-            INSTALLED_APPS=["django_celery_beat"],
-            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}},
-            USE_TZ=True,
-            TIME_ZONE="UTC",
-        )
-        django.setup()
-        call_command("migrate", verbosity=0)
+    configure(tmp_path_factory.mktemp("django"))
     from django_celery_beat import models
 
     return models

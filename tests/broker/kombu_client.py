@@ -14,7 +14,8 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.options.resolve import resolve
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.aliases import register_transports
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 
 class KombuClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -16,8 +17,12 @@ from kombu.asynchronous import Hub
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
+from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.worker.lifecycle import TaskLifecycle
 from tests.broker.kombu_client import KombuClient
+from tests.lua.partition_scripts import PartitionScripts
 
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0}
@@ -154,6 +159,64 @@ def test_the_event_loop_wakes_for_a_settle(consumer: TwoMessages) -> None:
     assert consumer.ahead_s(poller._timer_at) == SETTLE_WAIT_S
     poller.unregister()
     loop.close()
+
+
+def test_the_settles_of_several_queues_wait_for_one_answer(
+    kombu_client: KombuClient, consumer: TwoMessages
+) -> None:
+    process = consumer.process
+    scripts = PartitionScripts(kombu_client.client, "other")
+    other = Queue("other", scripts.partition)
+    process.heartbeat.keep_lease(other, consumer.channel.heartbeat_clients)
+    held = process.in_flight.add(other.key, "m", "1")
+    assert held is not None
+    consumer.first.settle()
+    consumer.channel.tick()
+    process.in_flight.settle(held.tag)
+    consumer.channel.tick()
+    assert len(consumer.fetcher.pipeline) == 1
+    assert consumer.fetcher.next_deadline() is None
+    consumer.fetcher.read_all_answers()
+    consumer.channel.tick()
+    assert len(consumer.fetcher.pipeline) == 1
+    consumer.fetcher.read_all_answers()
+    process.in_flight.abandon_partition(other.key)
+    process.heartbeat.drop_lease(other)
+
+
+@pytest.mark.parametrize("why", ["", "limit", "lock", "singleton", "in the loop"])
+def test_a_finish_waits_for_a_claim_that_is_not_planned_where_no_message_waits_for_it(
+    consumer: TwoMessages, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    (source,) = consumer.fetcher.subscriptions
+    assert not source.may_have_work
+    # As in a pool of processes or threads.
+    consumer.channel.consumer._runs_in_loop = why == "in the loop"
+    source.has_limits = why == "limit"
+    consumer.process.in_flight.get(consumer.first.delivery_tag).has_lock = why == "lock"
+    if why == "singleton":
+        monkeypatch.setattr(source, "queue", dataclasses.replace(source.queue, token=1))
+    consumer.first.finish()
+    if why:
+        assert consumer.tick() == 1
+        return
+    assert consumer.tick() == 0
+    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == RIDE_ALONG_S
+    consumer.clock.advance(RIDE_ALONG_S)
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "unsettled"]
+
+
+def test_a_claimed_message_with_a_dedup_key_is_known_to_have_a_lock(kombu_client: KombuClient) -> None:
+    scripts = PartitionScripts(kombu_client.client)
+    kombu_client.publish(1)
+    (stored,) = kombu_client.client.hvals(scripts.keys.messages)
+    keyed = dataclasses.replace(RedisRecord.unpack(stored), dedup=DedupSection("k").pack())
+    scripts.partition.push([OutgoingRecord(0, "m", keyed.pack())]).run(kombu_client.client)
+    with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
+        kombu_client.drain(connection, got, 2)
+        in_flight = connection.default_channel.process.in_flight
+        assert [in_flight.get(each.delivery_tag).has_lock for each in got] == [False, True]
 
 
 @pytest.mark.parametrize("by", ["closing", "a lost connection", "a shutdown"])

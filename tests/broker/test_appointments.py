@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from tests.broker.fetcher_harness import LEASE_S, FetcherHarness, turn_for, turn_until
 from tests.broker.kombu_client import KombuClient
@@ -89,6 +90,21 @@ def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
     turn_until(lambda: alone.got == ["a"], alone)
 
 
+@pytest.mark.parametrize("tenant", [None, ""])
+def test_the_end_of_a_pause_wakes_one_consumer_without_polling(
+    scripts: PartitionScripts, make_fetcher: MakeFetcher, tenant: str | None
+) -> None:
+    first, second = make_fetcher(3), make_fetcher(3)
+    turn_until(lambda: first.is_quiet and second.is_quiet, first, second)
+    scripts.partition.pause(tenant, for_us=500_000).run(scripts.client)
+    scripts.push("a")
+    turn_until(lambda: owner(scripts) != "" and first.is_quiet and second.is_quiet, first, second)
+    before = first.scripts.sent + second.scripts.sent
+    turn_until(lambda: first.got + second.got == ["a"], first, second)
+    # The claim that finds the message, and one more: a timer may be early.
+    assert first.scripts.sent + second.scripts.sent - before <= 4
+
+
 def test_full_consumers_hand_a_wakeup_over_once_each(
     scripts: PartitionScripts, make_fetcher: MakeFetcher
 ) -> None:
@@ -112,7 +128,7 @@ def test_a_cancelled_consumer_hands_its_next_look_over(
     delay(scripts, a=0.3)
     turn_until(keeps(scripts, leaver), leaver)
     turn_until(lambda: idle.is_quiet, idle)
-    leaver.fetcher.unsubscribe(QUEUE)
+    leaver.fetcher.unsubscribe(PartitionKeys("online", QUEUE).prefix)
     turn_until(keeps(scripts, idle), leaver, idle)
     turn_until(lambda: idle.got == ["a"], idle)
 
@@ -125,7 +141,7 @@ def test_a_next_look_assigned_to_a_cancelled_consumer_is_handed_over(
     delay(scripts, a=0.3)
     leaver.fetcher.tick()
     # The broker assigns it the next look, and the answer arrives after the cancel.
-    leaver.fetcher.unsubscribe(QUEUE)
+    leaver.fetcher.unsubscribe(PartitionKeys("online", QUEUE).prefix)
     turn_until(lambda: idle.got == ["a"], leaver, idle)
 
 
@@ -150,7 +166,7 @@ def test_a_wakeup_is_handed_over_when_another_queue_takes_the_last_slot(
     turn_until(lambda: idle.is_quiet, idle)
     pushes.push("a")  # its wake-up goes to the consumer that has waited longer
     mails.push("m")
-    both.fetcher.look_again(OTHER)
+    both.fetcher.look_again(PartitionKeys("online", OTHER).prefix)
     turn_until(lambda: both.got == ["m"], both)
     turn_until(lambda: idle.got == ["a"], both, idle)
 

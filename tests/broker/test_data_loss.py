@@ -92,6 +92,9 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
             process = connection.transport.context.process
             wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
             kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
+            # A channel that neither waits nor expects an answer does not notice the end of its connection.
+            fetcher = connection.default_channel.consumer.fetcher
+            kombu_client.drain_until(connection, lambda: fetcher.wakeups.is_waiting)
             if claimed:
                 kombu_client.publish(1)
                 (message,) = kombu_client.drain(connection, got, 1)
@@ -99,6 +102,11 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
                 kombu_client.drain_until(
                     connection, lambda: not kombu_client.client.exists(kombu_client.keys.messages)
                 )
+            fetcher = connection.default_channel.consumer.fetcher
+            # Only a consumer at rest hands its wake-up over when it is cancelled, and so notices the loss.
+            kombu_client.drain_until(
+                connection, lambda: fetcher.wakeups.is_waiting and not fetcher.expects_answer
+            )
             server.kill()
             # A worker closes its channels when it has lost the connection; nothing is in flight.
         wait_until(

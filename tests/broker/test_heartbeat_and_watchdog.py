@@ -88,7 +88,7 @@ def test_leases_dropped_in_several_threads_are_counted(kombu_client: KombuClient
         channel: Any = connection.default_channel
         heartbeat, queue, me = (
             channel.process.heartbeat,
-            channel.queue(kombu_client.queue),
+            channel.home(kombu_client.queue, ""),
             consumer_of(connection),
         )
         each_has, amount = 5000, 4

@@ -10,7 +10,7 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.partition import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.proxy import Proxy
 from tests.broker.worker_app import WorkerApp
 

@@ -13,7 +13,8 @@ from celery.result import AsyncResult
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.worker_app import WorkerApp
 from tests.workers import WorkerProcess
 

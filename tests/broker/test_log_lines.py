@@ -64,7 +64,7 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
     caplog.set_level(logging.INFO)
     with kombu_client.connect() as connection:
         channel: Any = connection.default_channel
-        singleton_queue = dataclasses.replace(channel.queue(kombu_client.queue), token=1)
+        singleton_queue = dataclasses.replace(channel.home(kombu_client.queue, ""), token=1)
         process = channel.process
         process.record_fenced(singleton_queue, 0)
         assert caplog.records == []
@@ -77,6 +77,6 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
         caplog.clear()
         # A worker without the setting logs once that it needs the setting.
         for _ in range(2):
-            process.record_fenced(channel.queue(kombu_client.queue), 5)
+            process.record_fenced(channel.home(kombu_client.queue, ""), 5)
         (record,) = caplog.records
         assert "dq_singleton_queues" in record.getMessage()

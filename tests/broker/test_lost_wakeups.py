@@ -114,7 +114,7 @@ def test_claims_without_a_free_slot_back_off_at_once(
 def test_a_wakeup_that_comes_during_a_claim_leads_to_another_claim(
     scripts: list[PartitionScripts], harness: FetcherHarness
 ) -> None:
-    harness.fetcher.look_again(FIRST)
+    harness.fetcher.look_again(PartitionKeys("online", FIRST).prefix)
     harness.fetcher.tick()
     wait_until(harness.scripts.has_unread_input)
     scripts[0].push("later")
@@ -131,7 +131,7 @@ def test_the_wakeup_of_a_queue_survives_the_cancellation_of_another_one(
     scripts[1].push("a")
     wait_until(harness.fetcher.wakeups.groups[0].connection.has_unread_input)
     harness.room = 0
-    harness.fetcher.unsubscribe(FIRST)
+    harness.fetcher.unsubscribe(PartitionKeys("online", FIRST).prefix)
     turn_until(scripts[1].token, harness, timeout_s=5)
 
 

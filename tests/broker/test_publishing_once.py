@@ -8,7 +8,7 @@ import kombu
 import kombu.exceptions
 import pytest
 
-from celery_dq.transport.redis.store.publisher import BATCH_ATTEMPTS
+from celery_dq.transport.redis.store.publish_batch import BATCH_ATTEMPTS
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy
 
@@ -71,7 +71,7 @@ def test_a_batch_takes_messages_that_a_lost_channel_has_stamped(kombu_client: Ko
         lost, channel = connection.channel(), connection.default_channel
         kombu.Queue(kombu_client.queue)(channel).declare()
         old = message(lost, "old")
-        lost.publisher.stamp(lost.queue(kombu_client.queue), old)
+        lost.publisher.stamp(kombu_client.queue, old)
         batch = channel.create_publish_batch(10)
         for each in (message(channel, "new"), old, message(channel, "newer")):
             batch.publish(each, exchange="", routing_key=kombu_client.queue)

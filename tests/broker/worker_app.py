@@ -203,6 +203,7 @@ class WorkerApp:
             pool=pool,
             concurrency=concurrency,
             name=f"w{next(self._names)}",
+            preloaded=True,
             **options,
         )
 

@@ -18,6 +18,7 @@ from celery_dq.dedup.other_brokers.coordinator import HeldDedupLock
 from celery_dq.dedup.other_brokers.server import OwnRedis
 from celery_dq.keys import PartitionKeys, every_evicted
 from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.metrics.collector import DQCollector
 from celery_dq.options import Options
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -140,9 +141,10 @@ def test_a_worker(server: RedisServer, place_of: Callable[[str], CeleryApp]) -> 
             assert caller.ask("ping") == {"ok": "pong"}
             assert "may not use" not in worker.log
             wait_until(lambda: len(operator.dead_letters["rights"]) == 1, 30)
-        # The commands of a worker after a lost answer, and for tasks with a dedup key.
+        # The commands of a worker after a lost answer, after a change of quotas, and for dedup keys.
         with redis.Redis.from_url(url(server, "worker", "redis")) as client, client.pubsub() as evictions:
             list(client.hscan_iter("dq:{online/rights/0}:held:w"))
+            list(client.zscan_iter("dq:{online/rights/0}:throttled"))
             evictions.psubscribe(every_evicted("online"))
             evictions.subscribe(every_evicted("online") + ":own")
             wait_until(lambda: evictions.get_message(timeout=1) and evictions.get_message(timeout=1), 30)
@@ -163,6 +165,8 @@ def test_an_operator(server: RedisServer, place_of: Callable[[str], CeleryApp]) 
         assert len(queue.peek()) == 6
         assert len(queue.peek(delayed=True)) == 1
         assert dq.explain(task_id=first).reason == "no-worker"
+        scrape = {family.name: family.samples for family in DQCollector(place.app).collect()}
+        assert scrape["celery_dq_up"][0].value == scrape["celery_dq_elections_up"][0].value == 1
         assert queue.cancel(first) == "waiting"
         assert queue.cancel_tenant("a") == 1
         assert queue.cancel_task_name("add") == 5
@@ -180,6 +184,7 @@ def test_an_operator(server: RedisServer, place_of: Callable[[str], CeleryApp]) 
         dedup.verdicts()
         assert [each.state for each in dq.leaders("rights")] == ["vacant"]
         dedup.repetition(2)
+        assert dq.audit(queue="rights")[0].action == "dead_replayed"
         assert queue.move("rights-other", tenant="") == 1
         assert dq.queues["rights-other"].purge() == 1
         assert place.waiting() == 0

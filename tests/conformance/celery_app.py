@@ -52,6 +52,7 @@ class CeleryApp:
             conf=conf,
             pool=pool,
             concurrency=concurrency,
+            preloaded=True,
             **options,
         )
 

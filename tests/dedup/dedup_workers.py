@@ -38,7 +38,7 @@ class DedupWorkers:
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
         """Start a worker."""
         worker = WorkerProcess(
-            "tests.dedup.dedup_worker_app", broker=None, conf=self.conf, pool=pool, name=name
+            "tests.dedup.dedup_worker_app", broker=None, conf=self.conf, pool=pool, name=name, preloaded=True
         )
         self.workers.append(worker)
         return worker.start()

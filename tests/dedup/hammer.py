@@ -39,9 +39,10 @@ from celery_dq.inspector.dedup_locks import verdicts
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
 from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.dedup.hammer_judge import Event, Verdict, judge
 
 EVENTS, CLOCK = "events", "clock"
@@ -281,7 +282,7 @@ def hammer(plan: Plan) -> Verdict:
         )
         if left:
             verdict.wrong.append(f"{left} keys of dedup are left behind")
-        for name, count in verdicts(hand.partition, hand.client).items():
+        for name, count in verdicts([hand.partition], hand.client).items():
             verdict.counts[f"broker {name}"] = count
         if verdict.forced["an eviction"] > verdict.counts["broker evict"]:
             verdict.wrong.append("more overlaps are put down to evictions than there were evictions")
@@ -290,7 +291,7 @@ def hammer(plan: Plan) -> Verdict:
 
 def _called(hand: Hand) -> int:
     """How many calls were made, by the broker's counters."""
-    counts = verdicts(hand.partition, hand.client)
+    counts = verdicts([hand.partition], hand.client)
     return sum(counts.get(each, 0) for each in ("accept", "block", "decline"))
 
 

@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 import celery_dq
+from tests.integration.partitioned_shop import COUNT
 
 
 @pytest.fixture
@@ -33,3 +34,16 @@ def shop(broker_url: str) -> Iterator[Any]:
         yield app
         producers: Any = app.pool
         producers.force_close_all()
+
+
+@pytest.fixture
+def wide(shop: Any) -> Any:
+    """The shop, whose queue has four partitions."""
+    shop.conf.dq_queues = {"push": {"partitions": COUNT}}
+    return shop
+
+
+@pytest.fixture
+def queue(wide: Any) -> Any:
+    """The API of the queue."""
+    return wide.dq.queues["push"]

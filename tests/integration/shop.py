@@ -13,15 +13,15 @@ def send(app: Any, *merchants: Any, **options: Any) -> list[str]:
 
 def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
     """Take messages, as a worker would."""
-    with app.dq._broker.open(queue) as (partition, client):
+    with app.dq._broker.open_home(queue) as (partition, client):
         claimed = partition.claim("worker:1", lease_ms=60_000, want=want).run(client)
         return list(claimed.entries)
 
 
-def dead_letter(app: Any, merchant: str = "a") -> str:
+def dead_letter(app: Any, merchant: str = "a", **options: Any) -> str:
     """Publish a message and dead-letter it; return its id."""
-    (task_id,) = send(app, merchant)
+    task_id = str(app.tasks["notify"].apply_async(**{"args": (merchant, 0), **options}).id)
     (entry,) = claim(app)
-    with app.dq._broker.open("push") as (partition, client):
+    with app.dq._broker.open_home("push") as (partition, client):
         partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="worker:1").run(client)
     return task_id

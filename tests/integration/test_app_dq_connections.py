@@ -99,6 +99,6 @@ def test_threads_share_the_app_dq(shop: Any) -> None:
 
 
 def test_a_lent_partition_is_a_plain_pair(shop: Any) -> None:
-    with shop.dq._broker.open("push") as opened:
+    with shop.dq._broker.open_home("push") as opened:
         assert isinstance(opened, OpenPartition)
         assert opened.partition.keys.queue == "push"

@@ -50,7 +50,7 @@ def test_queues_and_tenants(run: Run, ids: list[str]) -> None:
     assert 0 <= push["oldest_waiting_s"] <= oldest < 60
     assert [row["tenant"] for row in data(run("tenants", "push", "--json"))] == ["a", "b"]
     assert "eligible" in run("tenants", "push").output
-    run("purge", "push", "-f")
+    run("purge", "push", "--yes")
     assert "No tenant" in run("tenants", "push").output
 
 
@@ -60,6 +60,7 @@ def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:
     assert run("peek", "push", "--delayed").output == "No message waits in 'push'.\n"
     assert ids[0] in run("find", ids[0]).output
     assert data(run("find", "x", "--json", status=1)) == []
+    assert "Looked in 1 queue ('push'), for this id and its repetitions" in run("find", "x", status=1).output
     assert "no worker consumes 'push'" in run("explain", ids[0]).output
     assert data(run("explain", "--tenant", "a", "--queue", "push", "--json"))["reason"] == "no-worker"
     assert "together with queue" in run("explain", "--tenant", "a", status=1).output
@@ -70,14 +71,14 @@ def test_cancel_move_and_purge(run: Run, shop: Any, ids: list[str]) -> None:
     assert run("cancel", "push", ids[0]).output == f"{ids[0]}: cancelled or expired already\n"
     later = shop.tasks["notify"].apply_async(("a",), countdown=600).id
     assert "cancelled; it was waiting for its ETA" in run("cancel", "push", later).output
-    assert data(run("cancel", "push", "--tenant", "a", "--json")) == {"cancelled": 1}
-    assert data(run("cancel", "push", "--task-name", "notify", "--json")) == {"cancelled": 1}
+    assert data(run("cancel", "push", "--tenant", "a", "--json", "--yes")) == {"cancelled": 1}
+    assert data(run("cancel", "push", "--task-name", "notify", "--json", "-y")) == {"cancelled": 1}
     ids[2] = shop.tasks["notify"].delay("b").id
     assert "exactly one of" in run("cancel", "push", status=2).output
-    assert run("move", "push", "other", "--task-id", ids[2], "--create").output == "Moved 1 to 'other'.\n"
+    assert run("move", "push", "other", "--task-id", ids[2], "--create").output == "Moved 1.\n"
     assert "exactly one of" in run("move", "push", "other", status=1).output
-    assert "Aborted" in run("purge", "other", status=1).output
-    assert data(run("purge", "other", "-f", "--json")) == {"purged": 1}
+    assert "--yes makes the change" in run("purge", "other", status=2).output
+    assert data(run("purge", "other", "--yes", "--json")) == {"purged": 1}
 
 
 def test_quotas(run: Run, ids: list[str]) -> None:
@@ -86,10 +87,10 @@ def test_quotas(run: Run, ids: list[str]) -> None:
     assert "concurrency=unlimited" in run("quotas", "set", "push", "a", "--concurrency", "unlimited").output
     assert "weight=3" in run("quotas", "set", "push", "--weight", "3").output
     assert list(data(run("quotas", "get", "push", "--json"))["tenants"]) == ["a"]
-    assert "paused" in run("quotas", "pause", "push", "b").output
+    assert "is paused until it is resumed." in run("pause", "push", "--tenant", "b").output
     assert "b: paused since 2" in run("quotas", "get", "push").output
     assert list(data(run("quotas", "get", "push", "--json"))["paused"]) == ["b"]
-    assert "paused" not in run("quotas", "resume", "push", "b").output
+    assert run("resume", "push", "--tenant", "b").output == "Tenant 'b' of 'push' is resumed.\n"
     assert "rate=unlimited" in run("quotas", "rm", "push", "a").output
     assert "weight=1" in run("quotas", "rm", "push").output
     assert "fast" in run("quotas", "set", "push", "a", "--rate", "fast", status=1).output
@@ -98,7 +99,7 @@ def test_quotas(run: Run, ids: list[str]) -> None:
 
 
 def test_dead_letters(run: Run, shop: Any, ids: list[str]) -> None:
-    with shop.dq._broker.open("push") as (partition, client):
+    with shop.dq._broker.open_home("push") as (partition, client):
         for entry in partition.claim("w", lease_ms=60_000, want=2).run(client).entries:
             partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
     rows = data(run("dead", "list", "push", "--json"))
@@ -106,7 +107,7 @@ def test_dead_letters(run: Run, shop: Any, ids: list[str]) -> None:
     assert "rejected" in run("dead", "list", "push").output
     assert "either a MESSAGE_ID" in run("dead", "replay", "push", status=2).output
     assert data(run("dead", "replay", "push", rows[0]["id"], "--json")) == {"replayed": 1}
-    assert run("dead", "purge", "push", "--all").output == "Deleted 1.\n"
+    assert run("dead", "purge", "push", "--all", "--yes").output == "Purged 1.\n"
     assert "no dead letters" in run("dead", "list", "push").output
 
 
@@ -139,7 +140,7 @@ def test_claims(run: Run, shop: Any, tmp_path: Path) -> None:
     plot = tmp_path / "repetition.png"
     assert "high: 1 of 1" in _twice(run, shop, plot)
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "no longer holds" in run("dedup", "release", "push", row["key"], "--tenant", "a").output
+    assert "no longer holds" in run("dedup", "release", "push", row["key"], "--tenant", "a", "--yes").output
     released = run("dedup", "release", "push", row["key"], "--tenant", "a", status=1)
     assert "No task holds" in released.output
     assert run("dedup", "list", "push").output == "No dedup lock is held in 'push'.\n"

@@ -74,6 +74,24 @@ def test_the_app_may_be_named(run: Run, setting: str, text: str) -> None:
     ).startswith(text)
 
 
+def test_the_view_serves_the_metrics_to_readers_only(run: Run) -> None:
+    text = script(
+        run,
+        "from django.test import RequestFactory\n"
+        "from celery_dq.contrib.django.views import metrics\n"
+        "from orders.tasks import notify\n"
+        "notify.delay(42)\n"
+        "requests = RequestFactory()\n"
+        "answer = metrics(requests.get('/metrics'))\n"
+        "print(answer.status_code, answer['Content-Type'], metrics(requests.post('/metrics')).status_code)\n"
+        "print(answer.content.decode())\n",
+    ).splitlines()
+    assert text[0].startswith("200 text/plain; version=")
+    assert text[0].endswith(" 405")
+    assert "celery_dq_up 1.0" in text
+    assert 'celery_queue_length{queue_name="push"} 1.0' in text
+
+
 def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -> None:
     for wrong in ("nowhere.celery:app", "shop.celery:nothing", "shop.settings:SECRET_KEY"):
         done = run("-c", "import django; django.setup()", SHOP_SET=f"CELERY_DQ_APP={wrong}")

@@ -45,6 +45,7 @@ def test_a_tiny_day_ends_with_a_verdict(broker: str, tmp_path: Path) -> None:
     assert verdict["duplicates_unexplained"] == 0
     # The hanging and the failing merchant cause retries.
     assert verdict["retries"] > 0
+    assert ("Dashboard of 'online' at http://127.0.0.1:" in run.stdout + run.stderr) == (broker == "dq")
     if broker == "dq":
         assert run.returncode == 0, run.stdout
         assert verdict["missing"] == 0

@@ -52,6 +52,10 @@ def make_app() -> Iterator[MakeApp]:
 MISTAKES: list[tuple[str, str]] = [
     ("queues pusj", "There is no queue 'pusj'. Did you mean 'push'?"),
     ("queues push EMPTY", "There is no queue ''. Known queues: 'push'."),
+    ("partitions pusj", "Did you mean 'push'?"),
+    ("partitions push --set 0", "1<=x<=4096"),
+    ("partitions push --set 2", "has messages"),
+    ("partitions --set 2", "--set needs a QUEUE"),
     ("tenants pusj", "Did you mean 'push'?"),
     ("tenants push --limit 0", "1<=x<=1000000"),
     ("tenants push --limit -1", "1<=x<=1000000"),
@@ -82,6 +86,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("cancel push --tenant acmee", "Did you mean 'acme'?"),
     ("cancel push --task-name notifi", "Did you mean 'notify'?"),
     ("cancel push --tenant acme --in-advance", "needs TASK_IDS"),
+    ("reschedule nonsense --countdown 5", "it is in no queue"),
+    ("reschedule known", "either --eta or --countdown"),
+    ("reschedule known --eta soon", "'soon' is no time"),
+    ("reschedule known --countdown -5", "not a duration"),
+    ("reprioritise nonsense 5", "it is in no queue"),
+    ("reprioritise known 10", "0<=x<=9"),
+    ("reprioritise known high", "not a valid integer"),
     ("move push pushh --task-id x", "--create makes the queue"),
     ("move push push --task-id x", "is the source itself"),
     ("move push EMPTY --task-id x", "There is no queue ''"),
@@ -90,8 +101,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("move push new --create", "exactly one of"),
     ("move push new --create --task-id nonsense", "No message of task nonsense waits"),
     ("move push new --create --tenant acmee", "Did you mean 'acme'?"),
-    ("purge pusj -f", "Did you mean 'push'?"),
-    ("purge push", "Aborted"),
+    ("purge pusj --yes", "Did you mean 'push'?"),
+    ("purge push", "--yes makes the change without a question"),
     ("quotas get pusj", "Did you mean 'push'?"),
     ("quotas get push \x01", "control characters"),
     ("quotas get push acmee", "Did you mean 'acme'? The default would apply to it: "),
@@ -119,12 +130,19 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas rm push acmee", "no quota of its own"),
     ("quotas rm push", "No default is set live in 'push'; in force: rate=unlimited"),
     ("quotas rm pusj", "Did you mean 'push'?"),
-    ("quotas pause push", "Missing argument"),
-    ("quotas pause push acmee", "Did you mean 'acme'?"),
-    ("quotas pause pusj acme", "Did you mean 'push'?"),
-    ("quotas pause push absent", "--in-advance"),
-    ("quotas resume push acmee", "Did you mean 'acme'?"),
-    ("quotas resume push acme", "is not paused"),
+    ("pause", "Missing argument"),
+    ("pause pusj", "Did you mean 'push'?"),
+    ("pause push --tenant acmee", "Did you mean 'acme'?"),
+    ("pause push --tenant absent", "--in-advance"),
+    ("pause push --until tomorrow", "'tomorrow' is no time such as"),
+    ("pause push --until 1999-12-31T23:00Z", "is over by the clock of the server; give a later one"),
+    ("pause push --for soon", "'soon' is not a duration"),
+    ("pause push --for 0", "needs a longer time"),
+    ("pause push --for 1h --until 2100-01-01", "not both"),
+    ("resume pusj", "Did you mean 'push'?"),
+    ("resume push", "Queue 'push' is not paused."),
+    ("resume push --tenant acmee", "Did you mean 'acme'?"),
+    ("resume push --tenant acme", "is not paused"),
     ("quotas apply pushh", "Did you mean 'push'?"),
     ("quotas export pusj", "Did you mean 'push'?"),
     ("quotas export push --output /nowhere/q.json", "No such file"),
@@ -137,6 +155,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas copy push --to push", "is the source itself"),
     ("dead list pusj", "Did you mean 'push'?"),
     ("dead list push --limit 0", "1<=x<=1000000"),
+    ("dead show push nonsense", "no dead letter 'nonsense'"),
+    ("dead show pusj x", "Did you mean 'push'?"),
+    ("dead edit push nonsense --priority 1", "no dead letter 'nonsense'"),
+    ("dead edit pusj x --priority 1", "Did you mean 'push'?"),
     ("dead replay push", "either a MESSAGE_ID"),
     ("dead replay push nonsense", "no dead letter 'nonsense'"),
     ("dead replay push EMPTY", "give a text, not empty"),
@@ -144,6 +166,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("dead replay pusj --all", "Did you mean 'push'?"),
     ("dead purge push nonsense", "no dead letter 'nonsense'"),
     ("dead purge pusj --all", "Did you mean 'push'?"),
+    ("audit --queue pusj", "Did you mean 'push'?"),
+    ("audit --since never", "'never' is not a duration"),
+    ("audit --limit 0", "1<=x<=1000000"),
     ("leaders pusj", "'pusj' never had a leader."),
     ("leaders EMPTY", "give a text, not empty"),
     ("dedup list pusj", "Did you mean 'push'?"),
@@ -169,6 +194,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
     ("status push", "unexpected extra argument"),
+    ("exporter --port 70000", "0<=x<=65535"),
+    ("web --port 99999", "0<=x<=65535"),
+    ("web --host 0.0.0.0", "give --auth FILE"),
+    ("web --auth /nowhere/passwords", "the file cannot be read"),
     ("nonsense", "No such command"),
 ]
 
@@ -215,8 +244,13 @@ GIVEN |= {
     "queues": "push",
     "file": "-",
 }
-OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["-f"]}
+OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
+GIVEN |= {"priority": "5"}
+OPTIONS |= {("reschedule",): ["--countdown", "5"]}
+OPTIONS |= {("dead", "edit"): ["--priority", "1"]}
+# The dashboard and the exporter serve without their broker. Here a refusal ends the commands.
+OPTIONS |= {("web",): ["--host", "0.0.0.0"], ("exporter",): ["--port", "70000"]}
 OPTIONS |= {("dedup", "repetition"): ["--consumers", "1"], ("zookeeper",): ["--timeout", "0.1"]}
 
 
@@ -249,7 +283,7 @@ def test_a_correct_command_succeeds(busy: Any) -> None:
     assert invoke(busy, ["quotas", "rm", "push"]).exit_code == 0
     early = invoke(busy, ["quotas", "set", "push", "newcomer", "--rate", "0.5"])
     assert (early.exit_code, "'newcomer' has no message" in early.output) == (0, True)
-    assert invoke(busy, ["quotas", "pause", "push", "later", "--in-advance"]).exit_code == 0
+    assert invoke(busy, ["pause", "push", "--tenant", "later", "--in-advance"]).exit_code == 0
     cancelled = invoke(busy, ["cancel", "push", "known", "not-yet", "--in-advance", "--json"])
     assert json.loads(cancelled.stdout) == {"known": "waiting", "not-yet": "tombstone"}
     busy.tasks["notify"].apply_async(("acme",), task_id="not-yet")

@@ -35,6 +35,7 @@ def test_the_queues_are_those_declared_configured_or_known_to_the_server(shop: A
     assert list(shop.dq.queues) == ["configured", "declared", "push"]
     assert "declared" in shop.dq.queues
     assert len(shop.dq.queues) == 3
+    assert ["push" in shop.dq.dead_letters, "other" in shop.dq.dead_letters] == [True, False]
 
 
 def test_peek_shows_one_message_of_each_tenant_first(shop: Any) -> None:
@@ -73,7 +74,7 @@ def test_a_task_is_found_wherever_it_is(shop: Any) -> None:
 
 def test_a_foreign_record_is_shown_as_unreadable(shop: Any) -> None:
     (task_id,) = send(shop, "a")
-    with shop.dq._broker.open("push") as (partition, client):
+    with shop.dq._broker.open_home("push") as (partition, client):
         record = client.hget(partition.keys.messages, task_id)
         client.hset(partition.keys.messages, task_id, record[:60] + b"\xff" * (len(record) - 60))
     assert "unreadable" in shop.dq.queues["push"].peek()[0].args
@@ -193,12 +194,20 @@ def test_a_message_of_a_worker_is_not_moved(shop: Any) -> None:
 @pytest.mark.parametrize("countdown", [None, 100])
 def test_a_mover_that_dies_releases(shop: Any, countdown: int | None) -> None:
     (task_id,) = send(shop, "a", countdown=countdown)
-    with shop.dq._broker.open("push") as (partition, client):
+    with shop.dq._broker.open_home("push") as (partition, client):
         assert len(partition.take("move:dead", [task_id], lease_ms=1).run(client)) == 1
         assert shop.dq.find(task_id)[0].state == "claimed"
         while not partition.heartbeat("worker:1", lease_ms=60_000).run(client).reaped:
             pass
     assert shop.dq.find(task_id)[0].state == ("delayed" if countdown else "waiting")
+
+
+def test_a_moved_message_keeps_the_id_of_its_task(shop: Any) -> None:
+    for _ in range(2):
+        shop.tasks["notify"].apply_async(("a",), task_id="twice")
+    assert shop.dq.queues["push"].move("other", tenant="a") == 2
+    assert [each.id for each in shop.dq.queues["other"].peek()] == ["twice", "twice~1"]
+    assert shop.dq.find("twice~1") == []
 
 
 def test_a_move_needs_one_thing_and_another_queue(shop: Any) -> None:

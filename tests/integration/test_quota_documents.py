@@ -65,6 +65,29 @@ def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: P
     assert origin.by
 
 
+def test_an_interrupted_import_reports_how_far_it_got(
+    run: Run, shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "quotas.json"
+    file.write_text(json.dumps({"push": {}}))
+    before = len(shop.dq.quotas.changes("push", LiveQuotas()))
+    assert "--yes makes" in run("import", str(file), status=2)
+    make = shop.dq.quotas.make
+
+    def make_two(changes: Any, *, on_progress: Callable[[int], None]) -> int:
+        def interrupt(done: int) -> None:
+            on_progress(done)
+            if done == 2:
+                raise KeyboardInterrupt
+
+        return int(make(changes, on_progress=interrupt))
+
+    monkeypatch.setattr(shop.dq.quotas, "make", make_two)
+    text = run("import", str(file), "--yes", status=130)
+    assert text.splitlines()[-1] == f"Interrupted: at least 2 changes of {before} made."
+    assert len(shop.dq.quotas.changes("push", LiveQuotas())) == before - 2
+
+
 def test_copy_makes_the_other_queue_equal(run: Run, shop: Any) -> None:
     shop.dq.quotas.set("pull", "old", rate=3)
     outcome = json.loads(run("copy", "push", "--to", "pull", "--yes", "--json"))

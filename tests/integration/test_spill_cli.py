@@ -68,9 +68,12 @@ def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -
         assert (owner["state"], owner["pending"], owner["damaged"]) == ("dead", 7, 0)
         assert owner["bytes"] > 0 <= owner["age_s"]
         assert "7 pending" in run(app).output
-        assert run(app, "replay", "--timeout", "0.2", status=1).output == "0 sent, 7 left.\n"
+        assert run(app, "replay", "--yes", "--timeout", "0.2", status=1).output == "0 sent, 7 left.\n"
         server.start()
-        assert run(app, "replay", "--timeout", "30").output == "7 sent, 0 left.\n"
+        assert run(app, "replay", "--dry-run").output == "0 sent, 7 left.\n"
+        question = run(app, "replay", status=2).output
+        assert "Send 7 messages of 1 dead process?" in question
+        assert run(app, "replay", "-y", "--timeout", "30").output == "7 sent, 0 left.\n"
         assert run(app, "replay").output == "0 sent, 0 left.\n"
         assert "0 pending" in run(app).output
         assert [message.id for message in app.dq.queues["push"].peek()] == [f"job-{n}" for n in range(7)]

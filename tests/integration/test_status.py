@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 import celery_dq
+from celery_dq.beat.scheduler import leadership, schedule_name
 from celery_dq.cli import dq
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
 
 Status = Callable[..., str]
@@ -39,7 +43,7 @@ def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
     shop.tasks["notify"].delay("acme")
     text = status(status=1)
     assert "WARNING Messages wait in 'push' (1), and no living worker consumes it." in text
-    with shop.dq._broker.open("push") as (partition, client):
+    with shop.dq._broker.open_home("push") as (partition, client):
         partition.claim("w", lease_ms=60_000, want=0).run(client)
         assert "living consumers: 1" in status()
         partition.claim("w", lease_ms=1, want=0).run(client)
@@ -55,7 +59,7 @@ def test_delayed_messages_without_a_worker(status: Status, shop: Any) -> None:
 
 def test_dead_letters(status: Status, shop: Any) -> None:
     shop.tasks["notify"].delay("acme")
-    with shop.dq._broker.open("push") as (partition, client):
+    with shop.dq._broker.open_home("push") as (partition, client):
         (entry,) = partition.claim("w", lease_ms=60_000, want=1).run(client).entries
         partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
     found = json.loads(status("--json", status=1))
@@ -66,9 +70,48 @@ def test_dead_letters(status: Status, shop: Any) -> None:
 
 def test_a_singleton_queue_without_a_leader(status: Status, shop: Any) -> None:
     shop.conf.dq_singleton_queues = ["push"]
-    assert "vacant" in status()
+    assert "No worker leads singleton queue 'push'. Start a worker with -Q push. (W021)" in status(status=1)
     shop.tasks["notify"].delay("acme")
-    assert "no worker leads this singleton queue. Start a worker with -Q push. (W018)" in status(status=1)
+    text = status(status=1)
+    assert "no worker leads this singleton queue. Start a worker with -Q push. (W018)" in text
+    assert "W021" not in text
+
+
+def test_a_beat_without_a_leader(status: Status, shop: Any) -> None:
+    shop.conf.dq_queues = {"old": {}}
+    name = leadership(schedule_name(shop, shop.dq.options))
+    with shop.dq._broker.channel() as channel:
+        beat, other = (
+            RedisElection(channel.client, PartitionKeys("online", each), "beat-1") for each in (name, "old")
+        )
+        beat.accept(0, 1.0)
+        assert "OK " in status()
+        beat.resign(True)
+        other.accept(0, 1.0)
+        other.resign(True)
+    text = status(status=1)
+    assert f"WARNING No process leads {name!r}: no tick is sent. Start 'celery beat -S dq'. (W021)" in text
+    assert text.count("W021") == 1  # the queue is no singleton queue any more
+
+
+def test_a_wrong_setting_is_shown() -> None:
+    with Celery("shop", broker="memory://") as app:
+        app.conf.update(dq_singleton_queues=["push"])
+        celery_dq.setup(app)
+        assert "ERROR   dq_singleton_queues names 'push', and nothing can elect a leader" in status_of(
+            app, status=2
+        )
+
+
+def test_a_server_that_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        url = f"dq-redis://127.0.0.1:{hung.getsockname()[1]}/0"
+        with Celery("shop", broker=url) as app:
+            celery_dq.setup(app)
+            app.conf.task_publish_retry_policy = {"max_retries": 0}
+            text = status_of(app, "--timeout", "0.2", status=2)
+    assert "ERROR   The broker did not answer within 0.2 s." in text
+    assert "(E022)" in text
 
 
 @pytest.mark.parametrize("conf", [{}, {"dq_leese": 5}])
@@ -77,6 +120,7 @@ def test_nothing_can_be_read(conf: dict[str, Any]) -> None:
         app.conf.update(task_publish_retry_policy={"max_retries": 0}, **conf)
         celery_dq.setup(app)
         text = status_of(app, status=2)
+        assert text.count("Connection refused. Start it, or mend broker_url. (E011)") == (not conf)
         assert ("dq_leese" if conf else "cannot be reached") in text
         assert "ERROR" in text
         assert "queues: " not in text

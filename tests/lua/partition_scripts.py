@@ -8,9 +8,11 @@ from typing import Any
 
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import DedupSection
 from celery_dq.transport.redis.store.replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply
+from celery_dq.transport.redis.store.rounds import run_one
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 LEASE_MS = 60_000
 PLACES = ("turn", "throttled", "at_concurrency", "paused")
@@ -108,11 +110,11 @@ class PartitionScripts:
 
     def make_older(self, by_us: float) -> None:
         """As if the only waiting message, of the tenant ``""``, had come so much earlier."""
-        [[(message_id, score)]] = waiting_of(self.keys, self.client, [""], 10)
+        [[(message_id, score)]] = run_one(self.client, waiting_of(self.keys, [""], 10))
         self.client.hset(self.keys.single, "", struct.pack(">d", score - by_us) + message_id)
 
     def waiting(self, tenant: str = "") -> list[str]:
-        return [each.decode() for each, _ in waiting_of(self.keys, self.client, [tenant], 10_000)[0]]
+        return [each.decode() for each, _ in run_one(self.client, waiting_of(self.keys, [tenant], 10_000))[0]]
 
     def state(self, field: str) -> float:
         return float(self.client.hget(self.keys.state, field) or 0)

@@ -11,8 +11,9 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, derived_by
-from celery_dq.transport.redis.store.partition import Partition, ScriptCall, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
@@ -80,23 +81,26 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
     calls: list[tuple[ScriptCall[Any], int]] = [
-        (partition.push([OutgoingRecord(1, "a", b"")]), 5 + 3),
+        (partition.declare_partitions(4), 2),
+        (partition.set_partitions(4), 1),
+        (partition.push([OutgoingRecord(1, "a", b"")]), 6 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.ack("c", settle=[tag], finish=[tag, tag]), 1 + 1 + 2 + 1 + 4),
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
-        (partition.heartbeat("c", lease_ms=1), 4),
+        (partition.heartbeat("c", lease_ms=1), 6),
         (partition.resign("c"), 2),
         (partition.fence(1), 3),
         (partition.hand_over_wakeup("c"), 1),
         (partition.set_quota("t", None), 3),
         (partition.bring_settings_quota(None, by="w", memory_ms=1), 4),
-        (partition.pause("t"), 2),
-        (partition.resume("t"), 2),
+        (partition.pause("t"), 5),
+        (partition.resume(None), 5),
         (partition.place_held_back(["t"]), 1 + 1),
         (partition.cancel(["a"]), 3 + 1),
         (partition.cancel_tenant("t"), 3),
         (partition.purge(), 1),
+        (partition.edit("a", priority=3), 4),
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
         (partition.replay("a"), 3),
         (partition.forget_dead(["a"]), 1 + 1),
@@ -104,8 +108,9 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.evict("t", "k"), 2),
         (partition.explain_tenant("t"), 1),
         (partition.locate("a"), 1),
-        (partition.oldest_waiting(["t", "u"]), 2 + 2),
-        (partition.oldest_waiting(place="turn"), 2),
+        (partition.oldest_waiting(["t", "u"]), 3 + 2),
+        (partition.oldest_waiting(place="turn"), 3),
+        (partition.backlogs("turn", 0), 4),
     ]
     assert {call.script.name for call, _ in calls} == set(SCRIPTS.names())
     for call, sent in calls:

@@ -29,6 +29,16 @@ def fill(scripts: PartitionScripts, tenants: int, depth: int = 1) -> None:
     pipe.execute()
 
 
+def test_a_heartbeat_of_an_empty_partition_costs_few_commands(scripts: PartitionScripts) -> None:
+    """A worker on thousands of queues sends one for each."""
+    heartbeat = scripts.partition.heartbeat("c1", lease_ms=10_000)
+    heartbeat.run(scripts.client)
+    before = commands(scripts)
+    heartbeat.run(scripts.client)
+    # Two more are of the script itself and of the look at the counters.
+    assert commands(scripts) - before == 9
+
+
 def cost_of_a_claim(scripts: PartitionScripts) -> float:
     """Commands per claim of a batch that also finishes one."""
     tags = tags_of(scripts.claim(BATCH).entries)

@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 
 
 def counters(scripts: PartitionScripts) -> QueueCounters:
-    return queue_snapshot(scripts.partition, scripts.client).counters
+    return queue_snapshot([scripts.partition], scripts.client).counters
 
 
 def counts(scripts: PartitionScripts) -> dict[str, int]:
@@ -171,11 +171,11 @@ def test_the_oldest_waiting_message_is_found_behind_more_urgent_ones(
         assert first == pytest.approx(HOUR_S, abs=5)
         assert second == pytest.approx(0, abs=5)
         assert absent is None
-        assert oldest_waiting_s(scripts.partition, scripts.client) == pytest.approx(HOUR_S, abs=5)
+        assert oldest_waiting_s([scripts.partition], scripts.client) == [pytest.approx(HOUR_S, abs=5)]
 
 
 def test_the_oldest_message_of_a_queue_is_found_wherever_its_tenant_stands(scripts: PartitionScripts) -> None:
-    assert queue_snapshot(scripts.partition, scripts.client).oldest_waiting_s is None
+    assert queue_snapshot([scripts.partition], scripts.client).oldest_waiting_s is None
     scripts.push("m")
     scripts.make_older(HOUR_S * 1e6)
     for n in range(600):
@@ -183,8 +183,8 @@ def test_the_oldest_message_of_a_queue_is_found_wherever_its_tenant_stands(scrip
     limits: list[dict[str, Any]] = [{"paused": True}, {"concurrency": 1}, {"rate": 0.001}, {}]
     for limit in limits:
         scripts.set_quota("", **limit)
-        assert oldest_waiting_s(scripts.partition, scripts.client) == pytest.approx(HOUR_S, abs=30)
-    assert queue_snapshot(scripts.partition, scripts.client, ages=False).oldest_waiting_s is None
+        assert oldest_waiting_s([scripts.partition], scripts.client) == [pytest.approx(HOUR_S, abs=30)]
+    assert queue_snapshot([scripts.partition], scripts.client, ages=False).oldest_waiting_s is None
 
 
 @pytest.mark.parametrize(("pushed_us", "now_us"), [(10 * 10**6, 60 * 10**6), (10**15, 10 * 10**6)])

@@ -264,3 +264,12 @@ class TestQuotaChange:
         scripts.set_quota("a", weight=3)
         taken = [each[0] for each in scripts.take(16)]
         assert taken.count("a") == 12
+
+
+def test_a_claim_reports_whether_a_tenant_may_have_a_limit(scripts: PartitionScripts) -> None:
+    scripts.push("first", "second", "third")
+    # The first claim makes the lease, the second one finds a single message.
+    assert [scripts.claim(want).has_limits for want in (1, 2)] == [False, False]
+    scripts.set_quota("another", concurrency=1)
+    scripts.push("fourth")
+    assert scripts.claim().has_limits

@@ -12,7 +12,7 @@ from celery_dq.dedup.other_brokers import redis_coordinator as dedup
 from celery_dq.errors import ScriptError
 from celery_dq.leadership import redis_election
 from celery_dq.scripts import ScriptSet, is_noscript
-from celery_dq.transport.redis.store import partition
+from celery_dq.transport.redis.store import script_calls
 from tests.lua.partition_scripts import PartitionScripts
 
 CONTRACT = """-- Adds.
@@ -172,7 +172,7 @@ def test_missing_script_is_an_error_before_it_is_asked_for(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "scripts", [partition, dedup, redis_election, schedule_store], ids=lambda module: module.__name__
+    "scripts", [script_calls, dedup, redis_election, schedule_store], ids=lambda module: module.__name__
 )
 def test_every_script_of_a_folder_belongs_to_its_set(scripts: ModuleType) -> None:
     loaded = scripts.load_scripts()

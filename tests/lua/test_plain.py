@@ -11,8 +11,9 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, ScriptSet
-from celery_dq.transport.redis.store.partition import Partition, ScriptCall, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
+from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_quota, make_record, tags_of
 
 #: A line that each short path runs before its first write -> the same without a short path.
@@ -29,7 +30,7 @@ class FixedClock(ScriptSet):
 
     def __init__(self, short: bool) -> None:
         scripts = load_scripts()
-        self._scripts = {name: self._fixed(scripts[name], short) for name in scripts.names()}
+        self.update({name: self._fixed(script, short) for name, script in scripts.items()})
 
     @staticmethod
     def _fixed(script: Script, short: bool) -> Script:

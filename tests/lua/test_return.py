@@ -285,6 +285,24 @@ class TestReaping:
         assert scripts.left_over() == {"tombstones", "leases"}
         assert scripts.client.zrange(scripts.keys.tombstones, 0, -1) == [b"there"]
 
+    def test_heartbeat_of_an_empty_partition_ends_lost_leases_and_repairs_the_count(
+        self, scripts: PartitionScripts
+    ) -> None:
+        scripts.lose("lost")
+        scripts.client.hset(scripts.keys.state, mapping={"held": 3, "next_look_owner": "lost"})
+        assert scripts.reap() == 0
+        assert scripts.client.zrange(scripts.keys.leases, 0, -1) == [b"reaper"]
+        # Without a lost lease there is less to look at.
+        scripts.client.hset(scripts.keys.state, mapping={"held": 3, "next_look_owner": "reaper"})
+        scripts.reap()
+        assert scripts.client.hmget(scripts.keys.state, "held", "next_look_owner") == [b"0", b""]
+
+    @pytest.mark.parametrize("key", ["limiter", "tombstones"])
+    def test_heartbeat_of_an_empty_partition_tidies(self, scripts: PartitionScripts, key: str) -> None:
+        scripts.client.zadd(getattr(scripts.keys, key), {"gone": 1})
+        scripts.reap()
+        assert scripts.left_over() == {"leases"}
+
 
 class TestComingBack:
     """A consumer whose own lease is nearly over reaps no other one: perhaps the server was away."""

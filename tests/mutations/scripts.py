@@ -102,28 +102,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "heartbeat",
-        "a late heartbeat takes its own messages for a dead worker's",
-        "transport/redis/lua/heartbeat.lua",
-        (
-            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
-            "local grace = reap_grace_of(consumer)\n"
-            "local reaped, report = 0, {}\n"
-            "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
-        ),
-        (
-            "local grace = reap_grace_of(consumer)\n"
-            "local reaped, report = 0, {}\n"
-            "if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end\n"
-            "renew_lease(consumer, alive, tonumber(ARGV[2]))\n"
-        ),
-        (
-            "tests/lua/test_return.py",
-            "-k",
-            "Late or expired or late or coming",
-        ),
-    ),
-    Mutation(
         "rate",
         "a quota that is set again gives a token away",
         "transport/redis/lua/include/apply_quota.lua",

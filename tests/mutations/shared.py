@@ -12,8 +12,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "recovery",
         "a worker whose lease has expired counts as alive in the status",
         "app/checks/status.py",
-        "return any(each.lease_s > 0 for each in queue.consumers)",
-        "return bool(queue.consumers)",
+        "not any(consumer.lease_s > 0 for consumer in each.consumers)",
+        "not each.consumers",
         ("tests/integration/test_status.py", "-k", "with_and_without"),
     ),
     Mutation(

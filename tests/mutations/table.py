@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from tests.mutations import (
+    acks,
     beat,
     counters,
+    dashboard,
     dedup,
+    heartbeats,
     leadership,
+    metrics,
+    operating,
+    partitioned_queues,
+    partitions,
     publishing,
     scripts,
     shared,
@@ -20,15 +27,22 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
+    *heartbeats.MUTATIONS,
     *counters.MUTATIONS,
+    *dashboard.MUTATIONS,
     *transport.MUTATIONS,
     *wakeups.MUTATIONS,
+    *acks.MUTATIONS,
+    *partitioned_queues.MUTATIONS,
     *publishing.MUTATIONS,
+    *partitions.MUTATIONS,
     *dedup.MUTATIONS,
     *singleton.MUTATIONS,
     *worker.MUTATIONS,
     *zookeeper.MUTATIONS,
     *leadership.MUTATIONS,
     *beat.MUTATIONS,
+    *metrics.MUTATIONS,
     *shared.MUTATIONS,
+    *operating.MUTATIONS,
 )

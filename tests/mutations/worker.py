@@ -57,6 +57,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "custody",
+        "each task leaves a cycle of objects to the garbage collection",
+        "worker/task_events.py",
+        "        task.job = None\n",
+        "",
+        ("tests/unit/test_task_events.py", "-k", "garbage"),
+    ),
+    Mutation(
+        "custody",
         "an error of one part of a worker keeps the end of a task from the others",
         "worker/task_events.py",
         "            first = first or error\n",

@@ -35,6 +35,7 @@ EXTRAS = {
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
     "django": Extra(("django", "celery_dq.contrib.django.apps")),
+    "web": Extra(("waitress", "celery_dq.contrib.django.dashboard.standalone")),
 }
 
 

@@ -15,8 +15,7 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 
 import celery_dq
-from celery_dq.app.publishing.deadline_stage import DeadlineStage
-from celery_dq.producer.circuit_breaker import CircuitBreaker
+from celery_dq.app.publishing.direct_stage import CircuitBreaker, DirectStage
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
@@ -65,7 +64,7 @@ def make_app(url: str, **conf: Any) -> Any:
 
 
 def breaker_of(app: Any) -> CircuitBreaker:
-    (stage,) = (each for each in app.send_task.stages if isinstance(each, DeadlineStage))
+    (stage,) = (each for each in app.send_task.stages if isinstance(each, DirectStage))
     return stage.breaker
 
 

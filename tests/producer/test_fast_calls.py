@@ -17,13 +17,13 @@ from kombu.exceptions import EncodeError
 
 import celery_dq
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.message_template import KNOWN_HEADERS, MessageTemplates
+from celery_dq.app.publishing.message_template import KNOWN_HEADERS
 from celery_dq.app.publishing.results import prepare_for_results
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
+from celery_dq.app.publishing.template_filling import Ids, MessageTemplates, plain_args, plain_kwargs
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
-from celery_dq.producer.template import Ids, plain_args, plain_kwargs
 from tests.apps import task as make_task
 from tests.producer.conftest import MakeApp, Stored
 
@@ -120,7 +120,7 @@ class Bench:
             headers = dict(message["headers"])
             made.append(self.sender.address(message, exchange, key, declare))
             kind = self.fast.kind_of(name, options)
-            if kind is not None and not self.fast.knows(kind):
+            if kind is not None and kind not in self.fast.by_kind:
                 routed = {each: options[each] for each in ("priority",) if each in options}
                 known = {each: value for each, value in headers.items() if each in KNOWN_HEADERS}
                 learnt = dict(message, headers=known)
@@ -132,7 +132,7 @@ class Bench:
 
     def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:
         kind = self.fast.kind_of(name, options)
-        template = None if kind is None else self.fast.get(kind)
+        template = None if kind is None else self.fast.by_kind.get(kind)
         given = [options.get(each) for each in ("task_id", "tenant", "headers")]
         filled = template and self.fast.fill(template, args, kwargs, *given)
         return None if filled is None else filled[1]
@@ -303,6 +303,32 @@ def test_a_tool_that_wraps_apply_async_later_sees_every_call(
     assert len(seen) == 1
     assert app.dq.buffer.flush(30) == 0
     assert stored.count("celery") == 6
+
+
+def test_a_quick_call_of_a_task_takes_its_own_headers_and_tenant(
+    make_app: MakeApp, stored: Stored, quick: list[Any]
+) -> None:
+    app = make_app()
+    task: Any = app.task(name="plain", shared=False)(work)
+    own = {"headers": {"trace": {"span": "é"}}, "tenant": 7}
+    first = task.apply_async((1,), **own)
+    for _ in range(2):
+        task.delay(1)
+    assert isinstance(task.apply_async, TaskApplyAsync)
+    made = len(quick)
+    second = task.apply_async((1,), **own)
+    assert len(quick) == made, "the call has passed the stages"
+    # A header of Celery's is Celery's to write.
+    shadowed = task.apply_async((1,), headers={"shadow": "other"})
+    assert app.dq.buffer.flush(30) == 0
+    assert [stored.record("celery", each.id).tenant for each in (first, second)] == ["7", "7"]
+    (slow, _, _), (fast, _, _) = (stored.message("celery", each.id) for each in (first, second))
+    own_ids = {"id", "root_id"}
+    assert {key: slow[key] for key in slow.keys() - own_ids} == {
+        key: fast[key] for key in fast.keys() - own_ids
+    }
+    assert fast["trace"] == {"span": "é"}
+    assert stored.message("celery", shadowed.id)[0]["shadow"] == "other"
 
 
 def test_a_quick_task_still_checks_its_arguments_and_heeds_changes(make_app: MakeApp, stored: Stored) -> None:

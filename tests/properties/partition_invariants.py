@@ -91,14 +91,20 @@ class WatchedPartition(RuleBasedStateMachine):
         assert self.client.llen(self.scripts.keys.wake) <= 1
         if self.token_taken or self.scripts.token():
             return
-        assert not (self.model.start)
+        keys = self.scripts.keys
         assert not (self.model.discards)
-        assert not (self.model.due())
-        dues = [
-            score
-            for key in (self.scripts.keys.delayed, self.scripts.keys.throttled)
-            for _, score in self.client.zrange(key, 0, 0, withscores=True)
-        ]
+        if self.model.queue_pauses:
+            until = self.scripts.state("paused_until")
+            dues = [until] if until < 9e15 else []
+        else:
+            assert not (self.model.start)
+            assert not (self.model.due())
+            assert not any(self.model.pause_ends.values())
+            dues = [
+                score
+                for key in (keys.delayed, keys.throttled, keys.pause_ends)
+                for _, score in self.client.zrange(key, 0, 0, withscores=True)
+            ]
         if dues:
             state = self.client.hgetall(self.scripts.keys.state)
             assert (
@@ -122,7 +128,7 @@ class WatchedPartition(RuleBasedStateMachine):
                     == 0
                 )
         # Allow the times of slow rates, quotas and lasting records; no other key.
-        allowed = {"leases", "quotas", "quota_info", "pauses", "limiter", "tombstones"}
+        allowed = {"leases", "quotas", "quota_info", "pauses", "pause_ends", "limiter", "tombstones"}
         allowed |= {"dead", "dead_info", "dead_index"}
         allowed |= {f"reap_grace:{consumer}" for consumer in CONSUMERS}
         assert self.scripts.left_over() - allowed - {"producer:p", "wake"} == set()

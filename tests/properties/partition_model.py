@@ -30,6 +30,9 @@ class Model:
         self.quotas: dict[str, Quota] = {}
         self.default = Quota()
         self.pauses: set[str] = set()
+        #: Tenants whose pause ends by itself, now or later.
+        self.pause_ends: dict[str, bool] = {}
+        self.queue_pauses = False
         self.used: dict[str, int] = {}
         self.v = 0.0
         self.start: dict[str, float] = {}
@@ -165,7 +168,14 @@ class Model:
             self.wait(message)
         return "accepted"
 
+    def may_serve(self) -> bool:
+        """Whether a message, or a discard, may be taken now."""
+        return bool(self.discards or (self.start and not self.queue_pauses))
+
     def promote(self) -> None:
+        for tenant in [each for each, is_over in self.pause_ends.items() if is_over]:
+            del self.pause_ends[tenant]
+            self.pauses.discard(tenant)
         for each in self.due():
             message = self.messages[each]
             message.score = self.delayed.pop(each) - message.priority * STRICT
@@ -193,7 +203,7 @@ class Model:
 
         passed: set[str] = set()
         while len(took.entries) < want:
-            line = [t for t in self.start if t not in passed]
+            line = [t for t in self.start if t not in passed and not self.queue_pauses]
             if not line:
                 break
             tenant = min(line, key=lambda t: (self.start[t], t.encode()))
@@ -349,6 +359,29 @@ class Model:
             best = "tombstone" if best == "none" else best
         self.put_in_place()
         return best
+
+    def edit(self, task: str, priority: int | None, is_later: bool) -> str:
+        """Change the first message of a task that waits or is delayed."""
+        ids = [each for each in (task, *(f"{task}~{i}" for i in range(1, 10))) if each in self.messages]
+        for each in ids:
+            message = self.messages[each]
+            line = self.waiting.get(message.tenant, [])
+            if message not in line and each not in self.delayed:
+                continue
+            if is_later and message.expired:
+                return "expires"
+            if priority is not None:
+                message.score += (message.priority - priority) * STRICT
+                message.priority = priority
+            if message in line:
+                line.remove(message)
+                if not is_later:
+                    self.wait(message)
+            if is_later:
+                self.delayed[each] = 1e18
+            self.put_in_place()
+            return "delayed" if each in self.delayed else "waiting"
+        return "other" if ids else "none"
 
     def cancel_tenant(self, tenant: str) -> int:
         line = self.waiting.pop(tenant, [])

@@ -25,6 +25,8 @@ from tests.properties.partition_model import Model
 
 TASKS = ("x", "y", "z", "u", "w", "x~1")
 MAX_DELIVERIES = 2
+#: µs of a pause that does not end while a test runs.
+LONG = 10**12
 #: µs between two tokens: none comes back while a test runs.
 SLOW = 1e12
 
@@ -104,6 +106,15 @@ class PartitionMachine(WatchedPartition):
         assert call.run(self.client) == [self.model.cancel(plain(task), stone)]
         self.token_taken = False
 
+    @rule(task=st.sampled_from(TASKS), priority=st.sampled_from([None, 0, 3, 9]), is_later=st.booleans())
+    def edit(self, task: str, priority: int | None, is_later: bool) -> None:
+        call = self.scripts.partition.edit(task, priority=priority, for_us=LONG if is_later else None)
+        outcome = call.run(self.client)
+        assert outcome == self.model.edit(plain(task), priority, is_later)
+        # A call that changes nothing adds no wake-up.
+        if outcome in ("waiting", "delayed"):
+            self.token_taken = False
+
     @precondition(lambda self: self.model.tombstones)
     @rule()
     def tombstones_expire(self) -> None:
@@ -173,7 +184,7 @@ class PartitionMachine(WatchedPartition):
         assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
         assert claimed.suspect == expected.suspect
         assert claimed.stale == stale
-        assert claimed.more == bool(self.model.start or self.model.discards)
+        assert claimed.more == self.model.may_serve()
         self.remembers(consumer, claimed.next_look_s)
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
@@ -281,7 +292,7 @@ class PartitionMachine(WatchedPartition):
     def hand_over_wakeup(self, consumer: str) -> None:
         self.model.promote()
         served = self.scripts.partition.hand_over_wakeup(consumer).run(self.client)
-        assert served == bool(self.model.start or self.model.discards)
+        assert served == self.model.may_serve()
         self.keeping.discard(consumer)
         self.token_taken = False
 
@@ -298,14 +309,47 @@ class PartitionMachine(WatchedPartition):
         self.model.set_quota(tenant, quota)
         self.token_taken = False
 
-    @rule(tenant=tenants, pauses=st.booleans())
-    def pause_or_resume(self, tenant: str, pauses: bool) -> None:
-        partition = self.scripts.partition
-        changed = (partition.pause if pauses else partition.resume)(tenant).run(self.client)
-        assert changed == (pauses != (tenant in self.model.pauses))
-        self.model.pauses = self.model.pauses | {tenant} if pauses else self.model.pauses - {tenant}
-        self.model.put_in_place()
+    @rule(tenant=tenants, pauses=st.booleans(), ends=st.booleans())
+    def pause_or_resume(self, tenant: str, pauses: bool, ends: bool) -> None:
+        partition, model = self.scripts.partition, self.model
+        call = partition.pause(tenant, for_us=LONG * ends) if pauses else partition.resume(tenant)
+        reply = call.run(self.client)
+        assert reply is not None
+        is_same = not (ends or tenant in model.pause_ends) and tenant in model.pauses
+        assert reply.changed == (not is_same if pauses else tenant in model.pauses)
+        model.pauses = model.pauses | {tenant} if pauses else model.pauses - {tenant}
+        model.pause_ends.pop(tenant, None)
+        if pauses and ends:
+            model.pause_ends[tenant] = False
+        model.put_in_place()
         self.token_taken = False
+
+    @precondition(lambda self: not all(self.model.pause_ends.values()))
+    @rule(data=st.data())
+    def a_pause_ends(self, data: st.DataObject) -> None:
+        later = sorted(tenant for tenant, is_over in self.model.pause_ends.items() if not is_over)
+        tenant = data.draw(st.sampled_from(later))
+        self.client.zadd(self.scripts.keys.pause_ends, {tenant: 1})
+        self.client.hset(self.scripts.keys.state, "resume_at", 1)
+        self.model.pause_ends[tenant] = True
+        self.token_taken = True  # time passes without a script
+
+    @rule(how=st.sampled_from(["pause", "pause until", "resume", "end"]))
+    def pause_queue(self, how: str) -> None:
+        partition, keys = self.scripts.partition, self.scripts.keys
+        if how == "end":
+            if self.model.queue_pauses:
+                self.client.hset(keys.state, "paused_until", 1)
+                self.token_taken = True  # time passes without a script
+        else:
+            pauses = how != "resume"
+            call = partition.pause(None, for_us=LONG * (how != "pause")) if pauses else partition.resume(None)
+            reply = call.run(self.client)
+            assert reply is not None
+            if not pauses or not self.model.queue_pauses:
+                assert reply.changed == (pauses or self.model.queue_pauses)
+            self.token_taken = False
+        self.model.queue_pauses = how in ("pause", "pause until")
 
     @rule(quota=quotas)
     def set_default(self, quota: Quota) -> None:

@@ -63,6 +63,7 @@ class PostingWorkers:
             conf=conf,
             pool=pool,
             concurrency=concurrency,
+            preloaded=True,
             **options,
         )
 

@@ -57,7 +57,8 @@ def test_a_rolling_restart_loses_and_reorders_nothing_and_runs_nothing_twice(
             redis_posting.wait_started(sent - 30)
             workers.append(redis_posting.worker().start())
             workers[-1].wait_ready()
-            workers.pop(0).stop(deadline=DEADLINE_S)
+            workers[0].stop(deadline=DEADLINE_S)
+            workers.pop(0).discard()
         assert redis_posting.finished(sent) == list(range(sent))
     finally:
         for worker in workers:

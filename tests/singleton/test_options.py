@@ -3,10 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery import Celery
+from kombu import Queue
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import resolve
 from celery_dq.options.singleton import SingletonOptions
+from celery_dq.worker.singleton import singleton_queues
 
 
 @pytest.mark.parametrize("names", [["b", "a"], ("b", "a"), {"a", "b"}, {"a": {}, "b": None}])
@@ -54,3 +57,11 @@ def test_every_part_is_read() -> None:
 def test_options_without_sense_are_refused(settings: dict[str, Any], reported: str) -> None:
     with pytest.raises(ConfigurationError, match=reported):
         resolve(settings)
+
+
+def test_a_queue_that_is_declared_as_singleton_has_one_partition() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.task_queues = [Queue("ledger", queue_arguments={"x-single-active-consumer": True})]
+    assert set(singleton_queues(app, resolve({}))) == {"ledger"}
+    with pytest.raises(ConfigurationError, match="but the queue is declared with x-single"):
+        singleton_queues(app, resolve({"dq_queues": {"ledger": {"partitions": 2}}}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.store.partition import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.proxy import Proxy
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.envelope import pack
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
@@ -126,7 +127,7 @@ def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
     channel.turn_until(lambda: channel.ids == ["first", "a"])
     channel.turn_until(lambda: not channel.fetcher.expects_answer)
     scripts.push("b")
-    channel.fetcher.look_again(QUEUE)
+    channel.fetcher.look_again(PartitionKeys("online", QUEUE).prefix)
     channel.fetcher.tick()
     assert channel.fetcher.expects_answer  # the claim that will bring "b"
     channel.ledger.release(channel.got[1].delivery_tag, "requeue")

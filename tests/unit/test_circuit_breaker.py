@@ -4,8 +4,8 @@ import os
 
 from hypothesis import given, strategies as st
 
+from celery_dq.app.publishing.direct_stage import CircuitBreaker
 from celery_dq.clock import ManualClock
-from celery_dq.producer.circuit_breaker import CircuitBreaker
 
 DOWN = ConnectionRefusedError("refused")
 

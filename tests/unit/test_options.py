@@ -11,6 +11,7 @@ from celery import Celery
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options, Quota, resolve
 from celery_dq.options.buffer import BufferOptions
+from celery_dq.options.metrics import MetricsOptions
 from celery_dq.options.sections import SETTINGS, STRICT_HEAD_START_US
 
 
@@ -33,9 +34,14 @@ def test_every_setting_is_read() -> None:
             "dq_lease": timedelta(seconds=20),
             "dq_max_deliveries": 3,
             "dq_priority_aging": "1m",
-            "dq_queues": {"push": {"rate": "50/s", "priority_aging": None}, "mail": {"max_deliveries": 9}},
+            "dq_queues": {
+                "push": {"rate": "50/s", "priority_aging": None, "partitions": 64},
+                "mail": {"max_deliveries": 9},
+            },
             "dq_default_quota": {"rate": 5, "burst": 2, "concurrency": 4},
             "dq_dead_letter_failures": True,
+            "dq_dead_letter_retention": "30d",
+            "dq_dead_letter_limit": 1_000,
             "dq_confirm_replicas": 1,
             "dq_watchdog": 0,
             "dq_claim_ahead": 0,
@@ -54,8 +60,13 @@ def test_every_setting_is_read() -> None:
             "dq_buffer_sync_every": 1,
             "dq_buffer_sync_interval": "1s",
             "dq_buffer_close_timeout": 3,
+            "dq_metrics_port": 9540,
+            "dq_metrics_host": "0.0.0.0",
+            "dq_metrics_tenants": 20,
+            "dq_metrics_timeout": "2s",
         }
     )
+    assert options.metrics == MetricsOptions(9540, "0.0.0.0", 20, 2_000_000)
     assert options.environment == "sandbox"
     assert options.key_prefix == "shop:"
     assert options.lease_us == 20_000_000
@@ -66,6 +77,7 @@ def test_every_setting_is_read() -> None:
     assert options.allow_eviction is True
     assert options.producer_marker_ttl_us == 7_200_000_000
     assert options.tombstone_ttl_us == 86_400_000_000
+    assert (options.dead_letter_retention_us, options.dead_letter_limit) == (30 * 86_400_000_000, 1_000)
     assert options.buffer == BufferOptions(
         enabled=True,
         folder="/var/lib/shop",
@@ -84,6 +96,7 @@ def test_every_setting_is_read() -> None:
     assert push.quota == Quota(rate=50, burst=2, concurrency=4)
     assert (push.head_start_us, push.max_deliveries) == (STRICT_HEAD_START_US, 3)
     assert (mail.head_start_us, mail.max_deliveries) == (60_000_000, 9)
+    assert (push.partitions, mail.partitions) == (64, 1)
     assert other == options.defaults
     assert other.quota == mail.quota == Quota(rate=5, burst=2, concurrency=4)
 
@@ -91,6 +104,17 @@ def test_every_setting_is_read() -> None:
 @pytest.mark.parametrize(
     ("conf", "reported"),
     [
+        ({"dq_queues": {"a": {"partitions": 0}}}, "dq_queues['a']['partitions'] = 0 is too small: give 1 or"),
+        ({"dq_queues": {"a": {"partitions": 4097}}}, "['partitions'] = 4097 is too large: give 4096 or less"),
+        (
+            {"dq_queues": {"a": {"partitions": "4"}}},
+            "['partitions'] = '4' is not a whole number; from 1 to",
+        ),
+        ({"dq_partitions": 4}, "there is no setting 'dq_partitions'"),
+        (
+            {"dq_queues": {"a": {"partitions": 2}}, "dq_singleton_queues": ["a"]},
+            "dq_queues['a']['partitions'] = 2, but dq_singleton_queues names the queue: one leader consumes",
+        ),
         ({"dq_laese": 3}, "there is no setting 'dq_laese'; did you mean 'dq_lease'?"),
         ({"dq_xyzzy": 3}, "there is no setting 'dq_xyzzy'; known are dq_allow_eviction, "),
         ({"dq_lease": "soon"}, "dq_lease = 'soon' is not a duration"),
@@ -135,6 +159,15 @@ def test_every_setting_is_read() -> None:
         ({"dq_watchdog": 5}, "dq_watchdog = 5s is shorter than dq_lease = 15s"),
         ({"dq_buffer": True}, "dq_buffer = True needs dq_buffer_folder"),
         ({"dq_buffer_sync_every": 1}, "dq_buffer_sync_every = 1 has no effect without dq_buffer_folder"),
+        (
+            {"dq_metrics_port": 70_000},
+            "dq_metrics_port = 70000 is too large: give 65535 or less, 1 at least",
+        ),
+        (
+            {"dq_metrics_tenants": 201},
+            "dq_metrics_tenants = 201 is too large: give 200 or less, 0 at least",
+        ),
+        ({"dq_metrics_timeout": 0}, "dq_metrics_timeout = 0 is too small: give 100ms or more"),
         ({"dq_buffer_batch_size": 1001}, "dq_buffer_batch_size = 1001 is too large: give 1000 or less"),
         (
             {"dq_producer_marker_ttl": "1m", "dq_lease": "2m"},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from billiard.pool import ApplyResult
 from celery import Celery, bootsteps
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError
@@ -16,7 +19,7 @@ from kombu.asynchronous import set_event_loop
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
-from celery_dq.worker.task_events import TaskEvents, TaskSubscriber, task_events
+from celery_dq.worker.task_events import TaskEvents, TaskInPool, TaskSubscriber, task_events
 
 #: Subscribers and gates are added in this order, which is not that of ``ORDER``.
 ROLES = ("singleton_queues", "zookeeper")
@@ -167,3 +170,22 @@ def test_an_error_of_one_subscriber_keeps_no_event_from_others(app: Any, lines: 
     expected = both("received", "offered", "accepted", "ending NoneType", "ended")
     wait_until(partial(lines.__eq__, expected), 30, what=lambda: str(lines))
     wait_until(lambda: result.state == "SUCCESS", 30)
+
+
+def test_a_task_that_has_ended_is_freed_without_a_garbage_collection() -> None:
+    events = TaskEvents.__new__(TaskEvents)
+    request = UnacceptedRequest.__new__(UnacceptedRequest)
+    task = TaskInPool(events, request, [])
+    events._tasks = {id(request): task}
+    callbacks = task.wrap({}, cancel=False)
+    jobs: dict[int, Any] = {}
+    task.job = ApplyResult(jobs, callbacks["callback"], accept_callback=callbacks["accept_callback"])
+    ended = weakref.ref(task)
+    gc.disable()
+    try:
+        jobs.clear()  # as billiard does when the job has its result
+        assert events.remove(task)
+        del task, callbacks
+        assert ended() is None
+    finally:
+        gc.enable()

@@ -123,12 +123,15 @@ def test_the_commands(run: Callable[..., str], ids: dict[str, str]) -> None:
     assert json.loads(run("queues", "q", "--json"))[0]["waiting"] == 3
     assert run("peek", "q", "--limit", "1").splitlines()[1].split()[0] == ids["urgent"]
     assert json.loads(run("find", ids["later"], "--json"))[0]["state"] == "delayed"
-    assert run("find", "nowhere", status=1) == "Task nowhere is in no queue.\n"
+    assert run("find", "nowhere", status=1).startswith("Task nowhere is in no queue.\nLooked in ")
     assert run("cancel", "q", ids["usual"]) == f"{ids['usual']}: cancelled; it was waiting\n"
     assert "unknown: it is not in the queue\n" in run("cancel", "q", ids["usual"], status=1)
     assert "this broker does not have" in run("cancel", "q", "x", "--in-advance", status=1)
-    assert run("cancel", "q", "--task-name", "post") == "Cancelled 2.\n"
-    assert run("purge", "q", "-f") == "Purged 1.\n"
+    assert "this broker does not have" in run("partitions", "q", "--set", "2", status=1)
+    assert run("partitions", "q").splitlines()[1].split()[0] == "q"
+    assert run("purge", "q", "--dry-run") == "3 messages would be purged; none was.\n"
+    assert run("cancel", "q", "--task-name", "post", "--yes") == "Cancelled 2.\n"
+    assert run("purge", "q", "--yes") == "Purged 1.\n"
     assert "OK " in run("status")
     assert "it has no tenants and quotas" in run("doctor")
 
@@ -139,10 +142,10 @@ def test_the_commands(run: Callable[..., str], ids: dict[str, str]) -> None:
 def test_the_error_of_an_operation_without_a_meaning(run: Callable[..., str], words: str) -> None:
     text = run("peek", "q")
     text = run(*words.split(), status=1)
-    assert "on ZooKeeper there are no tenants, quotas, moves and tombstones" in text
+    assert "on ZooKeeper there are no tenants, quotas, pauses, moves, tombstones" in text
     assert "needs broker_url = dq-redis://" in text
 
 
 def test_the_error_of_the_api(app: Any) -> None:
-    with pytest.raises(ConfigurationError, match="no tenants, quotas, moves"):
+    with pytest.raises(ConfigurationError, match="no tenants, quotas, pauses, moves"):
         app.dq.queues["q"].explain("a")

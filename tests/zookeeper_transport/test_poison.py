@@ -194,6 +194,17 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
         wait_until(lambda: len(letters) == 1)
 
     dead_letter()
+    found = letters.show(task_id)
+    assert found is not None
+    assert (found.args, found.letter.task, found.due) == (["x"], "poison", None)
+    assert letters.show("unknown") is None
+    for refused in (
+        lambda: app.dq.queues["q"].pause(),
+        lambda: app.dq.queues["q"].reschedule(task_id, countdown=1),
+        lambda: app.dq.queues["q"].reprioritise(task_id, 1),
+    ):
+        with pytest.raises(ConfigurationError, match=r"no tenants, quotas, pauses, .*reprioritise"):
+            refused()
     with pytest.raises(InvalidMessage, match="only args, kwargs, priority"):
         letters.edit(task_id, tenant="t")
     assert letters.edit("unknown", args=()) is None
@@ -215,7 +226,7 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
         channel: Any = connection.default_channel
         channel.queue_delete("q")
     assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
-    assert run("dead", "purge", "q", task_id) == "Deleted 1.\n"
+    assert run("dead", "purge", "q", task_id) == "Purged 1.\n"
     assert len(letters) == 0
     # The other operations need the dq-redis broker.
     with pytest.raises(ConfigurationError, match="dq-redis"):

@@ -2,13 +2,18 @@
 
 ``api``                      ``DQ``, the object behind ``app.dq``, and ``dq_of(app)``
 ``broker``                   the app's connection to the Redis of its queues
-``queues_by_name``           the queues, in the broker that the app uses
+``by_queue_name``            the queues and their dead letters by name, in the broker that the app uses
+``pauses``                   pause a tenant or a whole queue
+``progress``                 progress of calls that change many messages
+``audit``                    who changed queues and quotas
 ``queues``, ``move``         look at queues, cancel messages, move them to another queue
+``cancel``                   cancel tasks in all partitions of queues
+``partition_count``          change the number of partitions of an empty queue
 ``zookeeper_queues``         the same where the broker is ZooKeeper, without tenants
 ``leaders``                  the leaders of singleton queues and of other elections
 ``quotas``                   what a tenant may take
-``dead_letters``             the dead letters of each queue, in the broker that the app uses
 ``redis_dead_letters``       look at messages that were given up on, replay or delete them
+``task_body``                read the arguments in a stored message, and replace them
 ``zookeeper_dead_letters``   the same where the broker is ZooKeeper
 ``dedup``                    the dedup locks of a queue
 ``buffer``                   the buffered producer of the app

@@ -7,10 +7,10 @@ from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.buffer import BufferApi
-from celery_dq.app.api.dead_letters import DeadLettersApi
+from celery_dq.app.api.by_queue_name import DeadLettersApi, QueuesApi
+from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
-from celery_dq.app.api.queues_by_name import QueuesApi
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.senders import AppSender
 from celery_dq.app.timeouts import Deadline
@@ -21,9 +21,6 @@ from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.inspector.redis_values import check_text
 from celery_dq.options import Options, resolve
 from celery_dq.producer.sender import Sender
-
-#: Ids in one call of the ``cancel`` script.
-_CHUNK = 100
 
 
 def dq_of(app: Any) -> DQ:
@@ -45,6 +42,7 @@ class DQ:
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
         dedup: ``app.dq.dedup["cache"].list()``.
         leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
+        audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
     """
 
@@ -56,6 +54,7 @@ class DQ:
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
         self.leaders = Leaders(app, self._broker)
+        self.audit = self._broker.audit
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
         self.calls_are_wrapped = False
         #: The ``send_task`` that a program had put on the app before ``setup``, if any.
@@ -88,16 +87,13 @@ class DQ:
     def find(self, task_id: str) -> list[MessageSnapshot]:
         """Find a task: one snapshot per queue that has it, none when it has finished or never existed."""
         check_text("task_id", task_id)
-        found = []
         names = self._broker.queue_names()
         if self._broker.is_zookeeper():
             everywhere = [self.queues[name].find(task_id) for name in names]
             return [message for message in everywhere if message is not None]
-        with self._broker.channel() as channel:
-            for name in names:
-                message = find(channel.partition(name), channel.client, task_id)
-                if message is not None:
-                    found.append(message)
+        with self._broker.open_all(names) as opened:
+            partitions = [each for queue in opened for each in queue.partitions]
+            found = find(partitions, opened[0].client, task_id) if opened else []
         # A revoke leaves a tombstone in every queue. A tombstone is no place of a task that is in some queue.
         there = [message for message in found if message.state != "cancelled"]
         return there or found[:1]
@@ -116,10 +112,10 @@ class DQ:
             InvalidRequest: Neither a task nor a tenant with its queue is named.
         """
         if task_id is not None and tenant is None:
-            for message in self.find(task_id):
-                if queue is None or message.queue == queue:
-                    with self._broker.open(message.queue) as (partition, client):
-                        return explain_message(partition, client, message)
+            found = self.find(task_id) if queue is None else [self.queues[queue].find(task_id)]
+            for message in filter(None, found):
+                with self._broker.open(message.queue) as (partitions, client):
+                    return explain_message(partitions[message.partition], client, message)
             return explain_unknown(task_id, [queue] if queue else self._broker.queue_names())
         if tenant is None or queue is None or task_id is not None:
             raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
@@ -139,12 +135,6 @@ class DQ:
             return
         for task_id in task_ids:
             check_text("task_id", task_id)
-        names = self._broker.queue_names()
-        ttl_ms = self.options.tombstone_ttl_us // 1000
-        with self._broker.channel(connection) as channel:
-            # Every queue gets the tombstone, because the queue of a task that comes later is not known.
-            for name in names:
-                partition = channel.partition(name)
-                for start in range(0, len(task_ids), _CHUNK):
-                    ids = task_ids[start : start + _CHUNK]
-                    partition.cancel(ids, reason="cancelled", tombstone_ttl_ms=ttl_ms).run(channel.client)
+        # Queues without the task get tombstones, because the queue of a task that comes later is not known.
+        with self._broker.open_all(self._broker.queue_names(), connection, declare=True) as queues:
+            cancel_everywhere(queues, task_ids, self.options.tombstone_ttl_us // 1000)

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from kombu.serialization import prepare_accept_content
+
+from celery_dq.app.api.audit import AuditTrail
 from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.context import AppContext
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_text, text
 from celery_dq.keys import queue_registry
 from celery_dq.options.sections import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
+from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import refusals_named
 
+logger = logging.getLogger(__name__)
+
 
 class OpenPartition(NamedTuple):
-    """A queue's partition, and a client for its calls. Both are valid only inside the ``with`` block."""
+    """A partition, and a client for its calls. Both are valid only inside the ``with`` block."""
 
     partition: Partition
     client: Client
+
+
+class OpenQueue(NamedTuple):
+    """All partitions of a queue, and a client for their calls, valid only inside the ``with`` block.
+
+    ``found = run_rounds(opened.client, [procedure(each) for each in opened.partitions])`` runs a procedure on
+    all partitions in as few round trips as on one.
+    """
+
+    partitions: tuple[Partition, ...]
+    client: Client
+
+    def home(self, tenant: str) -> Partition:
+        """Return the partition in which a tenant lives."""
+        return self.partitions[home_of(tenant, len(self.partitions))]
+
+    def of(self, tenant: str | None) -> tuple[Partition, ...]:
+        """Return the partitions that concern a tenant: its home; with None, which means all tenants, all."""
+        return self.partitions if tenant is None else (self.home(tenant),)
 
 
 class BrokerAccess:
@@ -30,12 +56,19 @@ class BrokerAccess:
     def __init__(self, app: Any, context: AppContext) -> None:
         self._app = app
         self._context = context
+        self.audit = AuditTrail(lambda: self.options, self.channel)
+        self._unreadable: set[str] = set()
 
     @property
     def options(self) -> Options:
         """The app's checked settings."""
         options: Options = self._context.options
         return options
+
+    @property
+    def accept_content(self) -> frozenset[str]:
+        """The content types that the app's workers decode."""
+        return frozenset(prepare_accept_content(self._app.conf.accept_content) or ())
 
     @contextmanager
     def channel(self, connection: Any = None) -> Iterator[Any]:
@@ -67,15 +100,46 @@ class BrokerAccess:
                 yield borrowed.default_channel
 
     @contextmanager
-    def open(self, queue: str, connection: Any = None) -> Iterator[OpenPartition]:
-        """Borrow a queue's partition.
+    def open(self, queue: str, connection: Any = None, *, declare: bool = False) -> Iterator[OpenQueue]:
+        """Borrow a connection to all partitions of a queue. Their number is read from the broker.
+
+        Args:
+            queue: The name of the queue.
+            connection: A kombu connection to the broker; default: one of the app's pool.
+            declare: Let a queue that the broker does not know yet have the partitions of the settings. A call
+                that stores something needs it.
 
         Raises:
-            InvalidRequest: `queue` is not the name of a queue.
+            InvalidRequest: `queue` is not the name of a queue, or that of one partition.
         """
-        check_text("queue", queue)
+        with self.open_all([queue], connection, declare=declare) as opened:
+            yield opened[0]
+
+    @contextmanager
+    def open_all(
+        self, queues: Sequence[str], connection: Any = None, *, declare: bool = False
+    ) -> Iterator[list[OpenQueue]]:
+        """Borrow a connection to several queues, whose numbers of partitions are read in one round trip.
+
+        The arguments and errors are those of :meth:`open`.
+        """
+        for queue in queues:
+            check_text("queue", queue)
         with self.channel(connection) as channel:
-            yield OpenPartition(channel.partition(queue), channel.client)
+            counts = stored_counts(channel, queues, declare=declare)
+            yield [
+                OpenQueue(partitions_of(channel, queue, count), channel.client)
+                for queue, count in zip(queues, counts, strict=True)
+            ]
+
+    @contextmanager
+    def open_home(self, queue: str, tenant: str = "", *, declare: bool = False) -> Iterator[OpenPartition]:
+        """Borrow a connection to the partition of a queue in which a tenant lives; see :meth:`open`."""
+        check_text("queue", queue)
+        with self.channel() as channel:
+            (count,) = stored_counts(channel, [queue], declare=declare)
+            home = channel.context.partition(queue, home_of(tenant, count), count)
+            yield OpenPartition(home, channel.client)
 
     def serves_queues(self) -> bool:
         """Whether the app's broker is a tenant broker. Opens nothing."""
@@ -87,9 +151,25 @@ class BrokerAccess:
         url = self._app.connection_for_write()
         return bool(url.transport_cls == ZOOKEEPER_SCHEME)
 
-    def declare(self, channel: Any, queue: str) -> None:
+    def declare(self, client: Client, queue: str) -> None:
         """Register a queue that messages reach by another way than kombu."""
-        channel.client.sadd(self._registry, queue)
+        client.sadd(self._registry, queue)
+
+    def _is_unicode(self, name: str) -> bool:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                logger.warning(
+                    "%s in Redis has the name %r, which is not UTF-8. Celery cannot use such a queue, and it "
+                    "is left out everywhere. Another program has written it; SREM removes it from the set.",
+                    self._registry,
+                    name.encode("utf-8", "surrogateescape"),
+                    extra={"event": "queue_name_unreadable"},
+                )
+            return False
+        return True
 
     @property
     def _registry(self) -> str:
@@ -97,22 +177,74 @@ class BrokerAccess:
         return queue_registry(options.environment, options.key_prefix)
 
     def queue_names(self) -> list[str]:
-        """Return every queue that is declared in the app, named in ``dq_queues``, or known to the server."""
+        """Return every queue that is declared in the app, named in ``dq_queues``, or known to the server.
+
+        A name in Redis that is not UTF-8 is left out, with a warning for the first time.
+        """
         options = self._context.options
         names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
         if self.is_zookeeper():
             with self.zookeeper_channel() as channel:
                 return sorted({*names, *channel.queue_names()})
         with self.channel() as channel:
-            names.update(map(text, channel.client.smembers(self._registry)))
-        return sorted(names)
+            found = map(text, channel.client.smembers(self._registry))
+            names.update(name for name in found if self._is_unicode(name))
+            # A worker of some partitions only has declared them as its queues.
+            return sorted(names - _single_partitions(channel, [*names]).keys())
+
+
+def partitions_of(channel: Any, queue: str, count: int) -> tuple[Partition, ...]:
+    """Return the partitions of a queue that has so many of them."""
+    return tuple(channel.context.partition(queue, number, count) for number in range(count))
+
+
+def stored_counts(channel: Any, queues: Sequence[str], *, declare: bool) -> list[int]:
+    """Return the number of partitions of each queue, as the broker has stored it.
+
+    Args:
+        channel: A channel of the tenant broker.
+        queues: The names of the queues.
+        declare: As for :meth:`BrokerAccess.open`.
+    """
+    for queue, whole in _single_partitions(channel, queues).items():
+        raise InvalidRequest(f"{queue!r} is one partition of queue {whole!r}: name {whole!r}")
+    counts = []
+    for queue, stored in zip(queues, _read_counts(channel, queues), strict=True):
+        if stored is None and declare and channel.context.options.queue(queue).partitions > 1:
+            counts.append(int(channel.queues(queue, refresh=True).count))
+        else:
+            counts.append(int(stored or 1))
+    return counts
+
+
+def _read_counts(channel: Any, queues: Sequence[str]) -> list[bytes | None]:
+    if not queues:
+        return []
+    pipeline = channel.client.pipeline(transaction=False)
+    for queue in queues:
+        (first,) = partitions_of(channel, queue, 1)
+        pipeline.hget(first.keys.state, "partitions")
+    return list(pipeline.execute())
+
+
+def _single_partitions(channel: Any, queues: Sequence[str]) -> dict[str, str]:
+    """Return those of these names that are one partition of a queue, such as ``push/3``, with the queue."""
+    named = [(queue, *queue.rpartition("/")[::2]) for queue in queues]
+    found = [(queue, whole, number) for queue, whole, number in named if whole and number.isdecimal()]
+    counts = _read_counts(channel, [whole for _, whole, _ in found])
+    return {
+        queue: whole
+        for (queue, whole, number), count in zip(found, counts, strict=True)
+        if int(number) < int(count or 1) > 1
+    }
 
 
 def _wrong_broker(connection: Any, wanted: str) -> str:
     """The error text for a broker that cannot serve the request."""
     if connection.transport_cls == ZOOKEEPER_SCHEME:
         remedy = (
-            "on ZooKeeper there are no tenants, quotas, moves and tombstones; 'celery dq queues', peek, "
+            "on ZooKeeper there are no tenants, quotas, pauses, moves, tombstones and edits of messages that "
+            "wait (reschedule, reprioritise); 'celery dq queues', peek, "
             f"find, cancel, purge, dead, leaders and status work, and the rest needs broker_url = {wanted}"
         )
     else:

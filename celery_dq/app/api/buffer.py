@@ -40,7 +40,8 @@ class BufferApi:
         self._context = context
         self._make_sender = make_sender
         self._made: BufferedProducer | None = None
-        self._wanted: ContextVar[bool | None] = ContextVar("dq_buffered", default=None)
+        #: The choice of the innermost :meth:`buffered` block; None outside of one.
+        self.wanted: ContextVar[bool | None] = ContextVar("dq_buffered", default=None)
 
     def __repr__(self) -> str:
         return f"<buffer of {self._context}: {len(self)} pending>"
@@ -151,18 +152,13 @@ class BufferApi:
         Yields:
             This object.
         """
-        token = self._wanted.set(enabled)
+        token = self.wanted.set(enabled)
         try:
             yield self
         finally:
-            self._wanted.reset(token)
+            self.wanted.reset(token)
             if enabled:
                 self.flush(timeout)
-
-    @property
-    def wanted(self) -> bool | None:
-        """The choice of the innermost :meth:`buffered` block; None outside of one."""
-        return self._wanted.get()
 
     def on_delivered(self, hook: Delivered) -> Delivered:
         """Call `hook` with the task ids of each batch that the broker has confirmed. A decorator.

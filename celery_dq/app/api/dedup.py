@@ -31,14 +31,15 @@ class QueueDedup:
     def list(self, limit: int = 100) -> list[dedup_locks.DedupLockSnapshot]:
         """List up to `limit` dedup locks, in no order."""
         check_count("limit", limit)
-        with self._broker.open(self.name) as (partition, client):
-            return dedup_locks.list_dedup_locks(partition, client, limit)
+        with self._broker.open(self.name) as (partitions, client):
+            return dedup_locks.list_dedup_locks(partitions, client, limit)
 
     def inspect(self, key: str, *, tenant: str | int = "") -> dedup_locks.DedupLockSnapshot | None:
         """The state of a key's dedup lock; None when no call holds it."""
         check_text("key", key)
-        with self._broker.open(self.name) as (partition, client):
-            return dedup_locks.inspect(partition, client, check_tenant(tenant), key)
+        name = check_tenant(tenant)
+        with self._broker.open_home(self.name, name) as opened:
+            return dedup_locks.inspect(*opened, name, key)
 
     def release(self, key: str, *, tenant: str | int = "") -> str | None:
         """Take the dedup lock from the head of a key, so that the next waiting call may run.
@@ -54,14 +55,20 @@ class QueueDedup:
             The task id of the call that held the lock, None when no call did.
         """
         check_text("key", key)
-        with self._broker.open(self.name) as (partition, client):
-            head = partition.evict(check_tenant(tenant), key).run(client)
-            return task_id_of(head) if head else None
+        name = check_tenant(tenant)
+        with (
+            self._broker.open_home(self.name, name) as (partition, client),
+            # The key may hold arguments of the call.
+            self._broker.audit.change(client, "dedup_evicted", self.name, tenant=name) as change,
+        ):
+            head = partition.evict(name, key).run(client)
+            change.count, change.details = int(bool(head)), task_id_of(head)
+            return change.details or None
 
     def verdicts(self) -> dict[str, int]:
         """How often each verdict was given: accept, block, decline, follow, refuse, replace, evict."""
-        with self._broker.open(self.name) as (partition, client):
-            return dedup_locks.verdicts(partition, client)
+        with self._broker.open(self.name) as opened:
+            return dedup_locks.verdicts(*opened)
 
     def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
         """Estimate from the waiting messages whether dedup is worth its cost in this queue.
@@ -72,8 +79,8 @@ class QueueDedup:
         """
         check_count("consumers", consumers)
         check_count("sample", sample)
-        with self._broker.open(self.name) as (partition, client):
-            return repetition(dedup_locks.sample_keys(partition, client, sample), consumers)
+        with self._broker.open(self.name) as (partitions, client):
+            return repetition(dedup_locks.sample_keys(partitions, client, sample), consumers)
 
 
 class CoordinatedDedup:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 
 import redis
 
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import as_moved
+from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.rounds import run_one
 
 #: Lease of a chunk that is being moved, in milliseconds; after it the source gets the messages back.
 LEASE_MS = 30_000
@@ -52,13 +56,14 @@ class Mover:
             self._resign()
         return moved
 
-    def move_tenant(self, tenant: str) -> int:
+    def move_tenant(self, tenant: str, on_progress: OnProgress = ignore_progress) -> int:
         """Move all waiting messages of a tenant, in order, and return their number."""
         moved = 0
         try:
-            while line := waiting_of(self._source.keys, self._client, [tenant], CHUNK)[0]:
+            while line := run_one(self._client, waiting_of(self._source.keys, [tenant], CHUNK))[0]:
                 step = self._move_chunk([text(each) for each, _ in line])
                 moved += step
+                on_progress(moved)
                 if not step:  # workers have claimed all of them, or they have no record
                     break
         finally:
@@ -72,16 +77,21 @@ class Mover:
         outgoing = []
         for entry in taken:
             self._sequence += 1
-            outgoing.append(OutgoingRecord(self._sequence, entry.id, as_moved(entry.record)))
+            outgoing.append(OutgoingRecord(self._sequence, task_id_of(entry.id), as_moved(entry.record)))
         push = self._destination.push(
             outgoing, producer=self._name, marker_ttl_ms=LEASE_MS, head_start_us=self._head_start_us
         )
         tags = [entry.tag for entry in taken]
         try:
             try:
-                push.run(self._client)
+                replies = push.run(self._client)
             except redis.ConnectionError:
-                push.run(self._client)
+                replies = push.run(self._client)
+            if any(reply.status == "misrouted" for reply in replies):
+                raise PartitionsChanging(
+                    f"The number of partitions of queue {self._destination.keys.queue!r} has just changed; "
+                    "the rest was not moved: move again"
+                )
         except redis.RedisError:
             # Requeue to their old places at once instead of at the end of the lease.
             self._source.release(self._name, tags, mode="requeue").run(self._client)

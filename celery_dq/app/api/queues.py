@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
 
-from celery_dq.app.api.broker import BrokerAccess, OpenPartition
+from celery_dq.app.api import pauses
+from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
+from celery_dq.app.api.cancel import MOST_CANCELLED, cancel_everywhere
 from celery_dq.app.api.move import Mover
+from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
+from celery_dq.inspector.backlogs import QueueBacklogs, queue_backlogs
 from celery_dq.inspector.explain import Explanation, explain_tenant
-from celery_dq.inspector.redis_values import check_count, check_text
+from celery_dq.inspector.message_details import MessageDetails, message_details
+from celery_dq.inspector.pauses import Pause
+from celery_dq.inspector.redis_values import Client, check_count, check_moment, check_seconds, check_text
+from celery_dq.inspector.tenant_pages import TenantPage, tenant_page
+from celery_dq.inspector.tenants import TenantSnapshot, TenantState
 from celery_dq.keys import quota_field
-from celery_dq.transport.redis.store.replies import Cancellation
-from celery_dq.transport.tenant import check_tenant
-
-#: Ids in one call of the ``cancel`` script.
-_CHUNK = 100
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
+from celery_dq.transport.redis.store.replies import Cancellation, Edited
+from celery_dq.transport.redis.store.script_batches import run_all, share
+from celery_dq.transport.tenant import check_priority, check_tenant
 
 
 class QueueApi:
@@ -40,14 +51,51 @@ class QueueApi:
 
     def snapshot(self, *, ages: bool = True) -> queues.QueueSnapshot:
         """The state of the queue; without `ages`, the oldest waiting message is not looked for."""
-        with self._broker.open(self.name) as (partition, client):
-            return queues.queue_snapshot(partition, client, ages=ages)
+        with self._broker.open(self.name) as (partitions, client):
+            return queues.queue_snapshot(partitions, client, ages=ages)
+
+    def backlogs(self, largest: int = 0) -> QueueBacklogs:
+        """Count the messages that may start now, and find the tenants with the `largest` backlogs."""
+        check_count("largest", largest, 0)
+        with self._broker.open(self.name) as (partitions, client):
+            return queue_backlogs(partitions, client, largest)
 
     def tenants(self, limit: int = 100) -> list[tenants.TenantSnapshot]:
         """List the tenants that have a backlog; the tenant that is served next comes first."""
         check_count("limit", limit)
-        with self._broker.open(self.name) as (partition, client):
-            return tenants.list_tenants(partition, client, limit)
+        with self._broker.open(self.name) as (partitions, client):
+            return tenants.list_tenants(partitions, client, limit)
+
+    def tenant_page(
+        self,
+        after: str = "",
+        *,
+        text_in_name: str = "",
+        state: TenantState | None = None,
+        limit: int = 50,
+    ) -> TenantPage:
+        """List a part of the tenants that have a backlog; the cost does not depend on their number.
+
+        Args:
+            after: The cursor of the part before (``.after``); "" begins.
+            text_in_name: Only tenants whose name contains it, in any case of its letters.
+            state: Only ``eligible``, ``throttled``, ``at_concurrency`` or ``paused`` tenants.
+            limit: Number of tenants, at most.
+
+        Raises:
+            InvalidRequest: `after` is no cursor, `state` is unknown, or `limit` is out of range.
+        """
+        check_count("limit", limit)
+        with self._broker.open(self.name) as (partitions, client):
+            return tenant_page(
+                partitions, client, after=after, text_in_name=text_in_name, state=state, limit=limit
+            )
+
+    def tenant(self, tenant: str | int) -> TenantSnapshot:
+        """The state of one tenant; ``idle`` without a waiting message."""
+        name = check_tenant(tenant)
+        with self._broker.open_home(self.name, name) as (partition, client):
+            return tenants.tenant_snapshot(partition, client, name)
 
     def peek(
         self, limit: int = 10, *, tenant: str | int | None = None, delayed: bool = False
@@ -62,11 +110,13 @@ class QueueApi:
             raise InvalidRequest(
                 "peek: delayed messages cannot be listed by tenant; leave out delayed or tenant"
             )
-        with self._broker.open(self.name) as (partition, client):
-            if delayed:
-                return messages.peek_delayed(partition, client, limit)
-            name = None if tenant is None else check_tenant(tenant)
-            return messages.peek(partition, client, limit, name)
+        if tenant is not None:
+            name = check_tenant(tenant)
+            with self._broker.open_home(self.name, name) as (home, client):
+                return messages.peek([home], client, limit, name)
+        with self._broker.open(self.name) as (partitions, client):
+            read = messages.peek_delayed if delayed else messages.peek
+            return read(partitions, client, limit)
 
     def has_tenant(self, tenant: str | int) -> bool:
         """Whether a tenant has waiting, delayed or running messages, or a quota of its own.
@@ -74,7 +124,7 @@ class QueueApi:
         Reads the delayed messages of the queue in chunks if the tenant has none of the others.
         """
         name = check_tenant(tenant)
-        with self._broker.open(self.name) as opened:
+        with self._broker.open_home(self.name, name) as opened:
             found = tenants.tenant_snapshot(*opened, name)
             if found.state != "idle" or found.running or found.waiting:
                 return True
@@ -85,19 +135,26 @@ class QueueApi:
     def find(self, task_id: str) -> messages.MessageSnapshot | None:
         """Find a task in this queue; None when it is not here, or has finished."""
         check_text("task_id", task_id)
-        with self._broker.open(self.name) as (partition, client):
-            return messages.find(partition, client, task_id)
+        with self._broker.open(self.name) as opened:
+            return next(iter(messages.find(*opened, task_id)), None)
+
+    def details(self, task_id: str) -> MessageDetails | None:
+        """A task in this queue with its headers and times; None when it is not here, or has finished."""
+        check_text("task_id", task_id)
+        with self._broker.open(self.name) as (partitions, client):
+            return message_details(partitions, client, task_id)
 
     def explain(self, tenant: str | int) -> Explanation:
         """Explain why a tenant's work is served or not, and until when."""
-        with self._broker.open(self.name) as (partition, client):
-            return explain_tenant(partition, client, check_tenant(tenant))
+        name = check_tenant(tenant)
+        with self._broker.open_home(self.name, name) as opened:
+            return explain_tenant(*opened, name)
 
     # Cancelling. A cancelled message is marked and delivered to a worker for Celery's own bookkeeping (state
     # REVOKED, chords, errbacks), and does not run.
 
     def cancel(self, task_id: str) -> Cancellation:
-        """Cancel a task.
+        """Cancel a task. A tombstone is no entry of the audit stream: programs cancel many unknown tasks.
 
         Returns:
             ``waiting`` or ``delayed``: that was its state, and it will not run. ``claimed``: a worker has
@@ -106,60 +163,232 @@ class QueueApi:
             ``dq_tombstone_ttl``.
         """
         check_text("task_id", task_id)
-        with self._broker.open(self.name) as opened:
-            return self._cancelled(opened, [task_id], self._context.options.tombstone_ttl_us // 1000)[0]
+        ttl_ms = self._context.options.tombstone_ttl_us // 1000
+        with (
+            self._broker.open(self.name, declare=True) as opened,
+            self._change(opened, "cancelled", details=task_id) as change,
+        ):
+            ((outcome,),) = cancel_everywhere([opened], [task_id], ttl_ms)
+            change.count = int(outcome in ("waiting", "delayed"))
+            return outcome
 
-    def cancel_tenant(self, tenant: str | int) -> int:
-        """Cancel all waiting and delayed messages of a tenant, and return their number."""
+    def cancel_tenant(
+        self, tenant: str | int, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> int:
+        """Cancel all waiting and delayed messages of a tenant, and return their number.
+
+        Args:
+            tenant: The tenant.
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each chunk with the number of cancelled messages.
+        """
         name = check_tenant(tenant)
-        count = 0
-        with self._broker.open(self.name) as opened:
-            remaining = 1
-            while remaining:
-                moved, remaining = opened.partition.cancel_tenant(name).run(opened.client)
-                count += moved
-                if not moved:
-                    break
-            return count + self._cancel_found(opened, messages.delayed_ids_of_tenant(*opened, name))
+        with self._broker.open_home(self.name, name) as opened:
+            delayed = messages.delayed_ids_of_tenant(*opened, name)
+            if dry_run:
+                return tenants.tenant_snapshot(*opened, name).waiting + sum(map(len, delayed))
+            with self._change(opened, "cancelled", name) as change:
+                remaining = 1
+                while remaining:
+                    moved, remaining = opened.partition.cancel_tenant(name).run(opened.client)
+                    change.count += moved
+                    on_progress(change.count)
+                    if not moved:
+                        break
+                self._cancel_found(*opened, delayed, change, on_progress)
+            return change.count
 
-    def cancel_task_name(self, name: str) -> int:
+    def cancel_task_name(
+        self, name: str, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> int:
         """Cancel all waiting and delayed calls of one task name, and return their number.
 
         Reads the whole queue in chunks. A message that is published during the call may be missed.
+
+        Args:
+            name: The name of the task.
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each chunk with the number of cancelled messages.
         """
         check_text("name", name)
         with self._broker.open(self.name) as opened:
-            return self._cancel_found(opened, messages.ids_of_task(*opened, name))
+            partitions, client = opened
+            if dry_run:
+                return sum(messages.cancellable_of_task(each, client, name) for each in partitions)
+            with self._change(opened, "cancelled", details=f"task {name}") as change:
+                for each in partitions:
+                    found = messages.ids_of_task(each, client, name)
+                    self._cancel_found(each, client, found, change, on_progress)
+            return change.count
 
-    def purge(self) -> int:
+    def purge(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
         """Remove all waiting, delayed and cancelled messages without a trace, and return their number.
 
         Messages that workers have claimed stay. The result backend is not informed: the removed tasks stay
         ``PENDING`` there.
-        """
-        count = 0
-        with self._broker.open(self.name) as (partition, client):
-            while True:
-                removed, more = partition.purge().run(client)
-                count += removed
-                if not more or not removed:
-                    return count
 
-    def _cancel_found(self, opened: OpenPartition, chunks: Iterable[list[str]]) -> int:
-        count = 0
+        Args:
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each chunk with the number of removed messages.
+        """
+        if dry_run:
+            now = self.snapshot(ages=False)
+            return now.waiting + now.delayed + now.discards
+        with self._broker.open(self.name) as opened, self._change(opened, "purged") as change:
+            left = list(opened.partitions)
+            while left:
+                limit = share(MAX_CHUNK, len(left))
+                replies = run_all([partition.purge(limit=limit) for partition in left], opened.client)
+                change.count += sum(reply.removed for reply in replies)
+                on_progress(change.count)
+                left = [
+                    partition
+                    for partition, reply in zip(left, replies, strict=True)
+                    if reply.more and reply.removed
+                ]
+            return change.count
+
+    def _cancel_found(
+        self,
+        partition: Partition,
+        client: Client,
+        chunks: Iterable[list[str]],
+        change: AuditedChange,
+        on_progress: OnProgress,
+    ) -> None:
+        """Cancel the tasks in `chunks`, and count them."""
         for found in chunks:
             chunk = list(dict.fromkeys(found))
-            for start in range(0, len(chunk), _CHUNK):
-                outcomes = self._cancelled(opened, chunk[start : start + _CHUNK], 0)
-                count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
-        return count
+            for start in range(0, len(chunk), MOST_CANCELLED):
+                call = partition.cancel(chunk[start : start + MOST_CANCELLED], tombstone_ttl_ms=0)
+                outcomes = call.run(client)
+                change.count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
+                on_progress(change.count)
 
-    def _cancelled(self, opened: OpenPartition, ids: list[str], tombstone_ttl_ms: int) -> list[Cancellation]:
-        return opened.partition.cancel(ids, tombstone_ttl_ms=tombstone_ttl_ms).run(opened.client)
+    def _change(
+        self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""
+    ) -> AbstractContextManager[AuditedChange]:
+        """Write a change to the audit stream at its end."""
+        return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+
+    # Pausing.
+
+    def pause(self, tenant: str | int | None = None, *, until: datetime | timedelta | None = None) -> Pause:
+        """Start no more tasks of the queue, or of one tenant. The backlog stays, and running tasks continue.
+
+        Messages are still accepted. A pause of the queue and the pauses of its tenants end separately.
+
+        Args:
+            tenant: The tenant; None pauses the whole queue.
+            until: When the pause ends by itself, or after which time from now; None: with :meth:`resume`. A
+                time without a zone is local time. The clock of the server counts, and no process need run.
+
+        Returns:
+            The pause, which keeps its begin when it is set again.
+
+        Raises:
+            InvalidRequest: `until` is over already, by the clock of the server.
+        """
+        name = None if tenant is None else check_tenant(tenant)
+        with self._broker.open(self.name, declare=True) as opened:
+            return pauses.pause(opened.of(name), opened.client, name, until, self._broker.audit)
+
+    def resume(self, tenant: str | int | None = None) -> bool:
+        """End the pause of the queue, or of one tenant, and return whether there was one."""
+        name = None if tenant is None else check_tenant(tenant)
+        with self._broker.open(self.name) as opened:
+            return pauses.resume(opened.of(name), opened.client, name, self._broker.audit)
+
+    # Partitions.
+
+    def set_partitions(self, count: int) -> PartitionsChange:
+        """Change the number of partitions. The queue must be empty, with no message in flight.
+
+        Quotas and pauses stay in force. Consumers that run then have to be restarted, because they consume
+        the partitions that they knew at their start. A second call completes an interrupted one.
+
+        Args:
+            count: The new number, 1 to 4096. Give ``dq_queues`` the same one.
+
+        Raises:
+            InvalidRequest: The queue has messages, or dead letters in partitions that would go; or the
+                number is out of range.
+        """
+        return set_partitions(self._broker, self._context.options, self.name, count)
+
+    # Editing.
+
+    def reschedule(
+        self, task_id: str, *, eta: datetime | None = None, countdown: float | None = None
+    ) -> Edited:
+        """Change when a waiting or delayed task is due.
+
+        A time that is over means at once. A task that waits already keeps its place then.
+
+        Args:
+            task_id: The task.
+            eta: When it is due; without a zone it is local time.
+            countdown: In how many seconds it is due, by the clock of the server; instead of `eta`.
+
+        Returns:
+            ``delayed`` or ``waiting``: its state now, which is ``delayed`` until the next claim for one that
+            was delayed and is due. ``other``: nothing was changed, because a worker has it, or it is
+            discarded, or waits for a dedup lock. ``none``: it is not in this queue.
+
+        Raises:
+            InvalidRequest: Not exactly one of `eta` and `countdown` is given, or it is out of range, or the
+                task expires before.
+        """
+        if (eta is None) == (countdown is None):
+            raise InvalidRequest("reschedule: give exactly one of eta=… and countdown=…")
+        if eta is not None:
+            us = check_moment("eta", eta)
+        else:
+            us = round(check_seconds("countdown", countdown) * 1e6)
+        when = eta.isoformat() if eta is not None else f"{countdown:g} s"
+        return self._edit("rescheduled", task_id, when, **{"for_us" if eta is None else "due_us": us})
+
+    def reprioritise(self, task_id: str, priority: int) -> Edited:
+        """Change the priority of a waiting or delayed task; it keeps its place by time within the new one.
+
+        Args:
+            task_id: The task.
+            priority: 0 to 9; higher is more urgent.
+
+        Returns:
+            See :meth:`reschedule`.
+        """
+        new = check_priority(priority)
+        return self._edit("reprioritised", task_id, str(new), priority=new)
+
+    def _edit(self, action: str, task_id: str, new: str, **changes: int) -> Edited:
+        check_text("task_id", task_id)
+        with (
+            self._broker.open(self.name) as opened,
+            self._change(opened, action, details=f"{task_id}: {new}") as change,
+        ):
+            # The tenant of the task is unknown, and a partition without the task changes nothing.
+            calls = [partition.edit(task_id, **changes) for partition in opened.partitions]
+            outcome: Edited = next((each for each in run_all(calls, opened.client) if each != "none"), "none")
+            if outcome == "expires":
+                raise InvalidRequest(
+                    f"reschedule: task {task_id} expires before that ({new}), and would not run; give an "
+                    "earlier time"
+                )
+            change.count = int(outcome in ("waiting", "delayed"))
+            return outcome
 
     # Moving.
 
-    def move(self, to: str, *, task_id: str | None = None, tenant: str | int | None = None) -> int:
+    def move(
+        self,
+        to: str,
+        *,
+        task_id: str | None = None,
+        tenant: str | int | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
         """Move one task, or all waiting messages of a tenant, to the end of another queue.
 
         A message is never lost: it is under a lease while it moves. If this process dies between the two
@@ -169,6 +398,8 @@ class QueueApi:
             to: The name of the destination.
             task_id: The task to move.
             tenant: The tenant whose waiting messages move.
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each chunk with the number of moved messages.
 
         Returns:
             How many messages moved. A message that a worker has claimed by then stays.
@@ -184,10 +415,27 @@ class QueueApi:
         if to == self.name:
             raise InvalidRequest(f"move: {to!r} is the source itself; name another queue")
         head_start = self._context.options.queue(to).head_start_us
-        with self._broker.channel() as channel:
-            self._broker.declare(channel, to)
-            mover = Mover(channel.partition(self.name), channel.partition(to), channel.client, head_start)
-            if task_id is not None:
-                found = messages.find(channel.partition(self.name), channel.client, task_id)
-                return mover.move([found.id]) if found is not None else 0
-            return mover.move_tenant(check_tenant(tenant))
+        name = None if tenant is None else check_tenant(tenant)
+        with self._broker.open_all([self.name, to], declare=not dry_run) as (source, destination):
+            client = source.client
+            found = [] if task_id is None else messages.find(*source, task_id)
+            if dry_run and name is not None:
+                return tenants.tenant_snapshot(source.home(name), client, name).waiting
+            if dry_run:
+                return sum(each.state in ("waiting", "delayed") for each in found)
+            self._broker.declare(client, to)
+            details = f"to {to}" if task_id is None else f"to {to}: {task_id}"
+            with self._change(source, "moved", name, details=details) as change:
+
+                def moved(count: int) -> None:
+                    change.count = count
+                    on_progress(count)
+
+                if name is not None:
+                    mover = Mover(source.home(name), destination.home(name), client, head_start)
+                    mover.move_tenant(name, moved)
+                elif found:
+                    home = destination.home(found[0].tenant)
+                    mover = Mover(source.partitions[found[0].partition], home, client, head_start)
+                    moved(mover.move([found[0].id]))
+            return change.count

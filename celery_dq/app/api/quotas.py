@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import builtins
-import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import datetime
-from getpass import getuser
-from socket import gethostname
+from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any
 
-from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.pauses import pause, resume
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import InvalidQuota
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, compare, live_quotas
+from celery_dq.inspector.pauses import Pause, paused_tenants
+from celery_dq.inspector.redis_values import Client
 from celery_dq.inspector.tenants import (
     QuotaOrigin,
     SettingsQuota,
     own_quotas,
-    paused_tenants,
     quota_in_force,
     quota_origins,
     settings_quota,
@@ -26,6 +29,8 @@ from celery_dq.inspector.tenants import (
 )
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
+from celery_dq.transport.redis.store.rounds import run_chosen
+from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.tenant import check_tenant
 
 
@@ -40,13 +45,14 @@ class QuotasApi:
 
         For a paused tenant, ``paused`` is True.
         """
-        with self._broker.open(queue) as (partition, client):
-            return quota_in_force(partition, client, None if tenant is None else check_tenant(tenant))
+        name = None if tenant is None else check_tenant(tenant)
+        with self._broker.open(queue) as opened:
+            return quota_in_force(opened.of(name)[0], opened.client, name)
 
     def list(self, queue: str) -> dict[str, Quota]:
         """The tenants that have a quota of their own, and their quotas."""
-        with self._broker.open(queue) as (partition, client):
-            return own_quotas(partition, client)
+        with self._broker.open(queue) as opened:
+            return own_quotas(*opened)
 
     def set(self, queue: str, tenant: str | int, **parts: Any) -> Quota:
         """Give a tenant a quota of its own; a part that is not named keeps what is in force for it.
@@ -68,67 +74,85 @@ class QuotasApi:
             InvalidTenant: The name cannot be a tenant's.
         """
         name = check_tenant(tenant)
-        with self._broker.open(queue) as (partition, client):
+        with self._broker.open_home(queue, name, declare=True) as opened:
+            partition, client = opened
             base = stored_quota(partition, client, name)
             quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
-            pause = parts.get("paused")
-            if pause:
-                partition.pause(name).run(client)
+            pauses = parts.get("paused")
+            if pauses:
+                pause([partition], client, name, None, self._broker.audit)
                 quota = replace(quota, paused=base.paused)
-            if quota != base or pause is None or len(parts) > 1:
-                partition.set_quota(name, quota.pack(), by=_author()).run(client)
-            if pause is False:
-                partition.resume(name).run(client)
+            if quota != base or pauses is None or len(parts) > 1:
+                with self._change(client, queue, "quota_set", name) as change:
+                    change.details = str(quota)
+                    partition.set_quota(name, quota.pack(), by=self._author).run(client)
+                    change.count = 1
+            if pauses is False:
+                resume([partition], client, name, self._broker.audit)
             return quota_in_force(partition, client, name)
 
     def remove(self, queue: str, tenant: str | int) -> None:
         """Remove a tenant's own quota: the default holds for it again."""
-        with self._broker.open(queue) as (partition, client):
-            partition.set_quota(check_tenant(tenant), None).run(client)
+        name = check_tenant(tenant)
+        with (
+            self._broker.open_home(queue, name) as (partition, client),
+            self._change(client, queue, "quota_removed", name) as change,
+        ):
+            partition.set_quota(name, None).run(client)
+            change.count = 1
 
-    def pause(self, queue: str, tenant: str | int) -> Quota:
+    def pause(self, queue: str, tenant: str | int, *, until: datetime | timedelta | None = None) -> Quota:
         """Start no more tasks of a tenant. Its backlog stays, and its running tasks continue.
 
         The tenant's quota may be changed during the pause. It holds again after :meth:`resume`.
 
+        Args:
+            queue: The name of the queue.
+            tenant: The tenant.
+            until: When the pause ends by itself, or after which time from now; None: with :meth:`resume`.
+
         Returns:
             The quota in force now.
+
+        Raises:
+            InvalidRequest: `until` is over already, by the clock of the server.
         """
         name = check_tenant(tenant)
-        with self._broker.open(queue) as (partition, client):
-            partition.pause(name).run(client)
+        with self._broker.open_home(queue, name, declare=True) as (partition, client):
+            pause([partition], client, name, until, self._broker.audit)
             return quota_in_force(partition, client, name)
 
     def resume(self, queue: str, tenant: str | int) -> Quota:
         """Undo :meth:`pause`. Returns the quota in force, which may be a default that pauses all tenants."""
         name = check_tenant(tenant)
-        with self._broker.open(queue) as (partition, client):
-            partition.resume(name).run(client)
+        with self._broker.open_home(queue, name) as (partition, client):
+            resume([partition], client, name, self._broker.audit)
             return quota_in_force(partition, client, name)
 
-    def paused(self, queue: str) -> dict[str, datetime]:
-        """The tenants that :meth:`pause` has paused, and the time of the pause, the earliest first."""
-        with self._broker.open(queue) as (partition, client):
-            return paused_tenants(partition, client)
+    def paused(self, queue: str) -> dict[str, Pause]:
+        """The tenants that :meth:`pause` has paused, with begin and end of the pause, the earliest first."""
+        with self._broker.open(queue) as opened:
+            return paused_tenants(*opened)
 
     def set_default(self, queue: str, **parts: Any) -> Quota:
         """Set the quota of every tenant without a quota of its own; it wins over the settings.
 
         It takes effect tenant by tenant: this call walks the backlog in chunks before it returns.
         """
-        with self._broker.open(queue) as opened:
-            base = quota_in_force(*opened, None)
+        with self._broker.open(queue, declare=True) as opened:
+            base = quota_in_force(opened.partitions[0], opened.client, None)
             quota = _parse(parts, base, f"default quota of {queue!r}")
-            opened.partition.set_default_quota(quota.pack(), by=_author()).run(opened.client)
-            place_held_back(*opened)
+            with self._change(opened.client, queue, "default_set") as change:
+                change.details = str(quota)
+                self._set_default(opened, quota, change)
             return quota
 
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
-            opened.partition.set_default_quota(None).run(opened.client)
-            place_held_back(*opened)
-            return quota_in_force(*opened, None)
+            with self._change(opened.client, queue, "default_removed") as change:
+                self._set_default(opened, None, change)
+            return quota_in_force(opened.partitions[0], opened.client, None)
 
     def origins(self, queue: str, *tenants: str | int | None) -> builtins.list[QuotaOrigin]:
         """The user or worker that set the quota in force for each of the tenants, and the time.
@@ -138,13 +162,14 @@ class QuotasApi:
             tenants: The tenants; None stands for all tenants without a quota of their own.
         """
         names = [None if tenant is None else check_tenant(tenant) for tenant in tenants]
-        with self._broker.open(queue) as (partition, client):
-            return quota_origins(partition, client, names)
+        with self._broker.open(queue) as opened:
+            homes = [(opened.of(name)[0], name) for name in names]
+            return run_chosen(opened.client, homes, quota_origins)
 
     def from_settings(self, queue: str) -> SettingsQuota | None:
         """The quota that workers stored from their settings, with worker and time; None if there is none."""
-        with self._broker.open(queue) as (partition, client):
-            return settings_quota(partition, client)
+        with self._broker.open(queue) as (partitions, client):
+            return settings_quota(partitions[0], client)
 
     def apply_settings(self, queue: str) -> Quota:
         """Store the quota of this process' settings, as a worker does when it begins to consume.
@@ -160,35 +185,70 @@ class QuotasApi:
         """
         options = self._broker.options.queue(queue)
         quota = options.quota if options.names_quota else None
-        with self._broker.open(queue) as opened:
-            apply_settings(*opened, quota, f"{_author()} (celery dq quotas apply)", force=True)
-            return quota_in_force(*opened, None)
+        with self._broker.open(queue, declare=True) as opened:
+            with self._change(opened.client, queue, "settings_applied") as change:
+                by = f"{self._author} (celery dq quotas apply)"
+                change.details = str(quota or "no quota")
+                apply_settings(*opened, quota, by, force=True)
+                change.count = 1
+            return quota_in_force(opened.partitions[0], opened.client, None)
 
     def live(self, queue: str) -> LiveQuotas:
         """The live default and the own quotas of tenants; no quotas of the settings, and no pauses."""
-        with self._broker.open(queue) as (partition, client):
-            return live_quotas(partition, client)
+        with self._broker.open(queue) as opened:
+            return live_quotas(*opened)
 
     def changes(self, queue: str, wanted: LiveQuotas) -> builtins.list[QuotaChange]:
         """The changes that would make the live quotas of a queue equal to `wanted`. Changes nothing."""
         return compare(queue, self.live(queue), wanted)
 
-    def make(self, changes: Iterable[QuotaChange]) -> int:
+    def make(self, changes: Iterable[QuotaChange], *, on_progress: OnProgress = ignore_progress) -> int:
         """Make changes that :meth:`changes` returned, one by one, and return their number.
 
         Each is in force at once. After an interruption, compare again: the rest is left.
+
+        Args:
+            changes: The changes.
+            on_progress: Called after each change with the number of changes made.
         """
         made = 0
-        for change in changes:
-            packed = None if change.after is None else change.after.pack()
-            with self._broker.open(change.queue) as opened:
-                if change.tenant is None:
-                    opened.partition.set_default_quota(packed, by=_author()).run(opened.client)
-                    place_held_back(*opened)
-                else:
-                    opened.partition.set_quota(change.tenant, packed, by=_author()).run(opened.client)
-            made += 1
+        for queue, group in groupby(changes, key=lambda change: change.queue):
+            with (
+                self._broker.open(queue, declare=True) as opened,
+                self._change(opened.client, queue, "quotas_made") as audited,
+            ):
+                changed = []
+                for change in group:
+                    changed.append("default" if change.tenant is None else repr(change.tenant))
+                    audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
+                    if change.tenant is None:
+                        self._set_default(opened, change.after, audited)
+                    else:
+                        packed = None if change.after is None else change.after.pack()
+                        home = opened.home(change.tenant)
+                        home.set_quota(change.tenant, packed, by=self._author).run(opened.client)
+                        audited.count += 1
+                    made += 1
+                    on_progress(made)
         return made
+
+    @property
+    def _author(self) -> str:
+        return self._broker.audit.author
+
+    def _set_default(self, opened: OpenQueue, quota: Quota | None, change: AuditedChange) -> None:
+        """Set the live default of each partition, or remove it; a repetition completes an interruption."""
+        packed = None if quota is None else quota.pack()
+        by = self._author
+        run_all([each.set_default_quota(packed, by=by) for each in opened.partitions], opened.client)
+        change.count += 1
+        place_held_back(*opened)
+
+    def _change(
+        self, client: Client, queue: str, action: str, tenant: str | None = None
+    ) -> AbstractContextManager[AuditedChange]:
+        """Write a change to the audit stream at its end."""
+        return self._broker.audit.change(client, action, queue, tenant=tenant)
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
@@ -199,12 +259,3 @@ def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
             f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too (--rate)"
         )
     return quota
-
-
-def _author() -> str:
-    """Return the user and the host of this process."""
-    try:
-        user = getuser()
-    except (KeyError, OSError):  # A user without an entry in the system's list, as in some containers.
-        user = f"uid {os.getuid()}"
-    return f"{user}@{gethostname()}"

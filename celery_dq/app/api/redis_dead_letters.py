@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
-from kombu import serialization
-
-from celery_dq.app.api.broker import BrokerAccess, OpenPartition
+from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.move import Mover
+from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
+from celery_dq.app.api.task_body import shown_arguments, with_arguments
 from celery_dq.context import AppContext
-from celery_dq.errors import InvalidMessage
-from celery_dq.inspector.dead_letters import DeadLetter, dead_ids, list_dead_letters
-from celery_dq.inspector.redis_values import check_count, check_text
+from celery_dq.duration import parse_rate
+from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidRequest
+from celery_dq.inspector.dead_letters import (
+    DeadLetter,
+    DeadLetterContent,
+    DeadLetterFilter,
+    dead_letter_counts,
+    find_dead_letter,
+    list_dead_letters,
+    matching_ids,
+)
+from celery_dq.inspector.redis_values import check_count, check_moment, check_text, first_of, moment, text
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
+
+#: A filter of all dead letters.
+ALL = DeadLetterFilter()
 
 
 class DeadLetters:
@@ -28,84 +46,202 @@ class DeadLetters:
         self._context = context
 
     def __len__(self) -> int:
-        with self._broker.open(self.name) as (partition, client):
-            return int(client.hlen(partition.keys.dead))
+        with self._broker.open(self.name) as opened:
+            return sum(dead_letter_counts(*opened))
 
     def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
         """List dead letters with reason, last worker and time, the latest first."""
         check_count("limit", limit)
         check_count("offset", offset, least=0)
-        with self._broker.open(self.name) as (partition, client):
-            return list_dead_letters(partition, client, limit, offset)
+        with self._broker.open(self.name) as (partitions, client):
+            return list_dead_letters(partitions, client, limit, offset)
 
-    def replay(self, message_id: str | None = None) -> int:
+    def replay(
+        self,
+        message_id: str | None = None,
+        *,
+        wanted: DeadLetterFilter = ALL,
+        rate: str | float | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
         """Send one dead letter, or all of them, to the end of the queue.
 
         The count of crash deliveries of a replayed message begins again at 0. Its ETA and expiry stay.
 
         Args:
             message_id: Which dead letter; all of them by default.
+            wanted: Which of all dead letters; not together with `message_id`.
+            rate: How many to send per second, such as ``"50/s"``; None: as fast as possible.
+            dry_run: Whether to count the dead letters only.
+            on_progress: Called after each message with the number of messages sent.
 
         Returns:
             How many messages were sent.
+
+        Raises:
+            InvalidRequest: Both `message_id` and `wanted` are given.
         """
-        if message_id is not None:
-            check_text("message_id", message_id)
-        head_start = self._context.options.queue(self.name).head_start_us
+        check_choice(message_id, wanted)
+        per_second = (
+            None
+            if rate is None
+            else parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
+        )
         with self._broker.open(self.name) as opened:
-            if message_id is not None:
-                return int(self._replayed(opened, message_id, b"", head_start) is not None)
-            count = 0
-            # The limit is the present count, so that a message that dies again is not replayed twice.
-            for message_id in dead_ids(*opened, limit=int(opened.client.hlen(opened.partition.keys.dead))):
-                count += self._replayed(opened, message_id, b"", head_start) is not None
-            return count
+            # The ids are listed before, so that a message that dies again is not replayed twice.
+            if message_id is None:
+                found = matching_ids(*opened, wanted)
+            else:
+                letter = find_dead_letter(*opened, message_id)
+                found = [] if letter is None else [(letter[0], message_id)]
+            if dry_run:
+                return len(found)
+            with self._change(opened, "dead_replayed", message_id or str(wanted), wanted.tenant) as change:
+                for partition, each in paced(found, per_second):
+                    change.count += self._replayed(opened, partition, each) is not None
+                    on_progress(change.count)
+            return change.count
+
+    def show(self, message_id: str) -> DeadLetterContent | None:
+        """Return a dead letter with its arguments, ETA, expiry and priority; None when there is none.
+
+        The arguments are known if a JSON serializer wrote them: no other content is decoded.
+        """
+        check_text("message_id", message_id)
+        with self._broker.open(self.name) as opened:
+            found = find_dead_letter(*opened, message_id)
+        if found is None:
+            return None
+        _, letter, raw = found
+        try:
+            record = RedisRecord.unpack(raw)
+        except CorruptRecord:
+            return DeadLetterContent(letter, 0, None, None, None, None)
+        args, kwargs = shown_arguments(record.envelope, record.body)
+        return DeadLetterContent(
+            letter, record.priority, moment(record.due_us), moment(record.expires_us), args, kwargs
+        )
 
     def edit(self, message_id: str, **changes: Any) -> str | None:
         """Change a dead letter and send it again.
 
         Args:
             message_id: Which dead letter.
-            changes: ``args``, ``kwargs`` (of the task), ``tenant``, ``priority``. A part that is not named
-                stays.
+            changes: ``args`` (a list), ``kwargs`` (a dict with texts as keys), ``tenant``, ``priority``,
+                ``eta`` (a datetime, None for at once; without a zone it is local time). A part that is not
+                named stays.
 
         Returns:
-            The new message id, None when there is no such dead letter.
+            The message id, which is a new one if another message has the old one by now; None when there is
+            no such dead letter.
 
         Raises:
-            InvalidMessage: A change is unknown, or the message's body cannot be read.
+            InvalidMessage: A change is unknown, or the message's body cannot be read, or has a content type
+                that is not in the app's ``accept_content``.
+            InvalidRequest: The ETA is out of range, or after the expiry of the message.
         """
         check_text("message_id", message_id)
-        check_changes(changes, ("args", "kwargs", "tenant", "priority"))
-        head_start = self._context.options.queue(self.name).head_start_us
+        check_changes(changes, ("args", "kwargs", "tenant", "priority", "eta"))
         with self._broker.open(self.name) as opened:
-            raw = opened.client.hget(opened.partition.keys.dead, message_id)
-            if raw is None:
+            found = find_dead_letter(*opened, message_id)
+            if found is None:
                 return None
-            return self._replayed(
-                opened, message_id, edited(RedisRecord.unpack(raw), **changes).pack(), head_start
-            )
+            partition, _, raw = found
+            record = edited(RedisRecord.unpack(raw), self._broker.accept_content, **changes).pack()
+            details = f"{message_id}: {', '.join(sorted(changes))}"
+            with self._change(opened, "dead_edited", details) as change:
+                new_id = self._replayed(opened, partition, message_id, record)
+                change.count = int(new_id is not None)
+            return new_id
 
-    def purge(self, message_id: str | None = None) -> int:
-        """Delete one dead letter, or all of them, for good, and return the count of deleted ones."""
+    def purge(
+        self,
+        message_id: str | None = None,
+        *,
+        dry_run: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
+        """Delete one dead letter, or all of them, for good, and return the count of deleted ones.
+
+        Args:
+            message_id: Which dead letter; all of them by default.
+            dry_run: Whether to count the dead letters only.
+            on_progress: Called after each chunk with the number of deleted ones.
+        """
         if message_id is not None:
             check_text("message_id", message_id)
-        with self._broker.open(self.name) as (partition, client):
-            if message_id is not None:
-                return partition.forget_dead([message_id]).run(client)
-            count = 0
-            while True:
-                ids = dead_ids(partition, client, MAX_CHUNK)
-                gone = partition.forget_dead(ids).run(client) if ids else 0
-                count += gone
-                if not gone:
-                    return count
+        with self._broker.open(self.name) as opened:
+            if dry_run:
+                return self._count(opened, message_id)
+            with self._change(opened, "dead_purged", message_id or "") as change:
+                partitions, client = opened
+                chunk = share(MAX_CHUNK, len(partitions))
+                while True:
+                    if message_id is None:
+                        gone = sum(run_rounds(client, [_forget_oldest(each, chunk) for each in partitions]))
+                    else:
+                        gone = sum(run_all([each.forget_dead([message_id]) for each in partitions], client))
+                    change.count += gone
+                    on_progress(change.count)
+                    if not gone or message_id is not None:
+                        return change.count
+
+    def _change(
+        self, opened: OpenQueue, action: str, details: str, tenant: str | None = None
+    ) -> AbstractContextManager[AuditedChange]:
+        """Write a change to the audit stream at its end."""
+        return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
 
     @staticmethod
-    def _replayed(opened: OpenPartition, message_id: str, record: bytes, head_start_us: int) -> str | None:
-        return opened.partition.replay(message_id, record=record, head_start_us=head_start_us).run(
-            opened.client
-        )
+    def _count(opened: OpenQueue, message_id: str | None) -> int:
+        """Return the number of dead letters, or whether this one exists."""
+        if message_id is None:
+            return sum(dead_letter_counts(*opened))
+        return int(find_dead_letter(*opened, message_id) is not None)
+
+    def _replayed(
+        self, opened: OpenQueue, partition: Partition, message_id: str, edit: bytes = b""
+    ) -> str | None:
+        """Send a dead letter again, with an edited record if given; return its id, None without."""
+        client, home = opened.client, partition
+        if len(opened.partitions) > 1:
+            record = edit or client.hget(partition.keys.dead, message_id)
+            if record is None:
+                return None
+            home = opened.home(_tenant_of(record))
+        head_start = self._context.options.queue(self.name).head_start_us
+        new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
+        if new_id is not None and home is not partition:
+            # Its tenant was changed, or the queue has got more partitions since it died.
+            Mover(partition, home, client, head_start).move([new_id])
+        return new_id
+
+
+def _tenant_of(record: bytes) -> str:
+    """Return the tenant of a record; "" of an unreadable one, which no worker can run."""
+    try:
+        return RedisRecord.unpack(record).tenant
+    except CorruptRecord:
+        return ""
+
+
+def _forget_oldest(partition: Partition, chunk: int) -> Rounds[int]:
+    """Delete the oldest dead letters of a partition, and return their number."""
+    ids = yield from first_of(partition.keys.dead_index, chunk)
+    if not ids:
+        return 0
+    gone = yield partition.forget_dead([text(each) for each, _ in ids])
+    return int(gone)
+
+
+def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
+    """Raise :exc:`~celery_dq.errors.InvalidRequest` for an id that is no text, or comes with a filter."""
+    if message_id is None:
+        return
+    check_text("message_id", message_id)
+    if wanted != ALL:
+        raise InvalidRequest("replay: give either message_id or wanted=…, not both")
 
 
 def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -113,39 +249,36 @@ def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
     unknown = sorted(changes.keys() - {*known})
     if unknown:
         raise InvalidMessage(f"edit: {unknown[0]!r} cannot be changed: only {', '.join(known)}")
+    args, kwargs, eta = changes.get("args", []), changes.get("kwargs", {}), changes.get("eta")
+    if not isinstance(args, (list, tuple)):
+        raise InvalidMessage(f"edit: args = {args!r}: give a list")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise InvalidMessage(f"edit: kwargs = {kwargs!r}: give a dict with texts as keys")
+    if eta is not None and not isinstance(eta, datetime):
+        raise InvalidMessage(f"edit: eta = {eta!r}: give a datetime, or None for at once")
 
 
-def edited(record: RedisRecord, **changes: Any) -> RedisRecord:
-    """Return a record with other arguments, tenant or priority."""
+def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:
+    """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
     if "tenant" in changes:
         record = replace(record, tenant=check_tenant(changes["tenant"]))
     if "priority" in changes:
         record = replace(record, priority=check_priority(changes["priority"]))
-    packed, body = readdressed(record.envelope, record.body, changes)
+    if "eta" in changes:
+        eta = changes["eta"]
+        due_us = 0 if eta is None else check_moment("eta", eta)
+        if 0 < record.expires_us <= due_us:
+            raise InvalidRequest(
+                f"eta = {eta}: the message expires at {moment(record.expires_us)}, and would not run; give "
+                "an earlier time"
+            )
+        record = replace(record, due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
+    packed, body = with_arguments(record.envelope, record.body, changes, accept)
     return replace(record, envelope=packed, body=body)
 
 
-def readdressed(packed: bytes, raw: str | bytes, changes: Mapping[str, Any]) -> tuple[bytes, str | bytes]:
-    """Return envelope and body with other ``args`` or ``kwargs``."""
-    if "args" not in changes and "kwargs" not in changes:
-        return packed, raw
+def _with_eta(packed: bytes, eta: datetime | None) -> bytes:
+    """Return an envelope with another ETA."""
     headers, properties, content_type, encoding = envelope.unpack(packed)
-    kind = content_type or "application/json"
-    name = _serializer(kind)
-    body: Any = serialization.loads(raw, kind, encoding or "utf-8", accept={kind})
-    if not (isinstance(body, (list, tuple)) and len(body) == 3):
-        raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
-    args = list(changes["args"] if "args" in changes else body[0])
-    kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
-    kind, encoding, payload = serialization.dumps((args, kwargs, body[2]), name)
-    headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
-    return envelope.pack(headers, properties, kind, encoding), payload
-
-
-def _serializer(content_type: str) -> str:
-    """Return kombu's name of the serializer for this content type."""
-    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in kombu's stubs
-    name = registry.type_to_name.get(content_type)
-    if name is None:
-        raise InvalidMessage(f"edit: no serializer is registered for content type {content_type!r}")
-    return str(name)
+    text = None if eta is None else eta.astimezone().isoformat()
+    return envelope.pack({**headers, "eta": text}, properties, content_type, encoding)

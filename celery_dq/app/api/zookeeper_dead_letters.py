@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from celery_dq.app.api.redis_dead_letters import DeadLetters, check_changes, readdressed
+from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
+from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_changes, check_choice
+from celery_dq.app.api.task_body import shown_arguments, with_arguments
+from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord
-from celery_dq.inspector.dead_letters import DeadLetter
+from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
 from celery_dq.inspector.redis_values import check_count, check_text, moment
 from celery_dq.transport import envelope
 from celery_dq.transport.tenant import check_priority
@@ -30,7 +33,15 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             found = channel.dead_letters(self.name).list()
         return [self._letter(each) for each in found[offset : offset + limit]]
 
-    def replay(self, message_id: str | None = None) -> int:
+    def replay(
+        self,
+        message_id: str | None = None,
+        *,
+        wanted: DeadLetterFilter = ALL,
+        rate: str | float | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
         """Send one dead letter, or all of them, to the end of the queue.
 
         The count of deliveries of a replayed message begins again at 0. Its ETA and expiry stay. Unreadable
@@ -38,19 +49,59 @@ class ZooKeeperDeadLettersApi(DeadLetters):
 
         Args:
             message_id: Which dead letter; all of them by default.
+            wanted: Which of all dead letters; not together with `message_id`.
+            rate: How many to send per second, such as ``"50/s"``; None: as fast as possible.
+            dry_run: Whether to count the dead letters only.
+            on_progress: Called after each message with the number of messages sent.
 
         Returns:
             How many messages were sent.
+
+        Raises:
+            InvalidRequest: Both `message_id` and `wanted` are given.
         """
-        if message_id is not None:
-            check_text("message_id", message_id)
+        check_choice(message_id, wanted)
+        per_second = (
+            None
+            if rate is None
+            else parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
+        )
         with self._broker.zookeeper_channel() as channel:
             stored = channel.dead_letters(self.name)
             if message_id is not None:
+                if dry_run:
+                    return int(any(letter.id == message_id for letter in stored.list()))
                 return int(stored.replay(message_id))
             # Oldest first. The list is made before, so that a message that dies again is not replayed twice.
-            letters = [letter for letter in reversed(stored.list()) if letter.record is not None]
-            return sum(stored.replay(letter.id) for letter in letters)
+            letters = [
+                letter
+                for letter in reversed(stored.list())
+                if letter.record is not None and wanted.matches(self._letter(letter))
+            ]
+            if dry_run:
+                return len(letters)
+            count = 0
+            for letter in paced(letters, per_second):
+                count += stored.replay(letter.id)
+                on_progress(count)
+            return count
+
+    def show(self, message_id: str) -> DeadLetterContent | None:
+        """Return a dead letter with its arguments, ETA and priority; None when there is none.
+
+        The arguments are known if a JSON serializer wrote them: no other content is decoded.
+        """
+        check_text("message_id", message_id)
+        with self._broker.zookeeper_channel() as channel:
+            stored = channel.dead_letters(self.name).list()
+        node = next((each for each in stored if each.id == message_id), None)
+        if node is None:
+            return None
+        letter, record = self._letter(node), node.record
+        if record is None:
+            return DeadLetterContent(letter, 0, None, None, None, None)
+        args, kwargs = shown_arguments(record.envelope, record.body)
+        return DeadLetterContent(letter, record.priority, moment(record.due_ms * 1000), None, args, kwargs)
 
     def edit(self, message_id: str, **changes: Any) -> str | None:
         """Change a dead letter and send it again.
@@ -63,7 +114,8 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             The message id, None when there is no such dead letter.
 
         Raises:
-            InvalidMessage: A change is unknown, or the message's body cannot be read.
+            InvalidMessage: A change is unknown, or the message's body cannot be read, or has a content type
+                that is not in the app's ``accept_content``.
         """
         check_text("message_id", message_id)
         check_changes(changes, ("args", "kwargs", "priority"))
@@ -71,18 +123,36 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         def changed(record: ZooKeeperRecord) -> ZooKeeperRecord:
             if "priority" in changes:
                 record = replace(record, priority=check_priority(changes["priority"]))
-            packed, body = readdressed(record.envelope, record.body, changes)
+            accept = self._broker.accept_content
+            packed, body = with_arguments(record.envelope, record.body, changes, accept)
             return replace(record, envelope=packed, body=body)
 
         with self._broker.zookeeper_channel() as channel:
             return message_id if channel.dead_letters(self.name).replay(message_id, changed) else None
 
-    def purge(self, message_id: str | None = None) -> int:
-        """Delete one dead letter, or all of them, for good, and return the count of deleted ones."""
+    def purge(
+        self,
+        message_id: str | None = None,
+        *,
+        dry_run: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
+        """Delete one dead letter, or all of them, for good, and return the count of deleted ones.
+
+        Args:
+            message_id: Which dead letter; all of them by default.
+            dry_run: Whether to count the dead letters only.
+            on_progress: Called at the end with the number of deleted ones.
+        """
         if message_id is not None:
             check_text("message_id", message_id)
         with self._broker.zookeeper_channel() as channel:
-            return int(channel.dead_letters(self.name).purge(None if message_id is None else [message_id]))
+            stored = channel.dead_letters(self.name)
+            if dry_run:
+                return sum(message_id in (None, letter.id) for letter in stored.list())
+            count = int(stored.purge(None if message_id is None else [message_id]))
+            on_progress(count)
+            return count
 
     def _letter(self, node: DeadLetterNode) -> DeadLetter:
         headers: dict[str, Any] = {}

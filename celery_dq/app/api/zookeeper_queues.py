@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import MessageSnapshot
@@ -78,24 +79,46 @@ class ZooKeeperQueueApi(QueueApi):
                     break
             return "claimed"
 
-    def cancel_task_name(self, name: str) -> int:
-        """Cancel all waiting and delayed calls of one task name, and return their number."""
+    def cancel_task_name(
+        self, name: str, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> int:
+        """Cancel all waiting and delayed calls of one task name, and return their number.
+
+        Args:
+            name: The name of the task.
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each message with the number of cancelled messages.
+        """
         check_text("name", name)
         with self._queues() as queues:
             items: Iterable[StoredItem] = chain(
                 ready_items(queues, self.name), delayed_items(queues, self.name)
             )
             found = [item for item in items if item.message.task == name]
-            return sum(self._removed(queues, item) for item in found)
+            if dry_run:
+                return len(found)
+            count = 0
+            for item in found:
+                count += self._removed(queues, item)
+                on_progress(count)
+            return count
 
-    def purge(self) -> int:
+    def purge(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
         """Remove all waiting and delayed messages, and return their number.
 
         Messages that workers have stay. The result backend is not informed: the removed tasks stay
         ``PENDING`` there.
+
+        Args:
+            dry_run: Whether to count the messages only.
+            on_progress: Called at the end with the number of removed messages.
         """
+        if dry_run:
+            return self.depth
         with self._queues() as queues:
-            return queues.purge(self.name)
+            count = queues.purge(self.name)
+            on_progress(count)
+            return count
 
     @contextmanager
     def _queues(self) -> Iterator[ZooKeeperQueues]:

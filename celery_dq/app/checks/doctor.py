@@ -5,9 +5,10 @@ A check is a function of the app that yields findings. A new check goes into one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from celery_dq.app.checks import server_checks, settings_checks
+from celery_dq.app.checks import partition_checks, server_checks, settings_checks
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import ConfigurationError
 
@@ -26,16 +27,17 @@ SETTINGS_CHECKS = (
     settings_checks.buffer_folder,
 )
 #: Checks that each open a connection, and close it.
-SERVER_CHECKS = (
-    server_checks.election_server,
-    server_checks.dedup_server,
-)
+SERVER_CHECKS = {
+    "The server of dq_election": server_checks.election_server,
+    "The Redis of the dedup locks": server_checks.dedup_server,
+}
 #: Checks of the tenant broker, which are called with the app and a channel after the broker was reached.
 BROKER_CHECKS = (
     server_checks.redis_server,
     server_checks.rights,
     server_checks.stock_messages,
     server_checks.settings_quotas,
+    partition_checks.partitions,
 )
 
 
@@ -48,10 +50,19 @@ def check_settings(app: Any) -> list[Finding]:
     return [found, *(each for check in SETTINGS_CHECKS for each in check(app))]
 
 
-def check_server(app: Any) -> list[Finding]:
-    """Check that all servers can be reached, and that the broker's server has the settings that it needs."""
+def check_server(app: Any, on_step: Callable[[str], object] = lambda server: None) -> list[Finding]:
+    """Check that all servers can be reached, and that the broker's server has the settings that it needs.
+
+    Args:
+        app: A Celery app.
+        on_step: Called with the name of each server before it is asked.
+    """
+    found: list[Finding] = []
     try:
-        found = [each for check in SERVER_CHECKS for each in check(app)]
+        for server, check in SERVER_CHECKS.items():
+            on_step(server)
+            found += check(app)
+        on_step("The broker")
         with server_checks.broker(app, found) as channel:
             if channel is not None:
                 found += [each for check in BROKER_CHECKS for each in check(app, channel)]

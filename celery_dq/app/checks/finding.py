@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding"]
+__all__ = ["Finding", "reason_of"]
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,9 @@ class Finding:
     code: str
     problem: str
     remedy: str = ""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of a library's error as the end of a sentence, without its own full stops."""
+    text = str(error) or type(error).__name__
+    return text.rstrip(". ").replace(". ", ": ")

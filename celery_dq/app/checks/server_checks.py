@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess
-from celery_dq.app.checks.finding import Finding
+from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.settings_checks import uses_dedup
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.errors import ConfigurationError, ServerError, ZooKeeperUnreachable
@@ -54,12 +54,11 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
         except ImportError as exc:
             found.append(Finding("error", "E004", str(exc), "Install it."))
         except _REFUSALS as exc:
-            reason = str(exc) or type(exc).__name__
             found.append(
                 Finding(
                     "error",
                     "E011",
-                    f"The broker cannot be reached: {reason}",
+                    f"The broker cannot be reached: {reason_of(exc)}.",
                     "Start it, or mend broker_url.",
                 )
             )
@@ -163,7 +162,7 @@ def election_server(app: Any) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "E017",
-                f"dq_election cannot be reached: {exc}",
+                f"dq_election cannot be reached: {reason_of(exc)}.",
                 "Start ZooKeeper, or mend dq_election.",
             )
         else:
@@ -179,11 +178,10 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
         ) as client:
             client.execute_command("TIME")
     except (redis.RedisError, OSError, ValueError) as exc:
-        reason = str(exc) or type(exc).__name__
         yield Finding(
             "error",
             code,
-            f"The Redis for {purpose} cannot be used: {reason}",
+            f"The Redis for {purpose} cannot be used: {reason_of(exc)}.",
             f"Start it, or mend {setting}.",
         )
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,17 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.checks.doctor import check_server
-from celery_dq.app.checks.finding import Finding
+from celery_dq.app.checks.doctor import check_server, check_settings
+from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.errors import DQError
 from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 
 __all__ = ["Status", "read_status"]
+
+_DOCTOR = "'celery dq doctor' checks the set-up."
+#: Partitions that one warning names.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class Status:
         broker: URL of the broker, without its password; "" when the settings are wrong.
         queues: The counts of each queue; none when the broker cannot be used.
         leaders: The leaders of singleton queues and of other elections.
-        findings: Warnings about the queues; or the errors for which they cannot be read or used.
-        setup_warnings: Number of warnings of ``celery dq doctor`` about the servers.
+        findings: Errors of the settings and the servers, and warnings about the queues.
+        setup_warnings: Number of warnings of ``celery dq doctor``.
     """
 
     broker: str
@@ -38,43 +43,128 @@ class Status:
     setup_warnings: int = 0
 
 
-def read_status(app: Any) -> Status:
-    """Read the state of all queues. An error of a server becomes a finding."""
-    broker = ""
-    try:
-        broker = app.connection_for_write().as_uri()
-        found = check_server(app)
-        errors = tuple(each for each in found if each.level == "error")
-        if errors:
-            return Status(broker, findings=errors)
-        dq = dq_of(app)
-        queues = tuple(dq.queues[name].snapshot(ages=False) for name in dq.queues)
-        leaders = tuple(dq.leaders()) if dq.options.election or dq.serves_queues() else ()
-    except (DQError, OperationalError, redis.RedisError, OSError) as exc:
-        problem = f"The queues cannot be read: {str(exc) or type(exc).__name__}"
-        return Status(
-            broker, findings=(Finding("error", "E011", problem, "'celery dq doctor' checks the set-up."),)
-        )
-    warnings = tuple(_warnings(queues, leaders))
-    return Status(broker, queues, leaders, warnings, sum(each.level == "warning" for each in found))
+def read_status(app: Any, timeout_s: float = 5.0) -> Status:
+    """Check the settings and read the state of all queues. An error of a server becomes a finding.
+
+    Args:
+        app: A Celery app, with its tasks imported.
+        timeout_s: Seconds until the servers must have answered. After it the status is that of the queues
+            which were read by then, with an error.
+    """
+    reading = _StatusReading(app)
+    settings = check_settings(app)
+    if not any(each.code == "E001" for each in settings):
+        # A library may wait for a hung server for much longer: its timeout counts for each of its steps.
+        reader = threading.Thread(target=reading.run, name="dq-status", daemon=True)
+        reader.start()
+        reader.join(timeout_s)
+        if reader.is_alive():
+            problem = f"{reading.step} did not answer within {timeout_s:g} s."
+            reading.errors.append(Finding("error", "E022", problem, "Look after it, or give --timeout."))
+    if reading.failure is not None:
+        raise reading.failure
+    errors = [each for each in settings if each.level == "error"] + reading.errors
+    warnings = _warnings(reading.queues, reading.leaders, reading.expected_leaders)
+    return Status(
+        reading.broker,
+        tuple(reading.queues),
+        reading.leaders,
+        (*errors, *warnings),
+        sum(each.level == "warning" for each in (*settings, *reading.found)),
+    )
+
+
+class _StatusReading:
+    """One look at all servers, in a thread of its own.
+
+    Attributes:
+        step: The server that is asked now, as the subject of a sentence.
+        errors: The errors of the servers.
+        failure: A fault of this program.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.step = "The broker"
+        self.broker = ""
+        self.found: list[Finding] = []
+        self.errors: list[Finding] = []
+        self.queues: list[QueueSnapshot | ZooKeeperQueueSnapshot] = []
+        self.leaders: tuple[LeaderSnapshot, ...] = ()
+        self.expected_leaders: frozenset[str] = frozenset()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Ask the servers; every error is kept."""
+        try:
+            self._read()
+        except (DQError, OperationalError, redis.RedisError, OSError) as exc:
+            problem = f"The queues cannot be read: {reason_of(exc)}."
+            self.errors.append(Finding("error", "E011", problem, _DOCTOR))
+        except Exception as exc:  # the calling thread raises it
+            self.failure = exc
+
+    def _read(self) -> None:
+        # Both modules are a worker's and a beat's, and need not be loaded by Django's checks.
+        from celery_dq.beat.scheduler import leadership, schedule_name
+        from celery_dq.worker.singleton import singleton_queues
+
+        dq = dq_of(self._app)
+        self.broker = self._app.connection_for_write().as_uri()
+        self.found = check_server(self._app, self._begin)
+        self.errors += [each for each in self.found if each.level == "error"]
+        if self.errors:
+            return
+        self._begin("The broker")
+        for name in dq.queues:
+            self.queues.append(dq.queues[name].snapshot(ages=False))
+        if dq.options.election or dq.serves_queues():
+            self._begin("The server of the elections")
+            self.leaders = tuple(dq.leaders())
+            beat = leadership(schedule_name(self._app, dq.options))
+            self.expected_leaders = frozenset({beat, *singleton_queues(self._app, dq.options)})
+
+    def _begin(self, step: str) -> None:
+        self.step = step
 
 
 def _warnings(
-    queues: tuple[QueueSnapshot | ZooKeeperQueueSnapshot, ...], leaders: tuple[LeaderSnapshot, ...]
+    queues: Iterable[QueueSnapshot | ZooKeeperQueueSnapshot],
+    leaders: Iterable[LeaderSnapshot],
+    expected_leaders: frozenset[str],
 ) -> Iterator[Finding]:
     vacant = {each.name for each in leaders if each.state == "vacant"}
+    waits_for_leader = set()
     for queue in queues:
         count = queue.waiting + queue.delayed
         waiting = f"Messages wait in {queue.name!r} ({count})"
         start = f"Start a worker with -Q {queue.name}."
         if count and queue.name in vacant:
+            waits_for_leader.add(queue.name)
             yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
-        elif count and isinstance(queue, QueueSnapshot) and not _is_consumed(queue):
-            yield Finding("warning", "W019", f"{waiting}, and no living worker consumes it.", start)
+        elif isinstance(queue, QueueSnapshot) and (left := _unconsumed(queue)):
+            them = "it"
+            if len(left) < len(queue.partitions):
+                listed = ", ".join(repr(each.name) for each in left[:_MOST_NAMED])
+                waiting = f"Messages wait in {listed} ({sum(each.waiting + each.delayed for each in left)})"
+                them = "it" if len(left) == 1 else "them"
+            yield Finding("warning", "W019", f"{waiting}, and no living worker consumes {them}.", start)
         if queue.dead:
             remedy = f"Look at them with 'celery dq dead list {queue.name}', and replay or purge them."
             yield Finding("warning", "W020", f"{queue.name!r} has dead letters ({queue.dead}).", remedy)
+    names = {queue.name for queue in queues}
+    for name in sorted(vacant & expected_leaders - waits_for_leader):
+        if name in names:
+            problem, remedy = f"No worker leads singleton queue {name!r}.", f"Start a worker with -Q {name}."
+        else:
+            problem, remedy = f"No process leads {name!r}: no tick is sent.", "Start 'celery beat -S dq'."
+        yield Finding("warning", "W021", problem, remedy)
 
 
-def _is_consumed(queue: QueueSnapshot) -> bool:
-    return any(each.lease_s > 0 for each in queue.consumers)
+def _unconsumed(queue: QueueSnapshot) -> list[QueueSnapshot]:
+    """Return the partitions that have messages and no living consumer; of most queues, the queue itself."""
+    return [
+        each
+        for each in queue.partitions or (queue,)
+        if each.waiting + each.delayed and not any(consumer.lease_s > 0 for consumer in each.consumers)
+    ]

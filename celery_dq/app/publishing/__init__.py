@@ -3,9 +3,10 @@
 ``pipeline``          ``app.send_task``: the call, its stages, and the last of them, which is Celery's own way
 ``dedup_stage``       the dedup key of a call, its request to the broker, and the caller's result
 ``buffer_stage``      chooses between the buffer and the broker
-``deadline_stage``    unbuffered calls: one deadline for all steps, and a circuit breaker
+``direct_stage``      calls that are not buffered: one deadline for all steps, and a circuit breaker
 ``template_stage``    sends a plain call from a template of its message
-``message_template``  the message of a task as a template that a call fills in
+``message_template``  the message of a task as a template, made of the first one
+``template_filling``  the parts in which calls differ, filled into the template
 ``observers``         receivers, tools and events that have to see each message
 ``task_apply_async``  a task's ``apply_async`` for plain, buffered calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from celery.utils.saferepr import saferepr
 from kombu import pools
 
 from celery_dq.app.api.api import dq_of
@@ -24,7 +23,6 @@ from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
-from celery_dq.producer.template import plain_args, plain_kwargs
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
@@ -97,10 +95,10 @@ class DQAmqp:
 
         def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:
             call: Call | None = options.pop(CALL_OPTION, None)
-            if call is not None and call.representable:
+            if call is not None and call.represent is not None:
                 for option in ("argsrepr", "kwargsrepr"):
                     options.pop(option, None)
-                _represent(self, message)
+                call.represent(message)
             buffered, ours = isinstance(producer, BufferingProducer), _is_ours(producer)
             if call is not None and call.published is not None:
                 call.routed = {key: value for key, value in options.items() if key not in OF_ONE_CALL}
@@ -146,18 +144,6 @@ class DQAmqp:
 
         self.task_sender = send_task_message
         return send_task_message
-
-
-def _represent(amqp: Any, message: Any) -> None:
-    """Write the representations of the arguments into a message of task protocol 2 that has none."""
-    headers, _, (args, kwargs, _), event = message
-    for name, text, values in (("args", plain_args(args), args), ("kwargs", plain_kwargs(kwargs), kwargs)):
-        if text is None:
-            levels = amqp.app.conf.task_repr_maxlevels
-            text = saferepr(values, getattr(amqp, f"{name}repr_maxsize"), maxlevels=levels)
-        headers[f"{name}repr"] = text
-        if event is not None:
-            event[name] = text
 
 
 def _needs_no_binding(queue: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -20,10 +21,10 @@ from typing import Any
 from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import in_task, registered_tasks, running_task
+from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.dedup.rule import Dedup
+from celery_dq.options.buffer import BufferOptions
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 
@@ -41,21 +42,26 @@ class BufferChoice:
         self._app = app
 
     @cached_property
-    def _loader(self) -> Any:
+    def loader(self) -> Any:
+        """The app's loader, which knows whether this process is a worker or a child of its pool."""
         return self._app.loader
 
     @cached_property
-    def _buffer(self) -> BufferApi:
-        return dq_of(self._app).buffer
+    def _options(self) -> BufferOptions:
+        return dq_of(self._app).buffer.options
 
-    def wanted(self, asked: bool | None, name: str, options: dict[str, Any]) -> bool:
+    @cached_property
+    def _block(self) -> ContextVar[bool | None]:
+        return dq_of(self._app).buffer.wanted
+
+    def wanted(self, asked: bool | None, call: Call) -> bool:
         """Whether to buffer a call without a dedup key.
 
         Args:
             asked: the call's option ``buffered``.
-            name: the name of the task.
-            options: the other options of the call.
+            call: the call, with its other options.
         """
+        options = call.options
         get = options.get
         if (
             get("producer") is not None
@@ -68,22 +74,18 @@ class BufferChoice:
             return bool(asked) and self._possible(options)
         task = get("task_type")
         if task is None:
-            task = registered_tasks(self._app).get(name)
+            task = registered_tasks(self._app).get(call.name)
         if not self.wanted_by(task) or get("retry") is False:
             return False
-        in_worker = self.in_worker() or in_task()
-        return (self._buffer.options.in_workers or not in_worker) and self._possible(options)
-
-    def in_worker(self) -> bool:
-        """Whether this process is a worker, or a child of its pool."""
-        return bool(self._loader.worker_initialized)
+        in_worker = self.loader.worker_initialized or call.in_task
+        return (self._options.in_workers or not in_worker) and self._possible(options)
 
     def wanted_by(self, task: Any) -> bool:
         """Whether to buffer a call without the option ``buffered``, given that buffering is possible."""
-        wanted = self._buffer.wanted
+        wanted = self._block.get()
         if wanted is None:
             wanted = getattr(task, "buffered", None)
-        return bool(self._buffer.options.enabled if wanted is None else wanted)
+        return bool(self._options.enabled if wanted is None else wanted)
 
     def _possible(self, options: dict[str, Any]) -> bool:
         if not options.get("ignore_result") and hasattr(self._app.backend, "binding"):
@@ -120,7 +122,7 @@ class BufferStage:
         if type(lent) is LazyPoolProducer:
             # Canvas shares one producer between its calls. The user has not chosen it.
             del options["producer"]
-        if self._choice.wanted(asked, call.name, options):
+        if self._choice.wanted(asked, call):
             call.producer = self._producer
         elif lent is not None:
             options["producer"] = lent

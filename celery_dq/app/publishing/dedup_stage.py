@@ -17,7 +17,7 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall
-from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.message_ids import delivery_of, task_id_of
 from celery_dq.transport.redis.store.record import DedupSection
 
 __all__ = [
@@ -214,10 +214,8 @@ def _continued_run(task_id: Any) -> tuple[str, int]:
     if running is None or running.request.id != task_id:
         return "", 0
     properties = running.request.properties or {}
-    claim, slash, message_id = str(properties.get("delivery_tag") or "").partition("/")
-    if not slash or not claim.isdigit():
-        return "", 0
-    return message_id, int(claim)
+    delivery = delivery_of(str(properties.get("delivery_tag") or ""))
+    return ("", 0) if delivery is None else (delivery.message_id, int(delivery.claim))
 
 
 def conclude_verdict(name: str, task_id: str, rule: Dedup, request: DedupCallRequest) -> None:

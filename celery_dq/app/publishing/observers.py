@@ -32,10 +32,12 @@ class Observers:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._amqp = app.amqp
-        self._own_send_task = dq_of(app).own_send_task
         self._router = app.amqp.router
         self._sends_event = bool(app.conf.task_send_sent_event)
-        self._send_task = _original(Celery.send_task, "celery.app.base")
+        #: None when the app or its class has another one, which has to see each call.
+        self._send_task = (
+            _original(Celery.send_task, "celery.app.base") if dq_of(app).own_send_task is None else None
+        )
         self._publish = _original(Producer.publish, "kombu.messaging")
         self._publish_prepared = _original(publish_prepared(Producer), "kombu.messaging")
         self._stock = self._is_stock()
@@ -64,7 +66,7 @@ class Observers:
     @property
     def send_task_is_replaced(self) -> bool:
         """Whether a tool or a program has replaced ``send_task``, and has to see each call."""
-        return type(self._app).send_task is not self._send_task or self._own_send_task is not None
+        return type(self._app).send_task is not self._send_task
 
     @property
     def publish_is_replaced(self) -> bool:
@@ -79,14 +81,16 @@ class Observers:
 
     @property
     def observed(self) -> bool:
-        """Whether a receiver, a tool or an event observes messages, so that Celery's sender has to run."""
+        """Whether a receiver, a tool or an event observes calls, so that Celery's sender has to run."""
+        amqp = self._amqp.__dict__
         return bool(
             self._sends_event
             or _before.receivers
             or _after.receivers
             or _sent.receivers
+            or type(self._app).send_task is not self._send_task
             or Producer.publish is not self._publish
-            or self.task_sender_is_replaced
+            or amqp.get("send_task_message") is not amqp.get("task_sender")
         )
 
 

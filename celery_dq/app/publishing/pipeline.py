@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.results import flushing_result_class, prepare_for_results
+from celery_dq.compat.celery_calls import in_task
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
@@ -36,18 +38,20 @@ class Call:
         args: the positional arguments of the task.
         kwargs: the named arguments of the task.
         options: the options of the call, as for Celery's ``send_task``.
+        in_task: whether a running task makes the call.
         dedup: the dedup rule of the call and its key maker; None when the call takes no part in dedup.
         request: the dedup request, once the message is published; the broker's verdict is in it.
         producer: the buffer's producer when the call is buffered; None when it is published at once.
         published: is called with the message that Celery makes of the call.
         headers: the headers that Celery has given this message, before a receiver saw them.
-        representable: whether the task sender makes the representations of the arguments.
+        represent: writes the representations of the arguments into the message, in Celery's place; None
+            leaves it to Celery.
         routed: the options that Celery's router has made of the options of the call.
     """
 
     __slots__ = (
-        "args", "dedup", "headers", "kwargs", "name", "options", "producer", "published", "representable",
-        "request", "routed",
+        "args", "dedup", "headers", "in_task", "kwargs", "name", "options", "producer", "published",
+        "represent", "request", "routed",
     )  # fmt: skip
 
     def __init__(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
@@ -55,12 +59,13 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.options = options
+        self.in_task = in_task()
         self.dedup: tuple[Dedup, Key] | None = None
         self.request: Any = None
         self.producer: BufferingProducer | None = None
         self.published: Published | None = None
         self.headers: dict[str, Any] = {}
-        self.representable = False
+        self.represent: Callable[[Any], None] | None = None
         self.routed: dict[str, Any] = {}
 
     @property
@@ -132,13 +137,17 @@ class CelerysWay:
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`Stage`."""
+        app = self._app
         options = {CALL_OPTION: call, **call.options}
+        if not options.get("ignore_result"):
+            prepare_for_results(app, dq_of(app).deadline)
         if call.producer is not None:
             options["producer"] = call.producer
-        if call.representable:
+            flushing_result_class(app)
+        if call.represent is not None:
             # Celery takes a third of its time for a message to make them.
             options["argsrepr"] = options["kwargsrepr"] = ""
         if self._own is not None:
             return self._own(call.name, call.args, call.kwargs, **options)
         # Looked up at each call, because monitoring tools replace the class's method at any time.
-        return type(self._app).send_task(self._app, call.name, call.args, call.kwargs, **options)
+        return type(app).send_task(app, call.name, call.args, call.kwargs, **options)

@@ -81,15 +81,22 @@ class FlushingResult:
     id: str
     parent: Any
     _cache: Any
+    _ignored: Any
     _on_fulfilled: Callable[..., Any]
 
     @classmethod
-    def quick(cls, task_id: str) -> Any:
-        """Make the result that ``cls(task_id)`` would be, with a lazy backend and a lazy promise."""
+    def quick(cls, task_id: str, ignored: Any) -> Any:
+        """Make the result that ``cls(task_id)`` would be, with a lazy backend and a lazy promise.
+
+        Args:
+            task_id: the id of the call.
+            ignored: the option ``ignore_result`` of the call.
+        """
         made = cls.__new__(cls)
         made.id = task_id
         made.parent = None
         made._cache = None
+        made._ignored = ignored
         return made
 
     @cached_property
@@ -149,8 +156,7 @@ def result_of(app: Any, task_id: str, result_cls: Any, ignored: Any) -> Any:
         made is result_class
         or (getattr(made, "__func__", None) is Task.AsyncResult and not has_own_backend(task))
     ):
-        result = result_class.quick(task_id)
-    else:
-        result = made(task_id)
+        return result_class.quick(task_id, ignored)
+    result = made(task_id)
     set_ignored(result, ignored)
     return result

@@ -14,9 +14,10 @@ from celery.app.task import Task
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import BufferChoice
-from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates
+from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
 from celery_dq.app.publishing.results import result_of
+from celery_dq.app.publishing.template_filling import MessageTemplates, only_adds
 from celery_dq.compat.celery_calls import (
     dumps_pydantic_arguments,
     in_task,
@@ -27,6 +28,9 @@ from celery_dq.compat.celery_calls import (
 from celery_dq.per_process import PerProcess, current_pid
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
+
+#: Options of a plain call that do not change its template.
+_FILLED = frozenset(("headers", "tenant"))
 
 
 class HasTemplates(Protocol):
@@ -49,11 +53,12 @@ class TaskApplyAsync:
     """
 
     __slots__ = (
+        "_app",
         "_apply",
-        "_buffer",
         "_choice",
         "_eager",
         "_pipeline",
+        "_put",
         "_task",
         "_template",
         "_templates",
@@ -63,13 +68,14 @@ class TaskApplyAsync:
         self, task: Any, stage: HasTemplates, template: MessageTemplate, choice: BufferChoice
     ) -> None:
         self._task = task
+        self._app = app = task.app
         self._templates = stage.templates.peek()
         self._template = template
         self._choice = choice
-        self._buffer = dq_of(task.app).buffer
-        self._pipeline = task.app.send_task
+        self._put = dq_of(app).buffer.producer.put
+        self._pipeline = app.send_task
         #: Names under which ``task_always_eager`` may be set.
-        self._eager: tuple[str, ...] = names_of_setting(task.app, "task_always_eager")
+        self._eager: tuple[str, ...] = names_of_setting(app, "task_always_eager")
         self._apply: Callable[..., Any] = Task.apply_async
 
     def __call__(
@@ -85,8 +91,10 @@ class TaskApplyAsync:
     ) -> Any:
         """Apply the task; see Celery's ``Task.apply_async``."""
         task = self._task
+        headers, tenant = options.get("headers"), options.get("tenant")
         if (
-            not options
+            (not options or options.keys() <= _FILLED)
+            and (not headers or only_adds(headers))
             and producer is None
             and link is None
             and link_error is None
@@ -97,10 +105,10 @@ class TaskApplyAsync:
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
             assert self._templates is not None
-            filled = self._templates.fill(self._template, args, kwargs, task_id)
+            filled = self._templates.fill(self._template, args, kwargs, task_id, tenant, headers)
             if filled is not None:
-                self._buffer.producer.put(filled[1])
-                return result_of(task.app, filled[0], task.AsyncResult, task.ignore_result)
+                self._put(filled[1])
+                return result_of(self._app, filled[0], task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
             task, args, kwargs, task_id, producer, link, link_error, shadow, **options
@@ -108,16 +116,15 @@ class TaskApplyAsync:
 
     def _still_so(self, task: Any) -> bool:
         """Whether the conditions under which the template may be used still hold."""
-        templates, choice, app = self._templates, self._choice, task.app
+        templates, choice, app = self._templates, self._choice, self._app
         if (
             templates is None
             or type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
             or templates.owner.pid != current_pid()
             or not templates.observers.allowed
-            or templates.observers.send_task_is_replaced
             or templates.observers.observed
-            or choice.in_worker()
+            or choice.loader.worker_initialized
         ):
             return False
         changes = app.conf.changes
@@ -154,6 +161,6 @@ def replace_apply_async(
         return
     plain = dict(options_of_plain_call(task), ignore_result=task.ignore_result, task_type=task)
     kind = templates.kind_of(task.name, plain)
-    template = None if kind is None else templates.get(kind)
+    template = None if kind is None else templates.by_kind.get(kind)
     if template is not None:
         task.__dict__["apply_async"] = TaskApplyAsync(task, stage, template, choice)

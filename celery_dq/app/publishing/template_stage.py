@@ -28,26 +28,19 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests, conclude_verdict
-from celery_dq.app.publishing.message_template import Kind, MessageTemplate, MessageTemplates
+from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.app.publishing.results import (
-    NO_SERVER_ASKED,
-    flushing_result_class,
-    prepare_for_results,
-    result_of,
-)
+from celery_dq.app.publishing.results import NO_SERVER_ASKED, result_of
 from celery_dq.app.publishing.task_apply_async import replace_apply_async
+from celery_dq.app.publishing.template_filling import EMBED, Kind, MessageTemplates, represent
 from celery_dq.app.senders import lane_of
-from celery_dq.compat.celery_calls import in_task
 from celery_dq.compat.kombu_publishing import open_default_channel, publish_prepared
-from celery_dq.per_process import PerProcess
+from celery_dq.per_process import PerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
-from celery_dq.producer.template import EMBED
 from celery_dq.protocols import DEDUP_PROPERTY
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.store.publisher import StampedMessage
-from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.record import with_dedup
 
 __all__ = ["TemplateProducer", "TemplateStage"]
@@ -64,32 +57,30 @@ class TemplateStage:
         self._app = app
         self._choice = BufferChoice(app)
         self.templates = PerProcess(partial(MessageTemplates, app))
+        #: Those of the process that made the last call.
+        self._templates: MessageTemplates | None = None
         #: Kind of call to its dedup requests, for kinds that have a dedup key.
         self._requests: dict[Kind, DedupRequests] = {}
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
-        templates = self.templates.get()
+        templates = self._templates
+        if templates is None or templates.owner.pid != current_pid():
+            templates = self._templates = self.templates.get()
         kind = self._kind_of(templates, call)
         if kind is not None:
-            template = templates.get(kind)
+            template = templates.by_kind.get(kind)
             if template is not None:
-                result = self.send_from(template, kind, call, proceed)
+                result = self.send_from(templates, template, kind, call, proceed)
                 if result is not None:
                     return result
-            elif not templates.knows(kind):
+            elif kind not in templates.by_kind:
                 call.published = self._learner(templates, kind, call)
-        if call.producer is not None:
-            self._prepare()
         return proceed(call)
-
-    def _prepare(self) -> None:
-        prepare_for_results(self._app, dq_of(self._app).deadline)
-        flushing_result_class(self._app)
 
     def _kind_of(self, templates: MessageTemplates, call: Call) -> Kind | None:
         """The kind of a call; None when it has to go Celery's way."""
-        if not templates.observers.allowed or in_task():
+        if call.in_task or not templates.observers.allowed:
             return None
         options = call.options
         if call.producer is not None:
@@ -102,19 +93,18 @@ class TemplateStage:
             or templates.observers.publish_is_replaced
         ):
             return None
+        publishes = self._publishes(templates) if templates.publishes is None else templates.publishes
         # A call with a dedup rule of its own has no kind.
-        return templates.kind_of(call.name, options) if self._publishes(templates) else None
+        return templates.kind_of(call.name, options) if publishes else None
 
     def _publishes(self, templates: MessageTemplates) -> bool:
-        """Whether a call that is not buffered may be published from a template in this app."""
-        known = templates.publishes
-        if known is None:
-            known = templates.publishes = (
-                dq_of(self._app).serves_queues()
-                and ProducerPool.Producer is Producer
-                and bool(self._app.conf.task_publish_retry)
-            )
-        return known
+        """Whether a direct call may be published from a template in this app. It does not change."""
+        templates.publishes = (
+            dq_of(self._app).serves_queues()
+            and ProducerPool.Producer is Producer
+            and bool(self._app.conf.task_publish_retry)
+        )
+        return templates.publishes
 
     def _learner(self, templates: MessageTemplates, kind: Kind, call: Call) -> Any:
         """The callback for the message of the first call of its kind."""
@@ -126,19 +116,24 @@ class TemplateStage:
             lane = lane_of(exchange, routing_key, properties["priority"] or 0, declare) if partitioned else ""
             celerys = dict(message, headers=call.headers, properties=properties)
             templates.learn(kind, lane, celerys, exchange, routing_key, call.routed)
-            if call.dedup is not None and request is not None and templates.get(kind) is not None:
+            if call.dedup is not None and request is not None and templates.by_kind.get(kind) is not None:
                 self._requests[kind] = DedupRequests(*call.dedup, request)
 
         return learn
 
-    def send_from(self, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed) -> Any:
+    def send_from(
+        self, templates: MessageTemplates, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed
+    ) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
-        templates = self.templates.get()
-        if call.producer is None and not self._may_publish(kind, call):
-            return None
-        if templates.observers.send_task_is_replaced or templates.observers.observed:
-            return None if call.dedup is not None else self._observed(templates, template, call, proceed)
         options = call.options
+        requests = self._requests.get(kind)
+        if call.producer is None:
+            if (call.dedup and call.dedup[1]) is not (requests and requests.key):
+                return None  # the task's rule has changed since the template was made
+            if not options.get("ignore_result") and self._asks_a_server(templates):
+                return None
+        if templates.observers.observed:
+            return None if call.dedup is not None else self._observed(templates, template, call, proceed)
         headers = options.get("headers")
         filled = templates.fill(
             template, call.args, call.kwargs, options.get("task_id"), options.get("tenant"), headers
@@ -149,63 +144,52 @@ class TemplateStage:
         if call.producer is not None:
             dq_of(self._app).buffer.producer.put(message)
             task = options.get("task_type")
-            if task is not None and headers is None:
+            if task is not None:
                 replace_apply_async(task, self, templates, self._choice)
-        elif not self._publish(template, self._requests.get(kind), message, call):
-            return None
-        return self._result(task_id, call)
-
-    def _result(self, task_id: str, call: Call) -> Any:
-        return result_of(
-            self._app, task_id, call.options.get("result_cls"), call.options.get("ignore_result")
-        )
-
-    # -- a call that is not buffered
-
-    def _may_publish(self, kind: Kind, call: Call) -> bool:
-        requests = self._requests.get(kind)
-        return (
-            # The task's rule may have changed since the template was made.
-            (call.dedup and call.dedup[1]) is (requests and requests.key)
-            and type(self._app.amqp.producer_pool) is ProducerPool
-            and bool(
-                call.options.get("ignore_result")
-                or type(self._app.backend).on_task_call.__module__ in NO_SERVER_ASKED
-            )
-        )
-
-    def _publish(
-        self, template: MessageTemplate, requests: DedupRequests | None, message: Addressed, call: Call
-    ) -> bool:
-        """Publish the message and get its verdict; False when the call has to go Celery's way."""
-        request = None
-        if requests is not None:
+        elif requests is None:
+            if not self._publish(template.queue, options.get("retry_policy"), None, message):
+                return None
+        else:
             request = requests.request_for(call.args, call.kwargs, named=call.named)
-        policy = self._policy(call.options.get("retry_policy"))
-        if not self._publish_packed(template.queue, policy, request, message):
-            return False
-        if requests is not None and request is not None:
+            if not self._publish(template.queue, options.get("retry_policy"), request, message):
+                return None
             call.request = request
-            conclude_verdict(template.name, message.id.decode(), requests.rule, request)
-        return True
+            conclude_verdict(template.name, task_id, requests.rule, request)
+        return result_of(self._app, task_id, options.get("result_cls"), options.get("ignore_result"))
 
-    def _policy(self, policy: Any) -> dict[str, Any]:
-        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
+    # -- a direct call
 
-    def _publish_packed(
-        self, queue: str, policy: dict[str, Any], request: DedupCallRequest | None, message: Addressed
-    ) -> bool:
-        """Publish on a connection of the app's pool; False when kombu has to publish the message."""
+    def _asks_a_server(self, templates: MessageTemplates) -> bool:
+        """Whether the app's result backend asks a server before each call. It does not change."""
+        if templates.asks_a_server is None:
+            module = type(self._app.backend).on_task_call.__module__
+            templates.asks_a_server = module not in NO_SERVER_ASKED
+        return templates.asks_a_server
+
+    def _publish(self, queue: str, policy: Any, request: DedupCallRequest | None, message: Addressed) -> bool:
+        """Publish on a connection of the app's pool; False when kombu has to publish the message.
+
+        Args:
+            queue: the queue.
+            policy: the retry policy of the call, which adds to the one of the app; None for the latter.
+            request: the dedup request of the call.
+            message: the message.
+        """
         pool = self._app.amqp.producer_pool
+        if type(pool) is not ProducerPool:
+            return False
         connection = pool.connections.acquire(block=True)
         try:
             channel = open_default_channel(connection)
             if channel is not None and (
                 type(channel).basic_publish is not Channel.basic_publish
-                or channel.transients.exists(channel.client, queue)
+                or (
+                    queue not in channel.transients.durable
+                    and channel.transients.exists(channel.client, queue)
+                )
             ):
                 return False
-            _Publish(queue, message, request).attempt(connection, channel, policy)
+            _Publish(queue, message, request).attempt(connection, channel, partial(self._policy, policy))
         except BaseException:
             # A pooled producer replaces its connection in the same way.
             pool.connections.replace(connection)
@@ -213,6 +197,9 @@ class TemplateStage:
         finally:
             connection.release()
         return True
+
+    def _policy(self, policy: Any) -> dict[str, Any]:
+        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
 
     # -- an observed call
 
@@ -224,23 +211,24 @@ class TemplateStage:
         deliver: Callable[[Addressed], Any]
         otherwise: Callable[..., Any]
         if call.producer is not None:
-            self._prepare()
             deliver, otherwise = dq_of(self._app).buffer.producer.put, publish_prepared(call.producer)
         else:
-            policy = self._policy(options.get("retry_policy"))
-            deliver = partial(self._publish_packed, template.queue, policy, None)
-            otherwise = partial(self._publish_prepared, policy)
+            policy = options.get("retry_policy")
+            deliver = partial(self._publish, template.queue, policy, None)
+            otherwise = partial(self._publish_prepared, self._policy(policy))
         producer = TemplateProducer(templates, template, deliver, otherwise)
         if templates.observers.send_task_is_replaced:
             call.producer = producer
-            call.representable = not templates.observers.task_sender_is_replaced
+            if not templates.observers.task_sender_is_replaced:
+                call.represent = partial(represent, self._app.amqp)
             return proceed(call)
         message = templates.message(template, call.args, call.kwargs, options.get("task_id"))
         if message is None:
             return None
         more = {key: options[key] for key in OF_ONE_CALL if options.get(key) is not None}
         self._app.amqp.send_task_message(producer, call.name, message, **template.routed, **more)
-        return self._result(message.headers["id"], call)
+        result_cls, ignored = options.get("result_cls"), options.get("ignore_result")
+        return result_of(self._app, message.headers["id"], result_cls, ignored)
 
     def _publish_prepared(self, policy: dict[str, Any], *message: Any) -> None:
         """Publish a message that differs from its template, on a producer of the pool."""
@@ -277,7 +265,7 @@ class TemplateProducer(BufferingProducer):
     ) -> Any:
         # The body of a task. Others, as that of an event, are kombu's.
         if type(body) is tuple and serializer in (None, "json") and not content_type and body[2] == EMBED:
-            text = self._templates.body(body[0], body[1])
+            text = self._templates.bodies.write(body[0], body[1])
             if text is not None:
                 return text, "application/json", "utf-8"
         return super()._prepare(body, serializer, content_type, *args, **options)
@@ -309,18 +297,17 @@ class _Publish:
 
     def on(self, channel: Any) -> None:
         """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
-        target: Queue = channel.queue(self._queue)
         if self._stamped is None:
-            self._stamped = channel.publisher.number(target, self._task_id, self._record, self._request)
-        channel.publisher.push(target, [self._stamped])
+            self._stamped = channel.publisher.number(self._queue, self._task_id, self._record, self._request)
+        channel.publisher.push(self._queue, [self._stamped])
 
-    def attempt(self, connection: Any, channel: Any, policy: dict[str, Any]) -> None:
+    def attempt(self, connection: Any, channel: Any, policy: Callable[[], dict[str, Any]]) -> None:
         """Publish on the open channel, and after an error with kombu's retries.
 
         Args:
             connection: kombu's connection.
             channel: the open channel of the connection; None when it has none.
-            policy: how often to retry, see Celery's ``task_publish_retry_policy``.
+            policy: returns how often to retry, see Celery's ``task_publish_retry_policy``.
 
         Raises:
             kombu.exceptions.OperationalError: The message could not be sent.
@@ -338,6 +325,7 @@ class _Publish:
                 raise failed
             self.on(connection.default_channel if self._channel is None else self._channel)
 
-        connection.transport_options.update(policy)
-        connection.ensure(self, attempt, **policy)()
+        retries = policy()
+        connection.transport_options.update(retries)
+        connection.ensure(self, attempt, **retries)()
         return None

@@ -13,17 +13,23 @@ from celery_dq.compat.celery_calls import current_app_if_any
 
 #: Optional setting with the path of the app, such as ``"shop.celery:app"``.
 APP_SETTING = "CELERY_DQ_APP"
+#: The setting in which ``celery dq web`` keeps its app, which may be another one than the project's.
+SERVED_APP = "DQ_WEB_APP"
 
 
 def project_app() -> Any:
     """Return the Celery app of the project.
 
-    The first of these is used: the app that ``CELERY_DQ_APP`` names; the current app, which the project's
-    ``__init__`` imports in the usual layout; ``app`` in the module ``celery`` beside the settings module.
+    The first of these is used: the app that ``celery dq web`` serves; the app that ``CELERY_DQ_APP`` names;
+    the current app, which the project's ``__init__`` imports in the usual layout; ``app`` in the module
+    ``celery`` beside the settings module.
 
     Raises:
         ImproperlyConfigured: There is no app, or the setting names another object.
     """
+    served = getattr(settings, SERVED_APP, None)
+    if served is not None:
+        return served
     named = getattr(settings, APP_SETTING, None)
     if named:
         return _imported(str(named))

@@ -29,21 +29,22 @@ from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.transport.redis.qos import QoS
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.publisher import STAMPS, RedisPublishBatch, RedisPublisher
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
+from celery_dq.transport.redis.store.publisher import STAMPS, RedisPublisher
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.quotas import write_settings_quota
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.replies import ClaimedEntry
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
+from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
     from celery_dq.transport.redis.consuming.poller import Poller
 
 logger = logging.getLogger(__name__)
-PURGE_CHUNK = 1000
 
 
 class Channel(EventLoopChannel):
@@ -65,9 +66,10 @@ class Channel(EventLoopChannel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.context: ConnectionContext = args[0].context
         self.process: ConsumerIdentity = self.context.process
+        self.in_flight: InFlightMessages = self.process.in_flight
         self.poller: Poller = self.context.poller
         self.transients = TransientQueues(self.context.list_prefix)
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, PartitionedQueue] = {}
         self._subscribed: set[str] = set()
         self._broken = False
         self._health_checked_at = self.process.clock.monotonic()
@@ -79,15 +81,10 @@ class Channel(EventLoopChannel):
         self.consumer = ChannelConsumer(
             self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
         )
-        self.publisher = RedisPublisher(lambda: self.pool, options, self.process.clock)
+        self.publisher = RedisPublisher(lambda: self.pool, options, self.process.clock, self.queues)
         self.context.check_server(self.client)
 
     # -- parts, queues ---------------------------------------------------------
-
-    @property
-    def in_flight(self) -> InFlightMessages:
-        """The in-flight messages of the process."""
-        return self.process.in_flight
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -98,15 +95,33 @@ class Channel(EventLoopChannel):
         """Return the delivery tags of messages whose tasks the worker's pool runs or will run."""
         return self.capacity.running_tags() if self.capacity else frozenset()
 
-    def queue(self, name: str) -> Queue:
-        """Return the queue called *name* with its partition."""
-        if name not in self._queues:
-            self._queues[name] = self.context.queue(name)
-        return self._queues[name]
+    def queues(self, name: str, refresh: bool = False) -> PartitionedQueue:
+        """Return the queue called *name* with its partitions, or one partition, such as ``push/3``.
+
+        Args:
+            name: Name of the queue or partition.
+            refresh: Ask the broker again for the number of partitions.
+
+        Raises:
+            ConfigurationError: The queue has fewer partitions than the name says.
+            redis.RedisError: Redis did not answer.
+        """
+        found = None if refresh else self._queues.get(name)
+        if found is None or found.count != self.process.partition_counts.get(found.whole_name):
+            found = self._queues[name] = self.context.queues(name, self.client, refresh=refresh)
+        return found
+
+    def partitions(self, name: str) -> tuple[Partition, ...]:
+        """Return the partitions of the queue called *name*, in the order of their numbers."""
+        return tuple(each.partition for each in self.queues(name).partitions)
+
+    def home(self, name: str, tenant: str) -> Queue:
+        """Return the partition of the queue called *name* in which *tenant* lives."""
+        return self.queues(name).home(tenant)
 
     def partition(self, name: str) -> Partition:
-        """Return the partition of the queue called *name*."""
-        return self.queue(name).partition
+        """Return the first partition of the queue called *name*; a singleton queue has no other one."""
+        return self.queues(name).partitions[0].partition
 
     # -- declaring -------------------------------------------------------------
 
@@ -123,7 +138,7 @@ class Channel(EventLoopChannel):
         else:
             warn_of_ignored(queue, arguments)
             self.transients.declare_durable(queue)
-            add_member(self.client, self.context.registry_key, queue)
+            add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         try:
@@ -139,9 +154,9 @@ class Channel(EventLoopChannel):
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         if self.transients.is_declared(queue) or queue in self._fanout_queues:
             return True
-        return bool(self.client.sismember(self.context.registry_key, queue)) or self.transients.exists(
-            self.client, queue
-        )
+        if self.transients.exists(self.client, queue):
+            return True
+        return bool(self.client.sismember(self.context.registry_key, self.queues(queue).whole_name))
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
         """Return the bindings of *exchange* from Redis or, if they are gone, those of this process.
@@ -179,24 +194,20 @@ class Channel(EventLoopChannel):
             self.transients.delete(self.client, queue)
         else:
             self._purge(queue)
-            self.client.srem(self.context.registry_key, queue)
+            if not self.queues(queue).is_pinned:
+                self.client.srem(self.context.registry_key, queue)
 
     def _size(self, queue: str) -> int:
         if queue in self._fanout_queues:
             return 0
         if self.transients.exists(self.client, queue):
             return self.transients.size(self.client, queue)
-        return self.context.waiting_count(self.client, self.partition(queue))
+        return waiting_count(self.queues(queue), self.client)
 
     def _purge(self, queue: str) -> int:
         if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
-        removed = 0
-        while True:
-            purged = self.partition(queue).purge(limit=PURGE_CHUNK).run(self.client)
-            removed += purged.removed
-            if not purged.more:
-                return removed
+        return purge(self.queues(queue), self.client)
 
     # -- publishing ------------------------------------------------------------
 
@@ -229,13 +240,12 @@ class Channel(EventLoopChannel):
         if self.transients.exists(self.client, queue):
             self.transients.push(self.client, queue, self._as_json(message))
             return
-        target = self.queue(queue)
-        stamped = self.publisher.stamp(target, message)
+        stamped = self.publisher.stamp(queue, message)
         batch: RedisPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
-            batch.add(target, stamped)
+            batch.add(queue, stamped)
         else:
-            self.publisher.push(target, [stamped])
+            self.publisher.push(queue, [stamped])
 
     def create_publish_batch(self, max_size: int) -> RedisPublishBatch:
         """Return a batch for ``Producer.batch()`` of kombu.
@@ -277,11 +287,12 @@ class Channel(EventLoopChannel):
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
+            queues = self.queues(queue, refresh=True)  # the number may have changed since it was asked for
             if self.context.has_settings:
-                options = self.context.options.queue(queue)
-                write_settings_quota(self.partition(queue), self.client, options, self.process.consumer)
+                options = self.context.options.queue(queues.whole_name)
+                write_settings_quota(self.partitions(queue), self.client, options, self.process.consumer)
             self.context.register_consumer()
-            self.consumer.start_consumer(self.queue(queue), consumer_tag, callback, no_ack)
+            self.consumer.start_consumer(queues, consumer_tag, callback, no_ack)
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -296,7 +307,7 @@ class Channel(EventLoopChannel):
         if self.transients.is_declared(queue):
             self.consumer.fetcher.unlisten(self.transients.key(queue))
         else:
-            self.consumer.stop_consumer(queue, consumer_tag)
+            self.consumer.stop_consumer(consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
@@ -304,7 +315,16 @@ class Channel(EventLoopChannel):
         self.context.refuse_inherited()
         if self.transients.exists(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
-        target = self.queue(queue)
+        queues = self.queues(queue)
+        # An empty queue costs one round trip, however many partitions it has.
+        targets = queues.partitions if queues.count == 1 else with_messages(queues, self.client)
+        for target in targets:
+            message = self._get_from(target, no_ack)
+            if message is not None:
+                return message
+        return None
+
+    def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
         try:
             while taken := self.consumer.claim_one(target):
@@ -315,7 +335,7 @@ class Channel(EventLoopChannel):
                 if entry.reason:
                     continue
                 try:
-                    message = Message(RedisRecord.unpack(entry.record), entry, tag, queue, self)
+                    message = Message(RedisRecord.unpack(entry.record), entry, tag, target.name, self)
                 except CorruptRecord as exc:
                     self.dead_letter_unreadable(target, entry, tag, exc)
                     continue
@@ -401,6 +421,7 @@ class Channel(EventLoopChannel):
             if not self._broken:
                 try:
                     self._send_acks()
+                    self.process.heartbeat.wake()  # leases end now that nothing is held under them
                     self._delete_transients()
                     self.publisher.retire(self.client)
                 except (redis.RedisError, OSError) as exc:

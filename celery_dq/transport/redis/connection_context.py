@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import redis
 
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import APP_CONTEXT, AppContext, ProcessState
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
@@ -15,10 +17,16 @@ from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import identity
-from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
+from celery_dq.transport.redis.store.whole_queue import namesake_of
+
+logger = logging.getLogger(__name__)
+
+#: The name of one partition of a queue.
+_ONE_PARTITION = re.compile(r"(?P<queue>.+)/(?P<number>0|[1-9][0-9]*)", re.DOTALL)
 
 
 class ConnectionContext:
@@ -40,12 +48,14 @@ class ConnectionContext:
                 f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the "
                 "keys: set dq_key_prefix instead"
             )
-        self._app_context = _app_context_of(connection)
+        app_context = _app_context_of(connection)
+        #: The worker's side, in this process; a child does not use a connection that it has inherited.
+        self.state: ProcessState = app_context.in_this_process()
         #: Whether an app with settings uses the connection; plain kombu has only defaults.
         self.has_settings = APP_CONTEXT in connection.transport_options
-        self.options: Options = self._app_context.options
+        self.options: Options = app_context.options
         self.address = identity(connection)
-        processes = self._app_context.in_process(dict[str, ConsumerIdentity])
+        processes = app_context.in_process(dict[str, ConsumerIdentity])
         process = processes.get(self.address)
         if process is None:
             process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6)
@@ -56,12 +66,12 @@ class ConnectionContext:
     @property
     def capacity(self) -> WorkerCapacity | None:
         """Capacity of the worker in this process; None without a worker."""
-        return self._app_context.capacity
+        return self.state.capacity
 
     @property
     def leaderships(self) -> Leaderships | None:
         """Leaderships of the worker in this process; None without any."""
-        return self._app_context.leaderships
+        return self.state.leaderships
 
     def _running_tags(self) -> frozenset[str]:
         capacity = self.capacity
@@ -118,32 +128,122 @@ class ConnectionContext:
         """Prefix of the keys of transient queues."""
         return transient_prefix(self.options.environment, self.options.key_prefix)
 
-    def queue(self, name: str) -> Queue:
-        """Return the queue called *name* as the options describe it."""
+    def queues(self, name: str, client: redis.Redis, *, refresh: bool = False) -> PartitionedQueue:
+        """Return the queue called *name* with as many partitions as the broker has stored.
+
+        A process asks the broker once for each queue, and again when it begins to consume. It declares the
+        queue at the same time: a queue that stores nothing and has no consumer takes the number of partitions
+        from the settings.
+
+        Args:
+            name: Name of the queue, or of one partition of a queue with several, such as ``push/3``.
+            client: A redis client.
+            refresh: Ask the broker again: it has refused a message of this process, or a consumer begins.
+
+        Raises:
+            ConfigurationError: The queue has fewer partitions than the name says, the name is that of a part
+                of a partition, or the queue is a singleton queue and has several.
+            redis.RedisError: Redis did not answer.
+        """
+        one = _ONE_PARTITION.fullmatch(name)
+        if one is not None:
+            whole = self.queues(one["queue"], client, refresh=refresh)
+            if whole.is_pinned:
+                raise ConfigurationError(
+                    f"queue = {_shown(name)}, but {whole.name!r} is one partition of queue "
+                    f"{whole.whole_name!r} and has no partitions: consume {whole.name!r}"
+                )
+            # Nine digits are more than any queue has, and Python refuses to read thousands of them.
+            number = int(one["number"][:9])
+            if number < whole.count > 1:
+                return PartitionedQueue(name, [whole.partitions[number]])
+            if whole.count > 1:
+                raise ConfigurationError(
+                    f"queue = {_shown(name)}, but queue {whole.name!r} has {whole.count} partitions: name "
+                    f"one from {whole.name}/0 to {whole.name}/{whole.count - 1}"
+                )
+        count = None if refresh else self.process.partition_counts.get(name)
+        if count is None:
+            count = self.process.partition_counts[name] = self._declare(name, client, repair=refresh)
+        if count > 1 and self.leaderships is not None and self.leaderships.is_singleton(name):
+            raise ConfigurationError(
+                f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
+                f"all of it in order: empty it, and run celery dq partitions {name} --set 1"
+            )
+        return PartitionedQueue(name, [self._partition(name, number, count) for number in range(count)])
+
+    def partition(self, name: str, number: int, count: int) -> Partition:
+        """Return one partition of the queue called *name*, which has *count* partitions."""
+        return self._partition(name, number, count).partition
+
+    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> int:
+        """Declare a queue's partitions; return their number as the broker has stored it.
+
+        Args:
+            name: Name of the queue.
+            client: A redis client.
+            repair: Write the number into every partition, because one of them had another number.
+        """
+        wanted, known = self.options.queue(name).partitions, self.process.partition_counts.get(name, 1)
+        if wanted > 1 and (namesake := namesake_of(name, wanted, self.registry_key, client)) is not None:
+            logger.warning(
+                "dq_queues[%r]['partitions'] is %d, but %s is the name of another queue, so that the "
+                "broker's number is used. Empty and delete that queue (celery amqp queue.delete %s), or give "
+                "the partitioned one another name.",
+                name,
+                wanted,
+                namesake,
+                namesake,
+                extra={"event": "partitions_differ", "queue": name},
+            )
+            wanted = 1
+        arbiter = self._partition(name, 0, 1).partition
+        # A number that this process has seen is missing only where Redis has lost data.
+        call = (
+            arbiter.declare_partitions(known, "restore") if known > 1 else arbiter.declare_partitions(wanted)
+        )
+        declared = call.run(client)
+        count = declared.partitions
+        if count > 1 and (declared.is_new or repair):
+            calls = [
+                self._partition(name, number, count).partition.declare_partitions(count, "follow")
+                for number in range(1, count)
+            ]
+            run_all(calls, client)
+        if wanted not in (1, count) and self.process.partition_counts.get(name) != count:
+            logger.warning(
+                "dq_queues[%r]['partitions'] is %d, but the broker has %d partitions of queue %s, which are "
+                "used. A queue that has consumers or stores anything keeps its number. To change it, empty "
+                "the queue, run celery dq partitions %s --set %d, and start the workers again.",
+                name,
+                wanted,
+                count,
+                name,
+                name,
+                wanted,
+                extra={"event": "partitions_differ", "queue": name},
+            )
+        return count
+
+    def _partition(self, name: str, number: int, count: int) -> Queue:
         options = self.options.queue(name)
-        keys = PartitionKeys(self.options.environment, name, 0, self.options.key_prefix)
+        keys = PartitionKeys(self.options.environment, name, number, self.options.key_prefix)
         aging = options.priority_aging_us
         return Queue(
             name,
-            Partition(keys, self.process.scripts),
+            Partition(keys, self.process.scripts, count),
             max_deliveries=options.max_deliveries,
             head_start_us=STRICT_PRIORITY_US if aging is None else aging,
+            retention=(
+                (self.options.dead_letter_retention_us or 0) // 1000,
+                # Rounded up, so that no partition has the limit 0, which is none.
+                -(-(self.options.dead_letter_limit or 0) // count),
+            ),
         )
 
-    @staticmethod
-    def waiting_count(client: redis.Redis, partition: Partition) -> int:
-        """Return how many messages wait. Messages in flight, delayed or cancelled do not count."""
-        keys = partition.keys
-        stored, delayed, discards, held = read_together(
-            client,
-            [
-                ("HLEN", keys.messages),
-                ("ZCARD", keys.delayed),
-                ("ZCARD", keys.discards),
-                ("HGET", keys.state, "held"),
-            ],
-        )
-        return max(int(stored) - int(delayed) - int(discards) - int(held or 0), 0)
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= 60 else f"{name[:60]!r}…"
 
 
 def _app_context_of(connection: Any) -> AppContext:

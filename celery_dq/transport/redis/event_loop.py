@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,8 @@ class EventLoopChannel(RedisChannel):
             self._subscribe()
         if self._subscribed:
             self._check_health()
-        self.follow_leaderships()
+        if self.consumer.singleton_delivery is not None:
+            self.follow_leaderships()
         fetcher = self.consumer.live_fetcher
         if fetcher is not None:
             try:
@@ -120,13 +121,13 @@ class EventLoopChannel(RedisChannel):
             )
         self.subclient.check_health()
 
-    def connections(self) -> Iterator[tuple[str, Any]]:
-        """Yield the connections that the poller watches, each after its kind."""
+    def connections(self) -> list[tuple[str, Any]]:
+        """Return the connections that the poller watches, each after its kind."""
         fetcher = self.consumer.live_fetcher
-        if fetcher is not None:
-            yield from fetcher.connections()
+        found = [] if fetcher is None else fetcher.connections()
         if self._in_listen:
-            yield "broadcasts", self._in_listen
+            found.append(("broadcasts", self._in_listen))
+        return found
 
     def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
         """Read the answer that has arrived.
@@ -146,7 +147,7 @@ class EventLoopChannel(RedisChannel):
         except self.connection_errors:
             self._mark_broken()
             raise
-        if deliver:
+        if deliver and self.consumer.singleton_delivery is not None:
             # Claimed messages of singleton queues go into the inbox.
             self.follow_leaderships()
         if deliver and self.has_inbox:
@@ -196,7 +197,8 @@ class EventLoopChannel(RedisChannel):
     def _send_acks_at_shutdown(self) -> None:
         """Let the heartbeat thread send the acks, if the event loop has ended because the worker stops."""
         # Tasks may still run, and a broker that does not answer must not delay them.
-        if self.poller.is_driven and not self._loop_turns:
+        capacity = self.context.state.capacity
+        if capacity is not None and capacity.closing and self.poller.is_driven:
             self.process.heartbeat.send_pending_acks_soon()
 
     def _send_acks(self) -> None:
@@ -208,7 +210,7 @@ class EventLoopChannel(RedisChannel):
     @property
     def _loop_turns(self) -> bool:
         # A worker that shuts down has left its event loop, which would never read the answers.
-        capacity = self.context.capacity
+        capacity = self.context.state.capacity
         return self.poller.is_driven and not (capacity is not None and capacity.closing)
 
     def deliver_one(self) -> bool:

@@ -24,7 +24,7 @@ class Message(StoredMessage):
             record.envelope,
             record.body,
             priority=record.priority,
-            due=bool(record.due_ms),
+            due_us=record.due_ms * 1000,
             returned=held.returned,
             deliveries=held.deliveries,
             tag=held.tag,

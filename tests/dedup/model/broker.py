@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.inspector.dedup_locks import verdicts
-from celery_dq.transport.redis.store.partition import Partition, load_scripts
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.record import DedupSection
 from celery_dq.transport.redis.store.replies import ClaimedEntry, OutgoingRecord, PushReply
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
 from tests.dedup.model.driver import LEASE, Call, Standing
 from tests.lua.partition_scripts import PartitionScripts, make_record
@@ -171,7 +172,7 @@ class BrokerDriver:
             *self.partition_scripts.waiting(""),
             *self.partition_scripts.waiting("tenant"),
         }
-        self.verdicts = verdicts(self.partition_scripts.partition, self.client)
+        self.verdicts = verdicts([self.partition_scripts.partition], self.client)
         #: Scope -> the token of its head, the places with followers, and the messages in the places.
         self.claims = {scope.decode(): self._claim(packed) for scope, packed in claims.items()}
 

@@ -27,7 +27,7 @@ from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.message import Message
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.replies import ClaimedEntry
 
@@ -59,9 +59,13 @@ class ChannelConsumer:
         self._process = process
         self._claim_ahead_s = claim_ahead_s
         self.watchdog = Watchdog(process, watchdog_s)
-        self._fetcher: RedisFetcher | None = None
+        #: The fetcher; None if nothing was ever consumed.
+        self.live_fetcher: RedisFetcher | None = None
         self._inbox = Inbox()
+        #: Tag, callback and ``no_ack`` of the consumers of each partition, by the prefix of its keys.
         self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
+        #: The partitions of each consumer.
+        self._partitions: dict[str, tuple[Queue, ...]] = {}
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
@@ -69,51 +73,59 @@ class ChannelConsumer:
         #: Monotonic time since which the inbox holds messages.
         self._filled_at = self._delivered_at
         self._capacity: WorkerCapacity | None = None
-        self._watching = False
+        #: Plain kombu runs its callbacks in the loop, as the solo pool does.
+        self._runs_in_loop = True
         #: Delivery of the singleton queues; None while the channel consumes none.
         self.singleton_delivery: SingletonDelivery | None = None
 
     # -- consumers -------------------------------------------------------------
 
-    def start_consumer(self, queue: Queue, tag: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
-        """Start a consumer of *queue*; several consumers of one queue take turns."""
+    def start_consumer(
+        self, queue: PartitionedQueue, tag: str, callback: Callable[[Any], Any], no_ack: bool
+    ) -> None:
+        """Start a consumer of a queue; several consumers of one partition take turns."""
         # The worker sets its capacity before it consumes. Each look-up would cost a system call.
         self._capacity = self._channel.capacity
-        first = queue.name not in self._consumers
-        self._consumers.setdefault(queue.name, deque()).append((tag, callback, no_ack))
+        self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
         leaderships = self._channel.context.leaderships
-        if first and leaderships is not None and leaderships.is_singleton(queue.name):
-            self._singleton_delivery_of(leaderships).add(queue)
-        elif first:
-            self._process.heartbeat.keep_lease(queue, self._channel.heartbeat_clients)
-            self.fetcher.subscribe(queue)
-        if not self._watching:
-            self._watching = True
+        if not self._consumers:
             self._process.heartbeat.add_check(self._check_consumption)
+        self._partitions[tag] = queue.partitions
+        for each in queue.partitions:
+            first = each.prefix not in self._consumers
+            self._consumers.setdefault(each.prefix, deque()).append((tag, callback, no_ack))
+            if first and leaderships is not None and leaderships.is_singleton(each.name):
+                self._singleton_delivery_of(leaderships).add(each)
+            elif first:
+                self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
+                self.fetcher.subscribe(each)
 
-    def stop_consumer(self, queue_name: str, tag: str) -> None:
-        """Stop one consumer. When it was the last one of the queue, undelivered messages are released."""
-        consumers = self._consumers.get(queue_name)
-        if consumers is None:
+    def stop_consumer(self, tag: str) -> None:
+        """Stop one consumer. Where it was the last one, undelivered messages are released."""
+        ended = []
+        for each in self._partitions.pop(tag, ()):
+            consumers = self._consumers.pop(each.prefix)
+            kept = deque(consumer for consumer in consumers if consumer[0] != tag)
+            if kept:
+                self._consumers[each.prefix] = kept
+            else:
+                ended.append(each)
+        if not ended:
             return
-        kept = deque(consumer for consumer in consumers if consumer[0] != tag)
-        if kept:
-            self._consumers[queue_name] = kept
-            return
-        del self._consumers[queue_name]
-        if self.singleton_delivery is not None and queue_name in self.singleton_delivery:
-            self.singleton_delivery.remove(queue_name)
-            source = None
-        else:
-            source = self.fetcher.unsubscribe(queue_name)
+        sources = list(filter(None, map(self._stop_fetching, ended)))
         self._channel.read_all_answers()
-        self._release_inbox(queue_name)
+        self._release_inbox(ended[0].name)
         self._channel.send_all_acks()
-        if source is not None:
+        for source in sources:
             self._process.heartbeat.drop_lease(source.queue)
         if not self._consumers:
-            self._watching = False
             self._process.heartbeat.remove_check(self._check_consumption)
+
+    def _stop_fetching(self, queue: Queue) -> Subscription | None:
+        if self.singleton_delivery is not None and queue.name in self.singleton_delivery:
+            self.singleton_delivery.remove(queue.name)
+            return None
+        return self.fetcher.unsubscribe(queue.prefix)
 
     def _singleton_delivery_of(self, leaderships: Leaderships) -> SingletonDelivery:
         if self.singleton_delivery is None:
@@ -135,20 +147,15 @@ class ChannelConsumer:
     @property
     def fetcher(self) -> RedisFetcher:
         """The fetcher, created at the first use."""
-        if self._fetcher is None:
-            self._fetcher = RedisFetcher(
+        if self.live_fetcher is None:
+            self.live_fetcher = RedisFetcher(
                 self._process,
                 self._channel.async_pool,
                 room=self.capacity,
                 keeps_appointments=self._can_keep_next_look,
                 deliver=self._claimed,
             )
-        return self._fetcher
-
-    @property
-    def live_fetcher(self) -> RedisFetcher | None:
-        """The fetcher; None if nothing was ever consumed."""
-        return self._fetcher
+        return self.live_fetcher
 
     # -- capacity --------------------------------------------------------------
 
@@ -159,7 +166,8 @@ class ChannelConsumer:
             redis.ConnectionError: The watchdog has found that the connection is dead.
         """
         self.watchdog.decide(may_stop=self._capacity is not None)
-        if (self.overdue_at() or math.inf) <= self._process.clock.monotonic():
+        is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
+        if is_late and self.overdue_at() is not None:
             self._release_overdue()
         return self._measure_capacity()
 
@@ -191,11 +199,6 @@ class ChannelConsumer:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
         return True
-
-    @property
-    def _runs_in_loop(self) -> bool:
-        # Plain kombu runs its callbacks in the loop, as the solo pool does.
-        return self._capacity is None or self._capacity.runs_tasks_in_loop
 
     # -- one at a time -------------------------------------------------------
 
@@ -241,9 +244,13 @@ class ChannelConsumer:
         channel = self._channel
         try:
             message = Message(RedisRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
+            message.prefix = source.queue.prefix
         except CorruptRecord as exc:
             channel.dead_letter_unreadable(source.queue, entry, tag, exc)
             return
+        held = channel.in_flight.get(tag)
+        if held is not None:
+            held.has_lock = bool(message.record.dedup)
         if source.queue.token and self.singleton_delivery is not None:
             self.singleton_delivery.add_message(message)
         else:
@@ -259,13 +266,13 @@ class ChannelConsumer:
     def has_undelivered(self) -> bool:
         """Whether the inbox holds a message that may be delivered now. Discards need no prefetch count."""
         return bool(self._inbox) and (
-            self._window.may_deliver(self._capacity, self._channel.qos) or not self._inbox.message_count
+            self._window.may_deliver(self._capacity, self._channel.qos) or not self._inbox.has_messages
         )
 
     @property
     def has_messages(self) -> bool:
         """Whether the inbox holds a message that is not a discard."""
-        return self._inbox.message_count > 0
+        return self._inbox.has_messages
 
     def was_busy_since(self, since: float) -> bool:
         """Return whether the last message took longer than a claim takes, and the inbox holds more.
@@ -322,7 +329,7 @@ class ChannelConsumer:
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.in_flight.get(tag)
-        consumers = self._consumers.get(message.queue)
+        consumers = self._consumers.get(message.prefix)
         capacity = self._capacity
         closing = capacity is not None and capacity.closing
         # Where a delivered message runs at once, its predecessor must be over.
@@ -330,7 +337,7 @@ class ChannelConsumer:
         if held is None or not consumers or closing or not may():
             # The lease or the term may be lost, so another worker may have the message by now.
             self._release(message)
-            self.fetcher.look_again(message.queue)
+            self.fetcher.look_again(message.prefix)
             return False
         channel.qos.append(message, tag)
         if message.discard:
@@ -385,6 +392,10 @@ class ChannelConsumer:
             return None
         if self.singleton_delivery is not None and not self._releasable():
             return None
+        return self._overdue_after()
+
+    def _overdue_after(self) -> float:
+        """Return the monotonic time until which messages may wait in the inbox."""
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
@@ -404,17 +415,16 @@ class ChannelConsumer:
 
     def _check_consumption(self, now: float) -> None:
         """Check, in the heartbeat thread, whether this consumer still consumes."""
-        fetcher = self._fetcher
+        fetcher = self.live_fetcher
         if (self.overdue_at(loop_turns=False) or math.inf) < now:
             # A task blocks the event loop, which would send the releases.
             self._release_overdue()
             self._process.heartbeat.send_pending_acks_soon()
-        if fetcher is not None:
-            fetcher.pipeline.disown_claims(now - self._process.lease_s / 4)
-            if self.watchdog.is_suspicious(
-                now, fetcher.claimed_at, self._ignores_backlog, self._runs_in_loop
-            ):
-                self._channel.poller.wake()
+        if fetcher is None:
+            return
+        fetcher.pipeline.disown_claims(now - self._process.lease_s / 4)
+        if self.watchdog.is_suspicious(now, fetcher.claimed_at, self._ignores_backlog, self._runs_in_loop):
+            self._channel.poller.wake()
 
     def _ignores_backlog(self) -> bool:
         channel = self._channel
@@ -424,16 +434,14 @@ class ChannelConsumer:
 
     def close(self) -> None:
         """Release undelivered messages, and stop all consumers."""
-        leaderships = self._channel.context.leaderships
-        if self.singleton_delivery is not None and leaderships is not None:
+        if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
             leaderships.remove_listener(self._channel.poller.wake)
         self._release_inbox()
-        for name in list(self._consumers):
-            for tag, _, _ in list(self._consumers.get(name, ())):
-                self.stop_consumer(name, tag)
-        if self._fetcher is not None:
-            self._fetcher.close()
+        for tag in list(self._partitions):
+            self.stop_consumer(tag)
+        if self.live_fetcher is not None:
+            self.live_fetcher.close()
 
     def subscriptions(self) -> Iterator[Subscription]:
         """Return an iterator over the queues that are fetched from now."""
-        return iter(self._fetcher.subscriptions if self._fetcher is not None else ())
+        return iter(self.live_fetcher.subscriptions if self.live_fetcher is not None else ())

@@ -6,7 +6,7 @@ that imports go down only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import redis
@@ -72,8 +72,8 @@ class PolledChannel(Protocol):
     def tick(self) -> None:
         """Send what is due."""
 
-    def connections(self) -> Iterator[tuple[str, Any]]:
-        """Yield the connections to be watched, each with the kind of data that is read from it."""
+    def connections(self) -> list[tuple[str, Any]]:
+        """Return the connections to be watched, each with the kind of data that is read from it."""
 
     def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
         """Read what has arrived; return whether a broadcast was delivered."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -113,9 +113,9 @@ class RedisFetcher:
         Returns:
             The subscription, which exists already for a queue that is fetched from.
         """
-        source = self._subscriptions.get(queue.name)
+        source = self._subscriptions.get(queue.prefix)
         if source is None:
-            self._subscriptions[queue.name] = source = Subscription(queue, limit, claimed)
+            self._subscriptions[queue.prefix] = source = Subscription(queue, limit, claimed)
             self._restart_wait(self.wakeups.join(source))
             self._ready.wake(source)
             if self._process.may_have_claimed(queue):
@@ -123,13 +123,13 @@ class RedisFetcher:
                 self._ready.rely_on(source)
         return source
 
-    def unsubscribe(self, queue: str) -> Subscription | None:
-        """Stop fetching from *queue*; the messages of a claim under way are released when it is answered.
+    def unsubscribe(self, prefix: str) -> Subscription | None:
+        """Stop fetching from a partition; the messages of a claim under way are released when answered.
 
         Returns:
             The subscription that ended; None without one.
         """
-        source = self._subscriptions.pop(queue, None)
+        source = self._subscriptions.pop(prefix, None)
         if source is not None:
             waited = self._restart_wait(self.wakeups.group_of(source))
             self.wakeups.leave(source)
@@ -153,14 +153,13 @@ class RedisFetcher:
         if listener is not None:
             listener.close()
 
-    def connections(self) -> Iterator[tuple[str, Any]]:
-        """Yield the connections that the event loop watches, each after its kind."""
-        connections = [("scripts", self.pipeline.connection)]
-        connections += [("tokens", group.connection) for group in self.wakeups]
-        connections += [("messages", listener.connection) for listener in self._listeners.values()]
-        for kind, connection in connections:
-            if connection.connection is not None:
-                yield kind, connection.connection
+    def connections(self) -> list[tuple[str, Any]]:
+        """Return the connections that the event loop watches, each after its kind."""
+        found = [("scripts", self.pipeline.connection.connection)]
+        found += [("tokens", group.connection.connection) for group in self.wakeups.groups]
+        if self._listeners:
+            found += [("messages", each.connection.connection) for each in self._listeners.values()]
+        return [pair for pair in found if pair[1] is not None]
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -171,9 +170,9 @@ class RedisFetcher:
     def _runs_suspect(self) -> bool:
         return self._suspect is not None and self._suspect in self._process.in_flight
 
-    def look_again(self, queue: str | None = None) -> None:
-        """Look again at *queue*, or at all queues, although no wake-up came."""
-        for name in tuple(self._subscriptions) if queue is None else (queue,):
+    def look_again(self, prefix: str | None = None) -> None:
+        """Look again at the partition with this prefix, or at all, although no wake-up came."""
+        for name in tuple(self._subscriptions) if prefix is None else (prefix,):
             if name in self._subscriptions:
                 self._ready.wake(self._subscriptions[name])
 
@@ -193,7 +192,7 @@ class RedisFetcher:
         now = self._process.clock.monotonic()
         self._ready.take_due(now, self._runs_suspect)
         want, free = self._capacity() if self._subscriptions else (0, 0)
-        with self.pipeline.connection.together():
+        with self.pipeline.connection.together:
             if want > 0:
                 self._send_claims(want, free, now)
             else:
@@ -214,7 +213,7 @@ class RedisFetcher:
         for name in in_flight.partitions_with_acks():
             queue = self._process.heartbeat.queue(name)
             box = in_flight.pending_acks(name)
-            if box.finishes and queue is not None and queue.name in self._subscriptions:
+            if box.finishes and queue is not None and queue.prefix in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
         return None if min(times) == math.inf else min(times)
 
@@ -301,7 +300,7 @@ class RedisFetcher:
     ) -> None:
         process, ready = self._process, self._ready
         source.is_claiming = False
-        is_gone = self._subscriptions.get(source.queue.name) is not source
+        is_gone = self._subscriptions.get(source.queue.prefix) is not source
         if isinstance(claimed, ClaimFailure):
             self._claims.answered(source.queue.key, None)
             # The next claim is sent at once. Redis may have assigned the next look with the failed claim.
@@ -320,7 +319,7 @@ class RedisFetcher:
             self._fenced(source, claimed.lost_up_to or 0)
             return
         self.claimed_at = now = process.clock.monotonic()
-        process.watchdog_strikes = 0
+        process.watchdog_strikes, source.has_limits = 0, claimed.has_limits
         next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
         if not is_gone:
             ready.looked(source, next_look_at)
@@ -354,7 +353,7 @@ class RedisFetcher:
         self._ready.rest(source)
         if not source.queue.token:
             # Another BLPOP on this queue would take wake-ups away from the leader.
-            self.unsubscribe(source.queue.name)
+            self.unsubscribe(source.queue.prefix)
         self._process.record_fenced(source.queue, last_claim)
 
     # -- handing wake-ups over -------------------------------------------------
@@ -410,11 +409,12 @@ class RedisFetcher:
 
     def _may_wait_for_claim(self, queue: Queue, now: float) -> bool:
         """Return whether the pending finishes of *queue* may wait for its next claim."""
-        source = self._subscriptions.get(queue.name)
-        if source is None or not source.may_have_work:
-            return False
+        source = self._subscriptions.get(queue.prefix)
         box = self._process.in_flight.pending_acks(queue.key)
-        return now - box.oldest_finish_at < RIDE_ALONG_S
+        if source is None or now - box.oldest_finish_at >= RIDE_ALONG_S:
+            return False
+        in_time = self._can_keep_next_look()  # a loop in which messages run may turn too late
+        return source.may_have_work or bool(in_time and not source.is_end_awaited(box.finishes))
 
     # -- wake-ups --------------------------------------------------------------
 

@@ -35,7 +35,16 @@ class Inbox:
 
     def __bool__(self) -> bool:
         # Called several times per message, so deques that the heartbeat thread has emptied still count here.
-        return any(self._waiting.values())
+        return bool(self._waiting)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the inbox holds a message that is not a discard."""
+        for lines in tuple(self._waiting.values()):
+            for name, line in tuple(lines.items()):
+                if line and name is not None:
+                    return True
+        return False
 
     @property
     def message_count(self) -> int:

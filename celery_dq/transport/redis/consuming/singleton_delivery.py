@@ -253,7 +253,7 @@ class SingletonDelivery:
         if queue is not None:
             self._release_waiting(own)
             own.discards_claims = False
-            self._fetcher().unsubscribe(queue.name)
+            self._fetcher().unsubscribe(queue.prefix)
             self._process.heartbeat.drop_lease(queue)
 
     def _claim_limit(self, own: SingletonSubscription) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
 from celery_dq.transport.redis.store.queue import Queue
 
 #: Shortest back-off, in seconds, after a claim found eligible messages but none for this channel.
@@ -44,6 +45,7 @@ class Subscription:
             passed over all eligible messages.
         waits: The group of queues that share one wait for wake-ups.
         timer_at: Time for which the queue is planned; infinity without one.
+        has_limits: Whether a tenant may have a limit, as of the last claim.
     """
 
     queue: Queue
@@ -60,6 +62,11 @@ class Subscription:
     needs_lead: bool = False
     waits: WaitGroup | None = None
     timer_at: float = math.inf
+    has_limits: bool = True
+
+    def is_end_awaited(self, finishes: Iterable[InFlightMessage]) -> bool:
+        """Return whether the end of one of these messages may let another one start."""
+        return bool(self.has_limits or self.queue.token or any(held.has_lock for held in tuple(finishes)))
 
     def next_time(self) -> float:
         """Return the earliest monotonic time at which the queue needs a tick; infinity without one."""

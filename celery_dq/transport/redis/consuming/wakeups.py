@@ -77,7 +77,7 @@ class WakeupListener(WaitGroup):
         """
         self.connection.open()
         # A BLPOP waits for nothing in a transaction. An idle Redis ends a short wait up to 0.1 s late.
-        with self.connection.together():
+        with self.connection.together:
             self.connection.send(("MULTI",))
             self._send([key for key, each in self.members.items() if not each.may_have_work])
             self.connection.send(("EXEC",))

@@ -5,7 +5,6 @@
 ``ack_calls``           acks, releases and dead letters as script calls
 ``script_pipeline``     sends these calls without waiting for answers
 ``in_doubt``            claims without an answer, and how their messages are found again
-``script_batches``      scripts for many queues in few round trips
 ``unknown_claims``      releases the messages of claims whose answer was lost
 ``heartbeat``, ``lease_holder``  renews leases from a thread of its own, and sends pending acks
 ``server_clock``, ``data_loss``, ``lost_workers``, ``discard_pace``   what heartbeats and claims reveal

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, PendingDeadLetter
-from celery_dq.transport.redis.store.partition import ReleaseMode, ScriptCall
+from celery_dq.transport.redis.store.partition import ReleaseMode
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import DeliveryTag
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 #: Most settles, finishes or releases in one call.
 MAX_ACKS_PER_CALL = 500

@@ -23,9 +23,9 @@ from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
-from celery_dq.transport.redis.store.partition import load_scripts
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply, HeartbeatReply
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class ConsumerIdentity:
         self._fenced: set[str] = set()
         #: Servers that have passed the checks, so that each is checked once.
         self.checked_servers: set[str] = set()
+        #: Number of partitions of each queue, as the broker has it.
+        self.partition_counts: dict[str, int] = {}
 
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""
@@ -96,7 +98,7 @@ class ConsumerIdentity:
                 "Worker %s read the answer to a claim of queue %s after its lease was lost; the %d messages "
                 "of that claim are not started here. Another worker gets them.",
                 self.consumer,
-                queue.name,
+                queue.partition_name,
                 void,
                 extra={"event": "void_claim", "queue": queue.name},
             )
@@ -131,7 +133,7 @@ class ConsumerIdentity:
         now = self.clock.monotonic()
         lost = self.data_loss.check(queue.key, last_claim, lease_lost=lease_lost, sent_at=sent_at, now=now)
         if lost is not None:
-            data_loss.report(queue.name, *lost)
+            data_loss.report(queue.partition_name, *lost)
             self.in_flight.renumbered(queue.key)
         return lost is not None
 
@@ -154,7 +156,7 @@ class ConsumerIdentity:
                 "longer than dq_lease (%g s), or this machine stood still: a longer dq_lease, or a less "
                 "loaded machine, avoids this.",
                 self.consumer,
-                queue.name,
+                queue.partition_name,
                 lost,
                 self.lease_s,
                 extra={"event": "lease_lost", "queue": queue.name},
@@ -176,7 +178,7 @@ class ConsumerIdentity:
                 "Worker %s consumes queue %s without an election, but the queue has one leader: this worker "
                 "gets no messages of it. Name the queue in dq_singleton_queues of this worker, too.",
                 self.consumer,
-                queue.name,
+                queue.partition_name,
                 extra={"event": "singleton_queue_without_election", "queue": queue.name},
             )
         else:
@@ -186,7 +188,7 @@ class ConsumerIdentity:
                 "Worker %s does not lead queue %s any more (token %d): %d messages that had not begun are "
                 "dropped here, and the new leader gets them.",
                 self.consumer,
-                queue.name,
+                queue.partition_name,
                 queue.token,
                 lost,
                 extra={"event": "fenced_out", "queue": queue.name},

@@ -17,15 +17,15 @@ from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
-from celery_dq.transport.redis.in_flight.script_batches import (
+from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.script_batches import (
     chunks,
     is_wakeup_stored,
     result_of,
     run_together,
     share,
 )
-from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
-from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
 
 logger = logging.getLogger(__name__)
@@ -267,6 +267,7 @@ class Heartbeat:
                 lease_ms=process.lease_ms,
                 limit=share(CHUNK, len(queues)),
                 max_deliveries=queue.max_deliveries,
+                retention=queue.retention,
             )
             for queue in queues
         ]

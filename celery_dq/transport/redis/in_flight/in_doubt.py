@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from celery_dq.transport.redis.store.message_ids import delivery_tag
+
 #: Heartbeats with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3
 #: Answered claims that are remembered per partition.
@@ -114,7 +116,7 @@ class InDoubtClaims:
         strangers = {
             (claim, message_id)
             for claim, message_id in held
-            if claim not in known and not is_ours(f"{claim}/{message_id}")
+            if claim not in known and not is_ours(delivery_tag(partition, claim, message_id))
         }
         if self._claims.get(partition):
             return []  # they may be in the answer that is still to come

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from celery_dq.clock import Clock
+from celery_dq.transport.redis.store.message_ids import delivery_tag
 
 _T = TypeVar("_T")
 
@@ -51,17 +52,17 @@ class InFlightMessage:
         partition: :attr:`Queue.key` of the queue that it was claimed from.
         id: message id.
         claim: claim number.
-        tag: delivery tag, made of the two; each delivery of a message has another.
+        tag: delivery tag, made of the three; each delivery of a message has another.
         settled: acknowledged early; the broker has the ack, or it is pending.
         settle_by: monotonic time until which its settle may wait for its finish; 0 when it does not wait.
-        gone: finished, released or made a dead letter.
-        comes_back: it will be delivered again, so messages that were claimed after it must wait.
-        begun: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
-        late: a message of a singleton queue whose ack or reject comes after its run. Until the broker has
-            confirmed that, a killed worker's message is delivered again, so no later message may start.
-        after: the message that went to the pool before it and must have ended, for good, when it starts.
+        done: finished, released or made a dead letter.
+        will_return: it will be delivered again, so messages that were claimed after it must wait.
+        delivered: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
+        acked_late: its ack comes after its run. Until the broker has confirmed that, no later message starts.
+        predecessor: the message that went to the pool before it and must have ended when it starts.
         confirmed: the broker has answered its settle, finish or dead letter: it is not delivered again.
         needs: the message that the broker must have confirmed before this one starts.
+        has_lock: it has a dedup key, so another message may wait for its end.
     """
 
     partition: str
@@ -77,6 +78,7 @@ class InFlightMessage:
     predecessor: InFlightMessage | None = None
     confirmed: bool = False
     needs: InFlightMessage | None = None
+    has_lock: bool = False
 
     def unfinished_predecessor(self) -> InFlightMessage | None:
         """Return the nearest earlier message that has not ended for good or is not confirmed.
@@ -92,8 +94,7 @@ class InFlightMessage:
 
     def unconfirmed(self) -> InFlightMessage | None:
         """Return the message of `needs` while the broker has not confirmed it, else None."""
-        needs = self.needs
-        # `after` covers a late ack and a message that is delivered again.
+        needs = self.needs  # `predecessor` covers a late ack and a message that is delivered again
         if needs is not None and (needs.confirmed or needs.acked_late or needs.will_return):
             self.needs = needs = None
         return needs
@@ -109,7 +110,7 @@ class PendingDeadLetter:
     """A message that becomes a dead letter.
 
     Attributes:
-        held: the message.
+        message: the message.
         reason: the reason, a word or a short sentence.
         record: the message as stored; the broker has no record of a settled message.
     """
@@ -134,6 +135,14 @@ class PendingAcks:
 
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.dead_letters)
+
+    def settle_due_at(self) -> float | None:
+        """Return the monotonic time at which the oldest settle must be sent; None without one.
+
+        In place of a settle that waits, the finish of its message must be sent by then.
+        """
+        settles = tuple(self.settles)
+        return next((held.settle_by for held in settles if held.settle_by or not held.done), None)
 
 
 class InFlightMessages:
@@ -175,7 +184,7 @@ class InFlightMessages:
         Returns:
             The in-flight message, or None when the claim is void.
         """
-        tag = f"{claim}/{message_id}"
+        tag = delivery_tag(partition, claim, message_id)
         held = self._messages[tag] = InFlightMessage(partition, message_id, claim, tag)
         # Compared last: a loss that another thread notices from now on finds this message here.
         if int(claim) <= self._void_up_to.get(partition, -1):
@@ -274,8 +283,7 @@ class InFlightMessages:
     def lose_lease(self, partition: str, running: frozenset[str], last_claim: int) -> int:
         """Drop the messages of *partition* that have not begun, because their lease was lost.
 
-        Another worker may have them by now. A running message goes on, and the broker ignores its ack if
-        another worker has it.
+        Another worker may have them by now, or get a running one; the broker ignores the ack of that one.
 
         Args:
             partition: :attr:`Queue.key` of the queue.
@@ -328,14 +336,6 @@ class InFlightMessages:
             if self.pending_acks(name):
                 self._with_acks[name] = None
         return list(self._with_acks)
-
-    def settle_due_at(self, partition: str) -> float | None:
-        """Return the monotonic time at which the oldest settle must be sent; None without one.
-
-        In place of a settle that waits, the finish of its message must be sent by then.
-        """
-        settles = tuple(self.pending_acks(partition).settles)
-        return next((held.settle_by for held in settles if held.settle_by or not held.done), None)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Pop up to *limit* settles and up to *limit* finishes, to send them.

@@ -31,6 +31,7 @@ class Message(StoredMessage):
 
     Attributes:
         record: The stored message as it was claimed.
+        prefix: Prefix of the keys of its partition; ``""`` for a message that was got without a consumer.
         deliveries: Number of workers that have died with the message so far.
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
@@ -48,7 +49,7 @@ class Message(StoredMessage):
             record.envelope,
             record.body,
             priority=record.priority,
-            due=bool(record.due_us),
+            due_us=record.due_us,
             returned=entry.returned,
             deliveries=entry.deliveries,
             tag=tag,
@@ -64,6 +65,7 @@ class Message(StoredMessage):
         if record.tenant:
             self.properties["tenant"] = record.tenant
         self.record = record
+        self.prefix = ""
         self.message_id = entry.id
         self.discard = entry.reason
         self.started = False

@@ -21,11 +21,12 @@ from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import (
     InFlightMessage,
+    PendingAcks,
     PendingDeadLetter,
 )
-from celery_dq.transport.redis.store.partition import ScriptCall
 from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,12 @@ class InFlightCall:
         call: the script with its arguments.
         queue: the queue whose partition it changes.
         sent_at: monotonic time.
-        claim: for a claim, called with its result, or with the :class:`ClaimFailure` for which there is none.
+        on_claimed: for a claim, called with its result, or with the :class:`ClaimFailure` for which there
+            is none.
         settles, finishes, releases, dead_letters: the acks that it carries.
-        awaited: one element, popped by the thread that takes care of the claimed messages: the event loop's
-            with the answer, or the heartbeat's after too long a wait. Both may pop at the same time, and
-            popping is atomic.
+        unresolved: one element, popped by the thread that takes care of the claimed messages: the event
+            loop's with the answer, or the heartbeat's after too long a wait. Both may pop at the same time,
+            and popping is atomic.
         handovers: above 0 for the hand-over of a wake-up: how often it is still to be sent. Each next one is
             sent after the answer to the one before.
     """
@@ -116,7 +118,7 @@ class ScriptPipeline:
     Args:
         process: the consumer.
         pool: the pool of the connection.
-        waits_for_company: returns whether the finishes of a queue wait for the next claim, which can carry
+        may_wait_for_claim: returns whether the finishes of a queue wait for the next claim, which can carry
             them; called with the queue and the monotonic time.
     """
 
@@ -204,16 +206,18 @@ class ScriptPipeline:
             redis.RedisError: the connection broke.
         """
         in_flight, process = self._process.in_flight, self._process
-        if now < self.paused_until:
+        names = in_flight.partitions_with_acks()
+        if not names or now < self.paused_until:
             return
-        settling = self._settling()
-        for name in in_flight.partitions_with_acks():
+        is_settling = self._is_settling()
+        for name in names:
             queue = process.heartbeat.queue(name)
             if queue is None:
                 continue
             box = in_flight.pending_acks(name)
             company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
-            urgently = bool(box.releases or box.dead_letters) or self._is_settle_due(name, now, settling)
+            urgently = bool(box.releases or box.dead_letters)
+            urgently = urgently or self._is_settle_due(box, now, is_settling)
             if not urgently and (company or not box.finishes):
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
@@ -229,31 +233,33 @@ class ScriptPipeline:
                     self._under_way.append(sent)
                 process.in_doubt.count_acks_under_way(name, -1)
 
-    def _is_settle_due(self, name: str, now: float, settling: set[str]) -> bool:
+    @staticmethod
+    def _is_settle_due(box: PendingAcks, now: float, is_settling: bool) -> bool:
         """Return whether to send the settles of a partition now.
 
         A settle is sent when it has waited long enough for the finish of its message; in most pools it does
         not wait. The finish itself, if it is there by then, must not wait longer either. While another settle
-        has no answer yet, this one waits for that answer and is sent with all others: a worker of short tasks
-        settles one message after the other, and a call for each would be its greatest cost. Finishes travel
-        with every settle.
+        has no answer yet, of any partition, this one waits for that answer and is sent with all others: a
+        worker of short tasks settles one message after the other, and a call for each would be its greatest
+        cost. Finishes travel with every settle.
         """
-        due_at = self._process.in_flight.settle_due_at(name)
-        return due_at is not None and due_at <= now and name not in settling
+        due_at = None if is_settling else box.settle_due_at()
+        return due_at is not None and due_at <= now
 
-    def _settling(self) -> set[str]:
-        """Return the partitions for which a settle has no answer yet."""
-        return {sent.queue.key for sent in self._under_way if sent.settles}
+    def _is_settling(self) -> bool:
+        """Return whether a settle has no answer yet."""
+        return any(sent.settles for sent in self._under_way)
 
     def settle_times(self) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes."""
-        in_flight, settling = self._process.in_flight, self._settling()
-        times = []
-        for name in in_flight.partitions_with_acks():
-            due_at = in_flight.settle_due_at(name)
-            # The answer to a settle under way, which others wait for, is followed by a tick. Without a lease
-            # the acks are not sent.
-            if due_at and name not in settling and self._process.heartbeat.queue(name) is not None:
+        in_flight, times = self._process.in_flight, list[float]()
+        names = in_flight.partitions_with_acks()
+        if not names or self._is_settling():
+            return times  # the answer to a settle under way, which others wait for, is followed by a tick
+        for name in names:
+            due_at = in_flight.pending_acks(name).settle_due_at()
+            # Without a lease the acks are not sent.
+            if due_at and self._process.heartbeat.queue(name) is not None:
                 times.append(max(due_at, self.paused_until))
         return times
 

@@ -27,7 +27,7 @@
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
 local epoch = tonumber(known[1] or 0)
 if ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
@@ -41,8 +41,9 @@ if ARGV[behind] == '0' then return stale end
 local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
 stale = stale + stale_finished
 if finished == 0 then return stale end
--- When no message is due later and no tenant is at a limit, only those in turn can need a worker.
-if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
+-- When no message is due later, no tenant is at a limit and the queue is not paused, only those in turn can need a
+-- worker.
+if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == '' and (known[6] or '0') == '0'
   and call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency') == 0 then
   local held = digits((known[2] or 0) - finished)
   if settled > 0 then
@@ -57,7 +58,7 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled')
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()

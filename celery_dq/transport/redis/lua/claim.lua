@@ -29,8 +29,9 @@
 -- RETURNS
 --   an array: '1' when a message may be served now, else '0'; µs until the look that this consumer has planned, or
 --   '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the consumer is fenced
---   out, else '0'; '-1' when the consumer had its lease until now, else (no lease, or fenced out) the number of the
---   last claim before this one: its messages of claims up to that are lost; then three strings per message: message id,
+--   out, '3' when a tenant may have a limit, else '0'; '-1' when the consumer had its lease until now, else (no lease, or
+--   fenced out) the number of the last claim before this one: its messages of claims up to that are lost; then three
+--   strings per message: message id,
 --   'claim number|deliveries|reason', record. Deliveries is '' for a message that was never delivered before, '0' for
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
@@ -45,7 +46,8 @@
 --   message, and the tenants take turns in them, too. A message that is found expired, or has crashed too often,
 --   becomes a discard and costs its tenant no turn. After a claim that took discards, no claim takes any for rest_us
 --   divided by the number of consumers. At the end of this rest one consumer looks, and 2 ms after a claim that took no
---   message and left some that cannot run. Messages are served as if there were no discards.
+--   message and left some that cannot run. Messages are served as if there were no discards. In a pause of the queue the
+--   claim takes discards only.
 --@include partition
 --@include settle
 --@include finish
@@ -53,7 +55,7 @@
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
-  'settled')
+  'settled', 'paused_until', 'resume_at')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
 local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
@@ -64,7 +66,8 @@ if want > 0 and (finished == 0 or #members == 0) then
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled',
+  'paused_until', 'resume_at')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -102,12 +105,15 @@ if is_fenced_out(consumer, state.epoch) or (state.epoch > 0 and dq.has_lost_lead
 end
 if state.epoch > 0 then state.leader = consumer end
 
+-- In a pause of the queue no message is served. The short path of a claim is taken again once the field is 0.
+if state.paused_until <= now then state.paused_until = 0 end
+local is_paused = state.paused_until > 0
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
   suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
   chunk = math.max(want, 1), passes = 0, skips = 0, leaves_skips = false, is_full = false, has_suspect = false, discarded = {},
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
-while delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
+while not is_paused and delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
   if not serving.crashes_known then dq.serve_singles(serving.chunk, want - delivery.count) end
   local tenant = delivery.count < want and dq.step_forward(serving.chunk)
   if not tenant then break end
@@ -149,7 +155,7 @@ if delivery.count > 0 then
   state.held = state.held + delivery.count
   dq.count_waits()
 end
-local is_busy = dq.close_busy_period()
+local is_busy = dq.close_busy_period() and not is_paused
 -- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.
 local pause = message_count == 0 and serving.leaves_skips and REMOVAL_PAUSE_US or nil
 if dq.has_limits then
@@ -161,6 +167,6 @@ local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_
 local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy and not pause, has_rare, pause)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
-if serving.has_suspect then reply[4] = '1' end
+reply[4] = serving.has_suspect and '1' or dq.has_limits and '3' or '0'
 save()
 return reply

@@ -24,6 +24,7 @@ if state.next_look_owner == ARGV[1] then state.next_look_owner = '' end
 dq.promote(128)
 dq.wake()
 save()
-if call('EXISTS', P .. 'turn', P .. 'discards') > 0 then return 1 end
+if call('EXISTS', P .. 'discards') == 1 then return 1 end
+if state.paused_until <= now and call('EXISTS', P .. 'turn') == 1 then return 1 end
 local due = dq.next_due()
 return due and due <= now and 1 or 0

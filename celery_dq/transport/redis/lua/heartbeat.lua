@@ -1,4 +1,5 @@
--- The heartbeat: renews a lease, reaps the messages of lost consumers, promotes messages that are due, wakes, tidies.
+-- The heartbeat: renews a lease, reaps the messages of lost consumers, promotes messages that are due, wakes, tidies,
+-- and deletes dead letters that are kept no longer.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -7,11 +8,15 @@
 --   limiter ZSET
 --   leases ZSET
 --   tombstones ZSET
+--   messages HASH
+--   dead HASH
 -- ARGV
 --   consumer: the consumer whose lease is renewed
 --   lease_ms: how long it holds from now
---   limit: most messages to reap, and most of each kind to promote and to tidy, at most 1000
+--   limit: most messages to reap, and most of each kind to promote, to tidy and to delete, at most 1000
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
+--   dead_age_ms: age after which a dead letter is deleted; 0 is never
+--   dead_most: how many dead letters are kept, the latest ones; 0 is all
 -- RETURNS
 --   an array: '1' when the lease was still there, '0' when it had been lost, '-1' when the
 --   consumer is fenced out and nothing was done; the number of reaped messages; the number of the last claim; µs until
@@ -19,7 +24,8 @@
 --   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); then three strings per
 --   reaped message: the lost consumer, message id, '1' when it was settled, else '0'
 -- COST
---   some 20 commands, one per consumer up to 100, and those of a release per lost consumer
+--   seven commands when the partition has no message, no dead letter and no lost consumer; else some 20, one per
+--   consumer up to 100, and those of a release per lost consumer
 -- GUARANTEE
 --   An expired lease whose messages were not reaped yet goes on as if it had not expired. A consumer that renewed, here
 --   or by a claim, when less than 0.4 of its lease was left reaps nothing for one lease from then on. Settled messages
@@ -32,13 +38,22 @@
 --@uses promote
 --@uses reap
 --@uses recount
+--@uses dead_letter_retention
 --@uses wake
---@ready wake next_due
-read_state('epoch', 'claim', 'held', 'v', 'evict')
+read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 renew_lease(consumer, alive, tonumber(ARGV[2]))
+-- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
+-- always a first lease: the one that was renewed above. Pauses that end and dead letters that grow old need the rest.
+local first = tonumber(call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2]) - now
+if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and call('EXISTS', P .. 'messages',
+  P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
+  state.held, state.next_look_owner = 0, ''
+  save()
+  return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first)}
+end
 local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
 if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end
@@ -47,12 +62,13 @@ if limit > 0 then dq.recount_held() end
 collect(P .. 'finish_tags', text(state.v), limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
+dq.delete_old_dead_letters(limit, tonumber(ARGV[5]) * 1000, tonumber(ARGV[6]))
 local next_end = '-'
 if limit > 0 and grace > 0 then
   next_end = text(grace)
 elseif limit > 0 then
-  -- There is always a lease: the one that was renewed above.
-  local first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')
+  -- Those that were reaped have no lease any more.
+  first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')
   next_end = string.format('%.0f', tonumber(first[2]) - now)
 end
 dq.wake()

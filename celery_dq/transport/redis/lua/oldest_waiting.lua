@@ -12,7 +12,8 @@
 --   paused ZSET
 -- ARGV
 --   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
---   first: the first rank there, of at most 100
+--   first: the first rank there
+--   most: the number of tenants there, at most 100
 --   tenant*: the names of tenants, at most 100
 -- RETURNS
 --   the µs that the oldest waiting message of each tenant has waited, '-1' without one
@@ -46,7 +47,8 @@ local function priority_and_wait(id, score)
 end
 
 local place, first = ARGV[1], tonumber(ARGV[2])
-local names = place == '' and {unpack(ARGV, 3)} or call('ZRANGE', P .. place, first, first + 99)
+local last = first + math.min(tonumber(ARGV[3]), 100) - 1
+local names = place == '' and {unpack(ARGV, 4)} or call('ZRANGE', P .. place, first, last)
 if #names == 0 then return {} end
 local singles, reply = call('HMGET', P .. 'single', unpack(names)), {}
 for i = 1, #names do

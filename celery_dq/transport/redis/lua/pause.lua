@@ -1,31 +1,70 @@
--- Pauses or resumes a tenant. Its quota is not changed.
+-- Pauses or resumes a tenant or the whole queue. A pause may end by itself. Quotas are not changed.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
 -- DERIVES
 --   pauses ZSET
+--   pause_ends ZSET
 -- ARGV
---   tenant: the tenant
+--   kind: 'tenant' or 'queue'
+--   tenant: the tenant; '' for the whole queue
 --   paused: '1' pauses, '0' resumes
+--   until_us: when the pause ends, by the clock of the server; 0 is never
+--   for_us: after which time from now it ends, in place of until_us; 0 is never
 -- RETURNS
---   1 when the tenant's state has changed, else 0
+--   DQINVALID when the end is below 0 or after the year 2255; else an array of three: '1' when a pause has begun, changed its end or ended, '0' when nothing was changed, '-1' when
+--   until_us is over already; when the pause began, µs, or '0' without one; when it ends, µs, or '0' for never
 -- COST
 --   some 20 commands
 -- GUARANTEE
---   A tenant that is paused again keeps the time since when it is. In-flight messages are not changed.
+--   A tenant or queue that is paused again keeps the time since when it is. In-flight messages are not changed, and
+--   discards are delivered during a pause. A pause of the queue and those of its tenants do not touch each other.
 --@include state
+--@include out_of_memory_guard
+--@uses pauses
 --@uses tenant_placement
 --@uses wake
-local tenant, paused = ARGV[1], ARGV[2]
-local changed
-if paused == '1' then
-  changed = call('ZADD', P .. 'pauses', 'NX', now, tenant)
-elseif paused == '0' then
-  changed = call('ZREM', P .. 'pauses', tenant)
-else
-  return redis.error_reply('DQINVALID pause: paused must be 1 or 0')
+local kind, tenant, paused = ARGV[1], ARGV[2], ARGV[3]
+if (kind ~= 'tenant' and kind ~= 'queue') or (paused ~= '1' and paused ~= '0') then
+  return redis.error_reply('DQINVALID pause: kind must be tenant or queue, and paused 1 or 0')
 end
-dq.replace({tenant})
+local ends, length = tonumber(ARGV[4]), tonumber(ARGV[5])
+if length > 0 then ends = now + length end
+if not (ends >= 0 and length >= 0 and ends < dq.WITHOUT_END) then
+  return redis.error_reply('DQINVALID pause: the pause cannot end then')
+end
+if paused == '1' and ends > 0 and ends <= now then return {'-1', '0', '0'} end
+local is_changed, since = false, 0
+local tenant_ends = kind == 'tenant' and tonumber(call('ZSCORE', P .. 'pause_ends', tenant) or 0)
+-- A pause that is over lies here until a claim removes it. A new pause does not prolong it.
+if tenant_ends and tenant_ends > 0 and tenant_ends <= now then call('ZREM', P .. 'pauses', tenant) end
+if kind == 'queue' then
+  local before = state.paused_until
+  if paused == '0' then
+    is_changed = before > now
+    state.paused_until = 0
+  else
+    if before <= now then state.paused_since = now end
+    since = state.paused_since
+    state.paused_until = ends > 0 and ends or dq.WITHOUT_END
+    is_changed = state.paused_until ~= before
+  end
+elseif paused == '1' then
+  is_changed = call('ZADD', P .. 'pauses', 'NX', now, tenant) == 1 or tenant_ends ~= ends
+  since = tonumber(call('ZSCORE', P .. 'pauses', tenant))
+  if ends > 0 then
+    call('ZADD', P .. 'pause_ends', ends, tenant)
+  else
+    call('ZREM', P .. 'pause_ends', tenant)
+  end
+else
+  is_changed = call('ZREM', P .. 'pauses', tenant) == 1
+  call('ZREM', P .. 'pause_ends', tenant)
+end
+if kind == 'tenant' then
+  dq.note_pause_ends()
+  dq.replace({tenant})
+end
 dq.wake()
 save()
-return changed
+return {is_changed and '1' or '0', text(since), paused == '1' and text(ends) or '0'}

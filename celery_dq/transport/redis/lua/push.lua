@@ -13,6 +13,7 @@
 --   marker_ttl_ms: how long its last sequence is remembered
 --   head_start_us: by how much each step of priority goes before its time
 --   wall_us: the publisher's clock, from which its countdowns count
+--   partitions: the number of partitions of the queue, by which the client chose this one
 --   count: number of messages, at most 1000
 --   (sequence, id, record)*: the producer's number, ascending; the task id; the record
 -- RETURNS
@@ -21,7 +22,8 @@
 --   waits for another message to end), '5' a follower (kept, it gets the result of the message that covers it), '3'
 --   declined (not kept) or '6' declined although its result is awaited, because there are too many followers. When the
 --   lock was not free, behind the message id come a zero byte, the id of the message that covers it or is ahead of it,
---   a zero byte, and the id of the message that it replaced, or ''
+--   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
+--   number of partitions, and nothing changed
 -- COST
 --   14 commands for one plain message, see `push_plain`; else O(log n) per message, some 15 commands and one per
 --   tenant of the call
@@ -30,8 +32,8 @@
 --   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
 --   task id of a message that the leader holds takes the place of that one.
 --@include partition
-local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
-if not count or count > 1000 or #ARGV ~= 5 + 3 * count then
+local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
+if not count or count > 1000 or #ARGV ~= 6 + 3 * count then
   return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
 end
 local head = tonumber(ARGV[3])
@@ -43,7 +45,7 @@ if not wall or not (wall >= 0 and wall < 9e15) then
 end
 --@include plain_push
 if count == 1 then
-  local reply = push_plain(producer, ARGV[2], head, unpack(ARGV, 6))
+  local reply = push_plain(producer, ARGV[2], head, ARGV[5], unpack(ARGV, 7))
   if reply then return {reply} end
 end
 --@include state
@@ -56,12 +58,12 @@ end
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
 --@ready add_waiting newcomers with_backlog pack_single enter_turn
 --@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
-read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed')
+read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
 for i = 1, count do
-  local at = 3 + 3 * i
+  local at = 4 + 3 * i
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant = dq.header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
@@ -96,6 +98,10 @@ for i = 1, #seen do
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
+if math.max(state.partitions, 1) ~= tonumber(ARGV[5]) then
+  for i = 1, #messages do replies[order[i]] = '7' .. ids[i] end
+  return replies
+end
 
 state.head = head
 local tombstones = {}

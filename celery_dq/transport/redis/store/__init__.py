@@ -4,9 +4,13 @@
 ``address``                the parts of a broker URL besides host and port
 ``record``, ``message_ids``  a message as bytes; pure
 ``replies``                the answers of the scripts, typed
+``script_calls``           the scripts, and a call of one
 ``partition``, ``queue``   one partition as a set of script calls; a queue with its options
-``publisher``              publishes messages, each once
+``home``                   the partition in which a tenant lives; pure
+``script_batches``, ``whole_queue``   calls on many partitions in few round trips
+``publisher``, ``publish_batch``   publish messages, each once
 ``quotas``                 quotas from the settings
+``rounds``                 the same steps on many partitions, in the round trips of one
 ``transient``              reply queues that end with their consumer
 ``server_checks``, ``refusals``, ``rights``, ``full_server``   what a server must offer, and its errors
 

@@ -1,8 +1,8 @@
 """The calls that change or read one partition of a queue, each of them one Lua script.
 
-A method sends no command. It returns a :class:`ScriptCall`, which the caller runs (:meth:`ScriptCall.run`) or
-sends on a connection of its own (:meth:`ScriptCall.command`, :meth:`ScriptCall.parse`). Times are those of
-the server. Durations are milliseconds or microseconds, see the suffix of their names.
+A method sends no command. It returns a :class:`~.script_calls.ScriptCall`, which the caller runs or sends on
+a connection of its own. Times are those of the server. Durations are milliseconds or microseconds, see the
+suffix of their names.
 
 A *tag* names one delivery of a message: its claim number and its message id. A tag of an older claim is
 *stale*: the script changes nothing for it, and counts it.
@@ -10,30 +10,33 @@ A *tag* names one delivery of a message: its claim number and its message id. A 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
-from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
+from celery_dq.scripts.loader import Argument, ScriptSet
 from celery_dq.transport.redis.store.replies import (
+    BacklogsReply,
     Brought,
     Cancellation,
     ClaimedEntry,
     ClaimReply,
+    Declared,
+    Edited,
     FenceReply,
     HeartbeatReply,
     MoveReply,
     OutgoingRecord,
+    PauseReply,
     PurgeReply,
     PushReply,
     read_brought,
     read_cancellations,
     read_claim_reply,
     read_dead_lettered,
+    read_declared,
+    read_edited,
     read_entries,
     read_fence_reply,
     read_flag,
@@ -41,12 +44,14 @@ from celery_dq.transport.redis.store.replies import (
     read_move_reply,
     read_nothing,
     read_pairs,
+    read_pause_reply,
     read_purge_reply,
     read_push_reply,
     read_replayed,
     read_text,
     read_waits,
 )
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 T = TypeVar("T")
 
@@ -54,62 +59,13 @@ T = TypeVar("T")
 MAX_CHUNK = 1000
 #: Tenants of which one call finds the oldest waiting messages, so that Redis is busy for a few ms only.
 TENANTS_PER_LOOK = 100
+#: Tenants whose backlogs one call counts, about 1 ms of Redis.
+TENANTS_PER_COUNT = 200
 
 #: A head start that is longer than any wait and that a double still holds in whole microseconds.
 STRICT_PRIORITY_US = 1_000_000_000_000_000
 
-#: The names of the scripts, each a file of the folder.
-SCRIPTS = (
-    "ack",
-    "cancel",
-    "cancel_tenant",
-    "claim",
-    "dead_letter",
-    "evict",
-    "explain_tenant",
-    "fence",
-    "forget_dead",
-    "locate",
-    "hand_over_wakeup",
-    "oldest_waiting",
-    "pause",
-    "place_held_back",
-    "purge",
-    "push",
-    "quota",
-    "release",
-    "heartbeat",
-    "replay",
-    "resign",
-    "settings_quota",
-    "take",
-)
-
 ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptCall(Generic[T]):
-    """A script with its arguments, ready to be sent."""
-
-    script: Script
-    keys: tuple[str, ...]
-    args: tuple[Argument, ...]
-    parse: Callable[[Any], T]
-
-    def command(self, full: bool = False) -> tuple[Argument, ...]:
-        """Return the words to send; ``full`` after the server answered NOSCRIPT."""
-        return self.script.command(self.keys, self.args, full)
-
-    def run(self, client: Redis) -> T:
-        """Send the call on ``client``, wait, and return the parsed reply."""
-        return self.parse(self.script.run(client, self.keys, self.args))
-
-
-@functools.cache  # to put them together takes six times as long as the rest of a new connection
-def load_scripts() -> ScriptSet:
-    """Return the scripts of the tenant broker, read from their files at the first call."""
-    return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS)
 
 
 class Partition:
@@ -118,11 +74,28 @@ class Partition:
     Args:
         keys: the keys of the partition.
         scripts: the set of :func:`load_scripts`.
+        count: number of partitions of the queue.
     """
 
-    def __init__(self, keys: PartitionKeys, scripts: ScriptSet) -> None:
+    def __init__(self, keys: PartitionKeys, scripts: ScriptSet, count: int = 1) -> None:
         self.keys = keys
         self.scripts = scripts
+        self.count = count
+        #: The key that each script gets, and from which it derives the others.
+        self._state = (keys.state,)
+
+    def declare_partitions(
+        self, count: int, mode: Literal["declare", "restore", "follow"] = "declare"
+    ) -> ScriptCall[Declared]:
+        """Store the number of partitions of the queue where none is stored and the partition is bare.
+
+        Args:
+            count: the wanted number.
+            mode: ``declare`` stores nothing while a consumer lives. ``restore`` does, because this process
+                has seen the number in the broker before. ``follow`` stores it in any case: it is the number
+                in partition 0, and this is another one.
+        """
+        return self._call("declare_partitions", (count, mode), read_declared)
 
     def push(
         self,
@@ -143,16 +116,8 @@ class Partition:
             wall_us: the publisher's wall clock, for messages with a countdown.
         """
         _check_chunk(messages)
-        records: list[Argument] = list(chain.from_iterable(messages))
-        args: tuple[Argument, ...] = (
-            producer,
-            marker_ttl_ms,
-            head_start_us,
-            wall_us,
-            len(messages),
-            *records,
-        )
-        return self._call("push", args, read_push_reply)
+        fixed = (producer, marker_ttl_ms, head_start_us, wall_us, self.count, len(messages))
+        return self._call("push", chain(fixed, *messages), read_push_reply)
 
     def claim(
         self,
@@ -243,12 +208,20 @@ class Partition:
         return self._call("release", args, int)
 
     def heartbeat(
-        self, consumer: str, *, lease_ms: int, limit: int = 100, max_deliveries: int = 5
+        self,
+        consumer: str,
+        *,
+        lease_ms: int,
+        limit: int = 100,
+        max_deliveries: int = 5,
+        retention: tuple[int, int] = (0, 0),
     ) -> ScriptCall[HeartbeatReply]:
-        """Send a heartbeat: renew the lease, reap messages of lost consumers, promote, wake, tidy."""
-        return self._call(
-            "heartbeat", (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries), read_heartbeat_reply
-        )
+        """Send a heartbeat: renew the lease, reap messages of lost consumers, promote, wake, tidy.
+
+        The `retention` is for how many ms a dead letter is kept, and how many of them are; 0 is no bound.
+        """
+        args = (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries, *retention)
+        return self._call("heartbeat", args, read_heartbeat_reply)
 
     def resign(self, consumer: str, *, limit: int = MAX_CHUNK) -> ScriptCall[int]:
         """Release all messages as unstarted and end the lease. The reply counts those left: call again."""
@@ -293,13 +266,24 @@ class Partition:
         """
         return self._call("settings_quota", (packed or b"", by, memory_ms, int(force)), read_brought)
 
-    def pause(self, tenant: str) -> ScriptCall[bool]:
-        """Start no message of a tenant until :meth:`resume`. The reply says whether it was not paused."""
-        return self._call("pause", (tenant, 1), read_flag)
+    def pause(
+        self, tenant: str | None, *, until_us: int = 0, for_us: int = 0
+    ) -> ScriptCall[PauseReply | None]:
+        """Start no message of a tenant, or with None of the queue, until its end or :meth:`resume`.
 
-    def resume(self, tenant: str) -> ScriptCall[bool]:
-        """Undo :meth:`pause`. The reply says whether the tenant was paused."""
-        return self._call("pause", (tenant, 0), read_flag)
+        Args:
+            tenant: the tenant; None pauses the whole queue.
+            until_us: when the pause ends, by the clock of the server; 0 is never.
+            for_us: after which time it ends, in place of ``until_us``; 0 is never.
+
+        Returns:
+            A call whose reply is None when ``until_us`` is over already.
+        """
+        return self._call("pause", (*_paused(tenant), 1, until_us, for_us), read_pause_reply)
+
+    def resume(self, tenant: str | None) -> ScriptCall[PauseReply | None]:
+        """Undo :meth:`pause`. The reply says whether the tenant, or with None the queue, was paused."""
+        return self._call("pause", (*_paused(tenant), 0, 0, 0), read_pause_reply)
 
     def place_held_back(self, tenants: Sequence[str]) -> ScriptCall[None]:
         """Place these tenants again."""
@@ -319,6 +303,18 @@ class Partition:
     ) -> ScriptCall[MoveReply]:
         """Turn the next 200 waiting messages of a tenant, or fewer, into discards; delayed messages stay."""
         return self._call("cancel_tenant", (tenant, reason, min(limit, MAX_CHUNK)), read_move_reply)
+
+    def edit(
+        self,
+        task_id: str,
+        *,
+        due_us: int | None = None,
+        for_us: int | None = None,
+        priority: int | None = None,
+    ) -> ScriptCall[Edited]:
+        """Change the due time (``due_us``, or ``for_us`` from now) or priority of a message that waits."""
+        given = ("" if each is None else each for each in (due_us, for_us, priority))
+        return self._call("edit", (task_id, *given), read_edited)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
         """Remove waiting and delayed messages and discards; in-flight messages stay."""
@@ -359,24 +355,54 @@ class Partition:
         return self._call("explain_tenant", (tenant,), read_pairs)
 
     def oldest_waiting(
-        self, tenants: Sequence[str] = (), *, place: str = "", first: int = 0
+        self,
+        tenants: Sequence[str] = (),
+        *,
+        place: str = "",
+        first: int = 0,
+        most: int = TENANTS_PER_LOOK,
     ) -> ScriptCall[list[float | None]]:
         """Find for how many seconds the oldest waiting message of each tenant has waited; None without one.
 
         Args:
             tenants: the tenants, unless a place is given.
             place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
-            first: their first rank there; the call looks at :data:`TENANTS_PER_LOOK`.
+            first: their first rank there.
+            most: their number, up to :data:`TENANTS_PER_LOOK`.
         """
         _check_chunk(tenants, limit=TENANTS_PER_LOOK)
-        return self._call("oldest_waiting", (place, first, *tenants), read_waits)
+        most = min(most, TENANTS_PER_LOOK)
+        return self._call("oldest_waiting", (place, first, most, *tenants), read_waits)
+
+    def backlogs(
+        self, place: str, first: int, largest: int = 0, *, most: int = TENANTS_PER_COUNT
+    ) -> ScriptCall[BacklogsReply]:
+        """Count the backlogs of tenants of a place.
+
+        Args:
+            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``.
+            first: rank of the first tenant there.
+            largest: number of tenants with the largest backlogs to name.
+            most: number of tenants, up to :data:`TENANTS_PER_COUNT`.
+        """
+        args = (place, first, min(most, TENANTS_PER_COUNT), largest)
+        return self._call("backlogs", args, BacklogsReply.read)
 
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
         """Find the state of a task, by the names in the contract of the script; empty when it is not here."""
         return self._call("locate", (task_id,), read_pairs)
 
+    def set_partitions(self, count: int) -> ScriptCall[bool]:
+        """Change the number of partitions, on partition 0. The reply says whether it had no messages."""
+        return self._call("set_partitions", (count,), read_flag)
+
     def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> ScriptCall[T]:
-        return ScriptCall(self.scripts[script], (self.keys.state,), tuple(args), parse)
+        return ScriptCall(self.scripts[script], self._state, tuple(args), parse)
+
+
+def _paused(tenant: str | None) -> tuple[str, str]:
+    """Return the first arguments of the script ``pause``."""
+    return ("queue", "") if tenant is None else ("tenant", tenant)
 
 
 def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:

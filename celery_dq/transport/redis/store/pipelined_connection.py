@@ -6,8 +6,6 @@ event loop watches :attr:`PipelinedConnection.fd`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -39,6 +37,29 @@ def has_arrived(connection: Any) -> bool:
         poller.close()
 
 
+class SentTogether:
+    """A block of code whose commands are sent together. Each turn of the event loop enters one.
+
+    Args:
+        connection: the connection of the commands.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: PipelinedConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.collected = []
+
+    def __exit__(self, *exc_info: object) -> None:
+        # Also after an exception, because the caller counts on an answer to each of them.
+        commands, self._connection.collected = self._connection.collected, None
+        connection = self._connection.connection
+        if commands and connection is not None:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+
+
 class PipelinedConnection:
     """A connection that is taken out of a pool and kept until :meth:`close`.
 
@@ -48,19 +69,17 @@ class PipelinedConnection:
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
-        self._connection: Any = None
-        #: Commands that :meth:`together` sends; None outside of it.
-        self._together: list[tuple[Any, ...]] | None = None
-
-    @property
-    def connection(self) -> Any:
-        """The redis-py connection; None before :meth:`open` and after :meth:`close`."""
-        return self._connection
+        #: The redis-py connection; None before :meth:`open` and after :meth:`close`.
+        self.connection: Any = None
+        #: Commands that :attr:`together` sends; None outside of it.
+        self.collected: list[tuple[Any, ...]] | None = None
+        #: A context that sends the commands of its block at the end, in one system call where they are short.
+        self.together = SentTogether(self)
 
     @property
     def fd(self) -> int | None:
         """File descriptor of the socket; None without one."""
-        sock = socket_of(self._connection)
+        sock = socket_of(self.connection)
         if sock is None:
             return None
         number: int = sock.fileno()
@@ -72,35 +91,22 @@ class PipelinedConnection:
         Raises:
             redis.ConnectionError: the server cannot be reached.
         """
-        if self._connection is None:
+        if self.connection is None:
             # The argument became optional in redis-py 5.3, and a warning in 6.
             if redis.VERSION >= (5, 3):
-                self._connection = self._pool.get_connection()
+                self.connection = self._pool.get_connection()
             else:
-                self._connection = self._pool.get_connection("_")
-        if socket_of(self._connection) is None:
-            self._connection.connect()
+                self.connection = self._pool.get_connection("_")
+        if socket_of(self.connection) is None:
+            self.connection.connect()
 
     def send(self, command: tuple[Any, ...]) -> None:
         """Send *command*; its answer is the next one that :meth:`read` returns."""
-        if self._together is not None:
-            self._together.append(command)
+        if self.collected is not None:
+            self.collected.append(command)
         else:
             # A health check would wait for its PONG and block the event loop.
-            self._connection.send_command(*command, check_health=False)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Send the commands of the ``with`` block at its end, in one system call where they are short."""
-        self._together = []
-        try:
-            yield
-        finally:
-            # Also after an exception, because the caller counts on an answer to each of them.
-            commands, self._together = self._together, None
-            if commands and self._connection is not None:
-                packed = self._connection.pack_commands(commands)
-                self._connection.send_packed_command(packed, check_health=False)
+            self.connection.send_command(*command, check_health=False)
 
     def read(self) -> Any:
         """Return the next answer; wait for it up to the socket timeout.
@@ -109,20 +115,31 @@ class PipelinedConnection:
             redis.RedisError: the answer is an error, or the connection broke.
         """
         try:
-            return self._connection.read_response()
+            return self.connection.read_response()
         except redis.ResponseError as exc:
             raise recognised_error(exc) from None
 
+    def ask(self, command: tuple[Any, ...]) -> Any:
+        """Send *command* and wait for its answer, up to the socket timeout.
+
+        redis-py may check the connection's health before, and connects again when it was closed.
+
+        Raises:
+            redis.RedisError: the answer is an error, or the connection broke.
+        """
+        self.connection.send_command(*command)
+        return self.read()
+
     def has_answer(self) -> bool:
         """Return whether an answer, or a part of one, has arrived."""
-        return bool(self._connection is not None and self._connection.can_read(timeout=0))
+        return bool(self.connection is not None and self.connection.can_read(timeout=0))
 
     def has_unread_input(self) -> bool:
         """Return whether the socket has data, without reading any, so that a poller still sees it.
 
         :meth:`has_answer` may move data into the buffer (redis-py before 6), where no poller sees it.
         """
-        return has_arrived(self._connection)
+        return has_arrived(self.connection)
 
     def close(self, reusable: bool = False) -> None:
         """Close the connection; commands without an answer may or may not have been executed.
@@ -130,7 +147,7 @@ class PipelinedConnection:
         Args:
             reusable: all answers were read, so that the pool may keep the connection open.
         """
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             if not reusable:
                 connection.disconnect()

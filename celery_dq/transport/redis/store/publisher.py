@@ -1,15 +1,19 @@
-"""Publishes messages into partitions, exactly once each.
+"""Publishes messages into the partitions of queues, exactly once each.
 
 A publisher is a *producer sequence*: it belongs to one channel, and has one call in flight. It stamps every
 message once with its producer id and the next number. The stamp stays in the properties of the message when
 kombu publishes it again after a lost connection. The push script ignores a number that it has seen.
+
+The tenant of a message decides its partition. A batch for a queue with several partitions is one call per
+partition, and all of them travel together. A partition refuses messages of a client that knows another number
+of partitions; the client then asks the broker and sends them again, under a producer id of their own.
 """
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -18,35 +22,33 @@ import redis
 from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
-from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.errors import InvalidMessage, TooFewReplicas
 from celery_dq.options.sections import Options
-from celery_dq.per_process import OwnerProcess
+from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, DedupRequest
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.partition import ScriptCall
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.refusals import refusals_named
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.record import RedisRecord, tenant_of
+from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
 from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.tenant import check_priority, check_tenant
-
-logger = logging.getLogger(__name__)
 
 #: The property that carries the stamps of a message: queue → (producer id, number, task id). An optional
 #: fourth item is the lifetime of the producer's marker, in milliseconds.
 STAMPS = "dq_stamps"
 #: Properties that the transport sets at delivery, so that they are not stored.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS, DEDUP_PROPERTY, COUNTDOWN)
-#: Maximum number of attempts to send a batch.
-BATCH_ATTEMPTS = 4
 #: The first time, in µs, that a double would not hold exactly: in the year 2255.
 LATEST_US = 9_000_000_000_000_000
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
 RETIRED_MARKER_MS = 60_000
+#: How often messages are routed before their queue counts as one whose partitions keep changing.
+ROUTINGS = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class StampedMessage:
     Attributes:
         sequence: Producer id.
         outgoing: Number, task id and packed record.
-        request: Receives the verdict on a call with a dedup key; None without a key.
+        dedup: Receives the verdict on a call with a dedup key; None without a key.
         marker_ttl_ms: Lifetime of the producer's marker, in milliseconds; None for the setting.
     """
 
@@ -175,12 +177,20 @@ class RedisPublisher:
         pool: Returns the pool that the connection is taken from.
         options: Lifetime of markers, number of replicas to wait for.
         clock: Source of wall time, for relative expirations and countdowns.
+        queues: Returns the queue with a name; with True, as the broker now has it.
     """
 
-    def __init__(self, pool: Callable[[], redis.ConnectionPool], options: Options, clock: Clock) -> None:
+    def __init__(
+        self,
+        pool: Callable[[], redis.ConnectionPool],
+        options: Options,
+        clock: Clock,
+        queues: Callable[[str, bool], PartitionedQueue],
+    ) -> None:
         self._pool = pool
         self._options = options
         self._clock = clock
+        self._queues = queues
         self._connection: PipelinedConnection | None = None
         self._begin()
 
@@ -188,46 +198,45 @@ class RedisPublisher:
         self._owner = OwnerProcess()
         self._sequence = uuid.uuid4().hex
         self._numbers: dict[str, int] = {}
-        self._markers: set[str] = set()
+        #: The key of a queue to its marker of this sequence.
+        self._markers: dict[Partition, str] = {}
 
     def _reset_after_fork(self) -> None:
         """Start a new producer sequence after a fork: parent and child must not share numbers or answers."""
-        if not self._owner.is_current:
+        if self._owner.pid != current_pid():
             self._begin()
             self.close()
 
-    def stamp(self, queue: Queue, message: dict[str, Any]) -> StampedMessage:
+    def stamp(self, queue: str, message: dict[str, Any]) -> StampedMessage:
         """Stamp *message* with the next number of this producer; see :func:`stamp`."""
         self._reset_after_fork()
-        key = queue.key
 
         def number() -> int:
-            number = self._numbers[key] = self._numbers.get(key, 0) + 1
+            number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
             return number
 
-        return stamp(message, queue.name, self._sequence, number, int(self._clock.wall() * 1_000_000))
+        return stamp(message, queue, self._sequence, number, int(self._clock.wall() * 1_000_000))
 
     def number(
-        self, queue: Queue, task_id: str, record: bytes, request: DedupRequest | None = None
+        self, queue: str, task_id: str, record: bytes, request: DedupRequest | None = None
     ) -> StampedMessage:
         """Stamp a message whose record is already packed.
 
         Args:
-            queue: Target queue.
+            queue: Name of the target queue.
             task_id: Task id.
             record: Packed record, with its dedup section.
             request: Receives the verdict on a call with a dedup key.
         """
         self._reset_after_fork()
-        key = queue.key
-        number = self._numbers[key] = self._numbers.get(key, 0) + 1
+        number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
         return StampedMessage(self._sequence, OutgoingRecord(number, task_id, record), request)
 
-    def push(self, queue: Queue, messages: Sequence[StampedMessage]) -> list[PushReply]:
-        """Send *messages*, all of one producer, and wait for the answer.
+    def push(self, queue: str, messages: Sequence[StampedMessage]) -> list[PushReply]:
+        """Send *messages*, all of one producer, and wait for the answers.
 
         Args:
-            queue: Target queue.
+            queue: Name of the target queue.
             messages: Stamped messages.
 
         Returns:
@@ -235,29 +244,29 @@ class RedisPublisher:
 
         Raises:
             redis.RedisError: Redis did not answer; sending again is safe.
-            BrokerRefused: The server refused the messages; nothing was stored.
+            BrokerRefused: The server refused messages; nothing was stored in the partition that refused, and
+                sending again is safe.
+            InvalidMessage: The name is that of one partition.
+            PartitionsChanging: The number of partitions changed again and again; sending again is safe.
             TooFewReplicas: The messages are stored, but on fewer replicas than required; sending again is
                 safe.
         """
         sequence = messages[0].sequence
         self._reset_after_fork()
-        if sequence == self._sequence:
-            self._markers.add(queue.partition.keys.producer(sequence))
         outgoing = [message.outgoing for message in messages]
-        call, answer = self._deliver(queue, sequence, outgoing, messages[0].marker_ttl_ms)
-        pushed = call.parse(answer)
+        pushed = self._deliver(queue, sequence, outgoing, messages[0].marker_ttl_ms)
         for message, result in zip(messages, pushed, strict=True):
             if message.dedup is not None:
                 message.dedup.receive_verdict(*result)
         return pushed
 
-    def deliver(self, queue: Queue, sequence: str, messages: Sequence[OutgoingRecord]) -> None:
+    def deliver(self, queue: str, sequence: str, messages: Sequence[OutgoingRecord]) -> None:
         """Send messages that the caller has numbered, and wait for the answer.
 
         Raises the errors of :meth:`push`.
 
         Args:
-            queue: Target queue.
+            queue: Name of the target queue.
             sequence: Producer id of the messages.
             messages: Numbers, task ids and packed records.
         """
@@ -266,54 +275,138 @@ class RedisPublisher:
 
     def _deliver(
         self,
-        queue: Queue,
+        name: str,
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None = None,
-    ) -> tuple[ScriptCall[list[PushReply]], Any]:
-        options = self._options
-        call = queue.partition.push(
+    ) -> list[PushReply]:
+        """Send messages to the partitions of their tenants; return a reply for each."""
+        try:
+            replies = self._route(self._queues(name, False), sequence, messages, marker_ttl_ms)
+            routings = 1
+            while left := [place for place, reply in enumerate(replies) if reply.status == "misrouted"]:
+                if routings == ROUTINGS:
+                    raise PartitionsChanging(
+                        f"queue {name!r} had another number of partitions at each of {ROUTINGS} attempts "
+                        f"to send {len(left)} messages, of which none is stored: send them again"
+                    )
+                routings += 1
+                queue, again = self._queues(name, True), [messages[place] for place in left]
+                routed = self._route(queue, sequence, again, marker_ttl_ms)
+                for place, reply in zip(left, routed, strict=True):
+                    replies[place] = reply
+            if self._options.confirm_replicas:
+                self._confirm(self._options.confirm_replicas)
+        except redis.ResponseError:
+            with refusals_named():
+                raise
+        return replies
+
+    def _route(
+        self,
+        queue: PartitionedQueue,
+        sequence: str,
+        messages: Sequence[OutgoingRecord],
+        marker_ttl_ms: int | None,
+    ) -> list[PushReply]:
+        """Send messages to the partitions of their tenants, as far as this process knows them."""
+        if queue.count == 1 or len(messages) == 1:
+            home = queue.partitions[0] if queue.count == 1 else queue.home(tenant_of(messages[0][2]))
+            call = self._call(home, sequence, messages, marker_ttl_ms)
+            return call.parse(self._ask(call))
+        routed: dict[int, tuple[Queue, list[int]]] = {}
+        for place, (_, _, record) in enumerate(messages):
+            home = queue.home(tenant_of(record))
+            routed.setdefault(home.partition.keys.partition, (home, []))[1].append(place)
+        calls = [
+            self._call(home, sequence, [messages[place] for place in places], marker_ttl_ms)
+            for home, places in routed.values()
+        ]
+        replies: dict[int, PushReply] = {}
+        for (_, places), call, answer in zip(routed.values(), calls, self._ask_together(calls), strict=True):
+            replies.update(zip(places, call.parse(answer), strict=True))
+        return [replies[place] for place in range(len(messages))]
+
+    def _call(
+        self, home: Queue, sequence: str, messages: Sequence[OutgoingRecord], marker_ttl_ms: int | None
+    ) -> ScriptCall[list[PushReply]]:
+        # Numbers that a partition has seen under another number of partitions say nothing about these.
+        count = home.partition.count
+        producer = sequence if count == 1 else f"{sequence}.{count}"
+        if sequence == self._sequence and home.partition not in self._markers:
+            self._markers[home.partition] = home.partition.keys.producer(producer)
+        return home.partition.push(
             messages,
-            producer=sequence,
-            marker_ttl_ms=marker_ttl_ms or options.producer_marker_ttl_us // 1000,
-            head_start_us=queue.head_start_us,
+            producer=producer,
+            marker_ttl_ms=marker_ttl_ms or self._options.producer_marker_ttl_us // 1000,
+            head_start_us=home.head_start_us,
             wall_us=int(self._clock.wall() * 1_000_000),
         )
-        try:
-            with refusals_named():
-                answer = self._ask(call)
-                if options.confirm_replicas:
-                    self._confirm(options.confirm_replicas)
-        except (redis.ConnectionError, redis.TimeoutError, OSError):
-            self.close()
-            raise
-        return call, answer
 
     def _ask(self, call: ScriptCall[list[PushReply]]) -> Any:
-        connection = self._open()
-        # Here redis-py may check the connection's health, because this call blocks anyway.
-        connection.connection.send_command(*call.command())
-        try:
-            return connection.read()
-        except NoScriptError:
-            connection.send(call.command(full=True))
-            return connection.read()
+        with self._fully_read() as connection:
+            try:
+                return connection.ask(call.command())
+            except NoScriptError:
+                return connection.ask(call.command(full=True))
+
+    def _ask_together(self, calls: Sequence[ScriptCall[list[PushReply]]]) -> list[Any]:
+        """Send the calls together and return their answers.
+
+        Raises:
+            redis.ResponseError: A call was refused; the others were executed.
+        """
+        with self._fully_read() as connection:
+            raw = connection.connection
+            raw.send_packed_command(raw.pack_commands([call.command() for call in calls]))
+            answers = [_read(connection) for _ in calls]
+            unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if unknown:
+                with connection.together:
+                    for place in unknown:
+                        # The first one brings the script to the server, and the others find it there.
+                        connection.send(calls[place].command(full=place == unknown[0]))
+                for place in unknown:
+                    answers[place] = _read(connection)
+        for answer in answers:
+            if isinstance(answer, redis.ResponseError):
+                raise answer
+        return answers
 
     def _confirm(self, replicas: int) -> None:
-        connection = self._open()
-        connection.send(("WAIT", replicas, CONFIRM_TIMEOUT_MS))
-        confirmed = int(connection.read())
+        with self._fully_read() as connection:
+            confirmed = int(connection.ask(("WAIT", replicas, CONFIRM_TIMEOUT_MS)))
         if confirmed < replicas:
             raise TooFewReplicas(
                 f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had the message within "
                 f"{CONFIRM_TIMEOUT_MS} ms: it is stored on the master and possibly sent"
             )
 
+    @contextmanager
+    def _fully_read(self) -> Iterator[PipelinedConnection]:
+        """Lend the connection to a block that reads each answer; close it when the block may have left one.
+
+        A time limit or an interrupt may strike between a command and its answer. The next push would take
+        that answer for its own.
+        """
+        connection = self._connection or self._open()
+        try:
+            yield connection
+        except redis.ResponseError:
+            raise  # it was the answer
+        except BaseException:
+            self.close()
+            raise
+
     def _open(self) -> PipelinedConnection:
-        if self._connection is None:
-            self._connection = PipelinedConnection(self._pool())
-        self._connection.open()
-        return self._connection
+        connection = PipelinedConnection(self._pool())
+        try:
+            connection.open()
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
 
     def close(self) -> None:
         """Return the connection to its pool; the next push takes another one."""
@@ -329,77 +422,14 @@ class RedisPublisher:
         """
         if self._markers:
             with client.pipeline(transaction=False) as pipe:
-                for marker in self._markers:
+                for marker in self._markers.values():
                     pipe.pexpire(marker, RETIRED_MARKER_MS)
                 pipe.execute()
             self._markers.clear()
 
 
-class RedisPublishBatch:
-    """The batch of ``Producer.batch()`` of kombu: one push for many messages of a queue.
-
-    Args:
-        channel: The channel that publishes.
-        max_size: Number of messages after which the batch is flushed.
-    """
-
-    def __init__(self, channel: Any, max_size: int) -> None:
-        self.channel = channel
-        self._max_size = max_size
-        self._waiting: list[tuple[Queue, StampedMessage]] = []
-
-    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Add one message to the batch; it is checked now and sent with the others."""
-        return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
-
-    def add(self, queue: Queue, stamped: StampedMessage) -> None:
-        """Add a stamped message; called by the channel for each queue that the message is routed to."""
-        self._waiting.append((queue, stamped))
-        if len(self._waiting) >= self._max_size:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send all messages in order, in one push per run of messages of one queue and producer.
-
-        Raises:
-            OperationalError: Unanswered messages stay in the batch; flushing again is safe.
-        """
-        with library_errors(self.channel.connection.client):
-            while self._waiting:
-                queue, first = self._waiting[0]
-                run = 1
-                while (
-                    run < len(self._waiting)
-                    and run < 1000
-                    and self._waiting[run][0] is queue
-                    and self._waiting[run][1].sequence == first.sequence
-                ):
-                    run += 1
-                self._push(queue, [stamped for _, stamped in self._waiting[:run]])
-                del self._waiting[:run]
-
-    def _push(self, queue: Queue, messages: list[StampedMessage]) -> None:
-        # Kombu can retry a publish, but not a batch, which it discards when it opens a new channel.
-        if not any(self._answered(queue, messages) for _ in range(BATCH_ATTEMPTS - 1)):
-            self.channel.publisher.push(queue, messages)
-
-    def _answered(self, queue: Queue, messages: list[StampedMessage]) -> bool:
-        try:
-            self.channel.publisher.push(queue, messages)
-        except self.channel.connection_errors as exc:
-            logger.info(
-                "A batch of %d messages for queue %s was not answered (%s); it is sent again.",
-                len(messages),
-                queue.name,
-                exc,
-                extra={"event": "batch_sent_again", "queue": queue.name},
-            )
-            return False
-        return True
-
-    def discard(self) -> None:
-        """Discard the messages that are not yet sent."""
-        self._waiting.clear()
-
-    def close(self) -> None:
-        """Do nothing, because the connection belongs to the channel."""
+def _read(connection: PipelinedConnection) -> Any:
+    try:
+        return connection.read()
+    except redis.ResponseError as error:
+        return error

@@ -1,21 +1,26 @@
-"""A queue of the transport: its partition, and the options for its messages."""
+"""The queues of the transport: their partitions, and the options for their messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from celery_dq.errors import InvalidMessage
+from celery_dq.transport.redis.store.home import Homes
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
 
 
 @dataclass(frozen=True)
 class Queue:
-    """One consumed or published queue.
+    """One partition of a consumed or published queue. Most queues have one partition.
 
     Attributes:
-        name: the name that ``-Q`` and kombu use.
+        name: the name that ``-Q`` and kombu use for the whole queue.
         partition: the partition with its messages.
         max_deliveries: deliveries with a crash after which a message is a dead letter; 0 = never.
         head_start_us: µs by which one step of priority goes before its time.
+        retention: for how many ms a dead letter is kept, and how many dead letters are; 0 is no bound.
         token: fencing token of the term in which this process leads the queue; 0 without a leader.
     """
 
@@ -23,13 +28,61 @@ class Queue:
     partition: Partition
     max_deliveries: int = 5
     head_start_us: int = STRICT_PRIORITY_US
+    retention: tuple[int, int] = (0, 0)
     token: int = 0
 
     @property
+    def prefix(self) -> str:
+        """Prefix of the keys, which stays when the number of partitions or the leader changes."""
+        return self.partition.keys.prefix
+
+    @cached_property
     def key(self) -> str:
         """Name of the partition in this process: the prefix of its keys, and the fencing token if any."""
-        return f"{self.partition.keys.prefix}@{self.token}" if self.token else self.partition.keys.prefix
+        return f"{self.prefix}@{self.token}" if self.token else self.prefix
+
+    @property
+    def partition_name(self) -> str:
+        """The name under which a worker consumes this partition alone: ``push/3``; ``push`` if it is all."""
+        return f"{self.name}/{self.partition.keys.partition}" if self.partition.count > 1 else self.name
 
     def consumer(self, process: str) -> str:
         """Return the name under which *process* consumes; the scripts read the fencing token from it."""
         return f"{process}@{self.token}" if self.token else process
+
+
+class PartitionedQueue:
+    """A queue with all of its partitions, or one partition that a worker consumes alone.
+
+    Args:
+        name: The name that ``-Q`` and kombu use.
+        partitions: The partitions, in the order of their numbers; of a pinned one, that one.
+
+    Attributes:
+        name: As above.
+        partitions: As above.
+        whole_name: The name of the whole queue.
+        count: Number of partitions of the whole queue.
+        is_pinned: Whether this is one partition of several, named as ``push/3``.
+    """
+
+    def __init__(self, name: str, partitions: Sequence[Queue]) -> None:
+        self.name = name
+        self.partitions = tuple(partitions)
+        self.whole_name = self.partitions[0].name
+        self.count = self.partitions[0].partition.count
+        self.is_pinned = len(self.partitions) < self.count
+        self._homes = Homes(self.count)
+
+    def home(self, tenant: str) -> Queue:
+        """Return the partition in which *tenant* lives.
+
+        Raises:
+            InvalidMessage: This is one partition of a queue; a message has its place by its tenant.
+        """
+        if self.is_pinned:
+            raise InvalidMessage(
+                f"queue = {self.name!r} is one partition of queue {self.whole_name!r}, and the tenant of a "
+                f"message decides its partition: send it to {self.whole_name!r}"
+            )
+        return self.partitions[self._homes.of(tenant)]

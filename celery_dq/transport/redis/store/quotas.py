@@ -3,64 +3,78 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.options import QueueOptions, Quota
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.replies import Brought
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+from celery_dq.transport.redis.store.script_batches import run_all
 
 logger = logging.getLogger(__name__)
 
 #: Approximate number of tenants per scan.
 SCAN_COUNT = 500
+#: Partitions whose scans share a round trip. Redis serves no other client meanwhile.
+PLACED_AT_ONCE = 16
 #: For how long replaced settings count as older ones, in ms: the longest rolling deployment.
 REPLACED_MS = 3_600_000
 
 
-def write_settings_quota(partition: Partition, client: Any, options: QueueOptions, by: str) -> None:
-    """Apply the quota of a worker's settings to a partition and its backlog, and log the change.
+def write_settings_quota(
+    partitions: Sequence[Partition], client: Any, options: QueueOptions, by: str
+) -> None:
+    """Apply the quota of a worker's settings to a queue and its backlog, and log the change.
 
     A worker calls this when it begins to consume. Settings without a quota change nothing. Neither do
     settings that were replaced within the last hour, when a rolling deployment may not be over. Producers
     need not know the quotas and do not call this.
 
     Args:
-        partition: The partition that the worker is about to consume.
+        partitions: The partitions that the worker is about to consume.
         client: A redis client.
         options: The quota of ``dq_queues`` and ``dq_default_quota`` for this queue.
         by: The name of the worker.
     """
-    queue, quota = partition.keys.queue, options.quota
+    queue, quota = partitions[0].keys.queue, options.quota
     if not options.names_quota:
         return
-    # Most workers find their own quota. This read spares them the script.
-    default, config = client.hmget(partition.keys.quotas, DEFAULT_QUOTA, CONFIG_QUOTA)
-    if config != quota.pack():
-        brought = apply_settings(partition, client, quota, by)
-        if brought.status == "older":
-            logger.warning(
-                "The settings of this worker give the tenants of queue %s the quota %s. It was replaced by "
-                "%s, which %s applied and which stays in force: these settings are older. Restart the worker "
-                "with the current settings; or, to go back to these, run: celery dq quotas apply %s",
-                queue,
-                quota,
-                unpacked(brought.before),
-                brought.by or "another worker",
-                queue,
-                extra={"event": "older_settings_quota", "queue": queue},
-            )
-        elif brought.status == "set":
-            logger.warning(
-                "The settings of this worker, %s, change the quota of the tenants of queue %s from %s "
-                "(applied by %s) to %s.",
-                by,
-                queue,
-                unpacked(brought.before),
-                brought.by or "no worker",
-                quota,
-                extra={"event": "settings_quota_changed", "queue": queue},
-            )
+    # Most workers find their own quota. This read spares them the scripts.
+    with client.pipeline(transaction=False) as pipe:
+        for each in partitions:
+            pipe.hmget(each.keys.quotas, DEFAULT_QUOTA, CONFIG_QUOTA)
+        stored = pipe.execute()
+    others = [each for each, (_, config) in zip(partitions, stored, strict=True) if config != quota.pack()]
+    brought = apply_settings(others, client, quota, by)
+    older = next((each for each in brought if each.status == "older"), None)
+    replaced = next((each for each in brought if each.status == "set"), None)
+    if older is not None:
+        logger.warning(
+            "The settings of this worker give the tenants of queue %s the quota %s. It was replaced by "
+            "%s, which %s applied and which stays in force: these settings are older. Restart the worker "
+            "with the current settings; or, to go back to these, run: celery dq quotas apply %s",
+            queue,
+            quota,
+            unpacked(older.before),
+            older.by or "another worker",
+            queue,
+            extra={"event": "older_settings_quota", "queue": queue},
+        )
+    elif replaced is not None:
+        logger.warning(
+            "The settings of this worker, %s, change the quota of the tenants of queue %s from %s "
+            "(applied by %s) to %s.",
+            by,
+            queue,
+            unpacked(replaced.before),
+            replaced.by or "no worker",
+            quota,
+            extra={"event": "settings_quota_changed", "queue": queue},
+        )
+    default = next((default for default, _ in stored if default is not None), None)
     if default is not None:
         logger.info(
             "In queue %s the default that was set live, %s, wins over the settings' quota, %s.",
@@ -72,25 +86,27 @@ def write_settings_quota(partition: Partition, client: Any, options: QueueOption
 
 
 def apply_settings(
-    partition: Partition, client: Any, quota: Quota | None, by: str, *, force: bool = False
-) -> Brought:
-    """Apply the quota of the settings to a partition and its backlog.
+    partitions: Sequence[Partition], client: Any, quota: Quota | None, by: str, *, force: bool = False
+) -> list[Brought]:
+    """Apply the quota of the settings to a queue and its backlog. A repetition completes an interrupted call.
 
     Args:
-        partition: The partition.
+        partitions: The partitions.
         client: A redis client.
         quota: The quota of the settings; None when they have none.
         by: The name of the worker that applies it.
         force: Apply it even when it was replaced within the last hour.
 
     Returns:
-        Whether it was applied, and the quota before.
+        For each partition, whether it was applied, and the quota before.
     """
     packed = None if quota is None else quota.pack()
-    call = partition.bring_settings_quota(packed, by=by, memory_ms=REPLACED_MS, force=force)
-    brought = call.run(client)
-    if brought.status == "set":
-        place_held_back(partition, client)
+    calls = [
+        each.bring_settings_quota(packed, by=by, memory_ms=REPLACED_MS, force=force) for each in partitions
+    ]
+    brought = run_all(calls, client)
+    changed = [each for each, answer in zip(partitions, brought, strict=True) if answer.status == "set"]
+    place_held_back(changed, client)
     return brought
 
 
@@ -99,21 +115,43 @@ def unpacked(packed: bytes | None) -> Quota | str:
     return "no quota" if packed is None else Quota.unpack(packed)
 
 
-def place_held_back(partition: Partition, client: Any) -> None:
+def place_held_back(partitions: Sequence[Partition], client: Any) -> None:
     """Place every throttled, limited or paused tenant again, in chunks.
 
     A tenant in turn needs no such call: a claim applies its quota.
     """
+    held_back = run_rounds(client, [_count_held_back(each) for each in partitions])
+    left = [each for each, count in zip(partitions, held_back, strict=True) if count]
+    at_once = max(min(len(left), PLACED_AT_ONCE), 1)
+    count = SCAN_COUNT // at_once
+    run_rounds(client, [_place_held_back(each, count) for each in left], at_once=at_once)
+
+
+def _count_held_back(partition: Partition) -> Rounds[int]:
+    keys = partition.keys
+
+    def read(pipe: Any) -> None:
+        for key in (keys.throttled, keys.at_concurrency, keys.paused):
+            pipe.zcard(key)
+
+    return sum((yield read))
+
+
+def _place_held_back(partition: Partition, count: int) -> Rounds[None]:
     keys = partition.keys
     for key in (keys.throttled, keys.at_concurrency, keys.paused):
         cursor = 0
         while True:
-            cursor, found = client.zscan(key, cursor, count=SCAN_COUNT)
+            ((cursor, found),) = yield partial(_put_scan, key=key, cursor=cursor, count=count)
             for start in range(0, len(found), MAX_CHUNK):
                 tenants = [
                     member.decode("utf-8", "surrogateescape")
                     for member, _ in found[start : start + MAX_CHUNK]
                 ]
-                partition.place_held_back(tenants).run(client)
+                yield partition.place_held_back(tenants)
             if not int(cursor):
                 break
+
+
+def _put_scan(pipe: Any, *, key: str, cursor: int, count: int) -> None:
+    pipe.zscan(key, cursor, count=count)

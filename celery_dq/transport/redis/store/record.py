@@ -30,6 +30,7 @@ _HEADER = struct.Struct(">BBBddHHI")
 HEADER_SIZE = _HEADER.size
 _SECTION = struct.Struct(">BddH")
 _LENGTH = struct.Struct(">H")
+_TENANT_SIZE_AT = struct.calcsize(">BBBdd")
 REPLACE, WAITING, FOLLOW, AWAITED = 1, 2, 4, 8
 
 
@@ -189,6 +190,12 @@ class RedisRecord:
             )
         except (struct.error, UnicodeDecodeError) as exc:
             raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+
+
+def tenant_of(record: bytes) -> str:
+    """Return the tenant of a record that this process has packed."""
+    (size,) = _LENGTH.unpack_from(record, _TENANT_SIZE_AT)
+    return record[HEADER_SIZE : HEADER_SIZE + size].decode()
 
 
 def pack_record(

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.errors import DQError, InvalidMessage
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
-__all__ = ["BrokerOverloaded", "BrokerRefused", "refusals_named"]
+__all__ = ["BrokerOverloaded", "BrokerRefused", "PartitionsChanging", "refusals_named"]
 
 
 class BrokerRefused(DQError, OperationalError, redis.ResponseError):
@@ -29,6 +29,10 @@ class BrokerRefused(DQError, OperationalError, redis.ResponseError):
 
 class BrokerOverloaded(BrokerRefused):
     """Redis takes no writes now: it is full, cannot save, has too few replicas, or is busy."""
+
+
+class PartitionsChanging(BrokerOverloaded):
+    """The number of partitions of a queue has changed; no message was stored, and sending again is safe."""
 
 
 class _IsReplica(redis.ReadOnlyError):

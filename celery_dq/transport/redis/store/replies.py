@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
-_PushStatus = Literal["seen", "accepted", "discarded", "declined", "blocked", "following", "refused"]
+_PushStatus = Literal[
+    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted"
+]
+Edited: TypeAlias = Literal["waiting", "delayed", "other", "expires", "none"]
 Cancellation: TypeAlias = Literal["waiting", "delayed", "claimed", "discarded", "tombstone", "none"]
 
 
@@ -34,7 +37,8 @@ class PushReply(NamedTuple):
         status: ``accepted``; ``discarded`` when its task was cancelled before; ``seen`` when the partition
             had the sequence before. A message with a dedup key may also be ``blocked`` behind another one,
             ``following`` (it will get the result of another one), ``declined`` (not kept) or ``refused`` (it
-            should follow, but there are too many followers).
+            should follow, but there are too many followers). ``misrouted``: the queue has another number of
+            partitions than the client knows, and nothing was stored.
         id: message id; the task id when it was seen.
         covering: the message that covers it or is ahead of it.
         replaced: the message that it has replaced.
@@ -76,7 +80,7 @@ class ClaimReply(NamedTuple):
 
     Attributes:
         more: a message may be served now.
-        appointment_s: seconds after which this consumer must claim again, because it has planned the next
+        next_look_s: seconds after which this consumer must claim again, because it has planned the next
             look; None when it has not.
         stale: number of stale tags.
         suspect: the only entry has crashed a worker before and should run alone.
@@ -84,6 +88,7 @@ class ClaimReply(NamedTuple):
         fenced: the queue has a leader, and the consumer is not the leader.
         lost_up_to: None when the consumer had its lease until now. Else other consumers may have the messages
             of its claims up to this number.
+        has_limits: a tenant may have a limit, so that the end of one message may let another one start.
     """
 
     more: bool
@@ -93,6 +98,7 @@ class ClaimReply(NamedTuple):
     entries: list[ClaimedEntry]
     fenced: bool = False
     lost_up_to: int | None = None
+    has_limits: bool = True
 
     @property
     def alive(self) -> bool:
@@ -145,6 +151,27 @@ class Brought(NamedTuple):
     at_us: int
 
 
+class Declared(NamedTuple):
+    """The number of partitions of a queue, and whether the call has stored it."""
+
+    partitions: int
+    is_new: bool
+
+
+class PauseReply(NamedTuple):
+    """The pause of a tenant or a queue after a call.
+
+    Attributes:
+        changed: a pause has begun, changed its end, or ended.
+        since_us: when it began, µs; 0 when there is none.
+        until_us: when it ends by itself, µs; 0 for never.
+    """
+
+    changed: bool
+    since_us: int
+    until_us: int
+
+
 class MoveReply(NamedTuple):
     """The number of messages that a chunk moved or removed, and of those left for the next chunk."""
 
@@ -184,16 +211,15 @@ _PUSH_STATUS: tuple[_PushStatus, ...] = get_args(_PushStatus)
 
 def read_push_reply(reply: Any) -> list[PushReply]:
     """Return the verdict on each message of a push."""
-    texts = [read_text(each) for each in reply]
-    return [PushReply(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in texts]
+    return [PushReply(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in map(read_text, reply)]
 
 
 def read_claim_reply(reply: Any) -> ClaimReply:
     """Return the answer to a claim."""
-    more, appointment, stale, suspect, lost = (int(each) for each in reply[:5])
+    more, appointment, stale, mark, lost = (int(each) for each in reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
     entries, lost_up_to = read_entries(reply[5:]), None if lost < 0 else lost
-    return ClaimReply(more == 1, delay, stale, suspect == 1, entries, suspect == 2, lost_up_to)
+    return ClaimReply(more == 1, delay, stale, mark == 1, entries, mark == 2, lost_up_to, mark > 0)
 
 
 def read_entries(reply: Any) -> list[ClaimedEntry]:
@@ -221,10 +247,21 @@ def read_cancellations(reply: Any) -> list[Cancellation]:
     return [cast(Cancellation, read_text(each)) for each in reply]
 
 
+def read_edited(reply: Any) -> Edited:
+    """Return the state of an edited message."""
+    return cast(Edited, read_text(reply))
+
+
 def read_brought(reply: Any) -> Brought:
     """Return the answer to the quota of a worker's settings."""
     status = cast(Literal["set", "same", "older"], read_text(reply[0]))
     return Brought(status, read_binary(reply[1]) or None, read_text(reply[2]), int(reply[3]))
+
+
+def read_pause_reply(reply: Any) -> PauseReply | None:
+    """Return the pause, or None when its end is over already."""
+    changed, since_us, until_us = map(int, reply)
+    return None if changed < 0 else PauseReply(changed == 1, since_us, until_us)
 
 
 def read_move_reply(reply: Any) -> MoveReply:
@@ -235,6 +272,11 @@ def read_move_reply(reply: Any) -> MoveReply:
 def read_purge_reply(reply: Any) -> PurgeReply:
     """Return the answer of a script that removes a chunk."""
     return PurgeReply(int(reply[0]), int(reply[1]) == 1)
+
+
+def read_declared(reply: Any) -> Declared:
+    """Return the number of partitions that a partition has stored."""
+    return Declared(int(reply[0]), int(reply[1]) == 1)
 
 
 def read_dead_lettered(reply: Any) -> Literal["dead", "stale", "no record"]:
@@ -252,6 +294,32 @@ def read_replayed(reply: Any) -> str | None:
 def read_waits(reply: Any) -> list[float | None]:
     """Return waiting times in seconds; None where no message waits."""
     return [None if wait < 0 else wait / 1e6 for wait in map(int, reply)]
+
+
+class BacklogsReply(NamedTuple):
+    """The answer of the script ``backlogs``.
+
+    Attributes:
+        size: number of tenants of the place.
+        tenants: how many of them this answer counts.
+        runnable: number of their messages that may start now.
+        largest: the tenants with the largest backlogs, each with its number of waiting messages.
+    """
+
+    size: int
+    tenants: int
+    runnable: int
+    largest: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def read(cls, reply: Any) -> BacklogsReply:
+        """Return the answer in the form of this class."""
+        size, tenants, runnable, *largest = reply
+        # A name that is not UTF-8 is shown, and is no name of a tenant that other calls find.
+        names = [each.decode("utf-8", "backslashreplace") for each in largest[::2]]
+        return cls(
+            int(size), int(tenants), int(runnable), tuple(zip(names, map(int, largest[1::2]), strict=True))
+        )
 
 
 def read_pairs(reply: Any) -> dict[str, str]:

@@ -80,6 +80,7 @@ _ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SCRIPT|LOAD", "SET", "
 _LEADING = ("BLPOP", "HGET", "HMGET", "TIME", "ZREM")
 
 _QUEUES = ("transport/redis/lua", ())
+_PUSH = ("push", "declare_partitions")
 _ELECTION = ("leadership", ())
 _BROKER_KEYS = ("dq:*", "_kombu.*")
 #: The channel of runs that have lost their dedup lock.
@@ -92,7 +93,7 @@ ROLES = (
         "publisher",
         "calls tasks: ``delay``, ``apply_async``, the buffered producer, Celery's own beat",
         _PUBLISH,
-        (("transport/redis/lua", ("push",)),),
+        (("transport/redis/lua", _PUSH),),
         keys=_BROKER_KEYS,
         channels=(_EVICTIONS,),
     ),
@@ -100,7 +101,7 @@ ROLES = (
         "control",
         "calls tasks, revokes them and asks workers: ``app.control``, ``celery inspect``, ``celery control``",
         (*_PUBLISH, *_ASK),
-        (("transport/redis/lua", ("push", "cancel")),),
+        (("transport/redis/lua", (*_PUSH, "cancel")),),
         keys=_BROKER_KEYS,
         channels=(_EVICTIONS, *_BROADCASTS),
     ),
@@ -109,7 +110,17 @@ ROLES = (
         "``celery dq``, ``app.dq``, ``celery purge`` and ``celery amqp``",
         (
             *(*_BROKER, *_DECLARE, "HGETALL", "HMGET", "HSCAN", "SISMEMBER", "SREM", "TIME"),
-            *("ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
+            *(
+                "XADD",
+                "XREVRANGE",
+                "ZCOUNT",
+                "ZRANGE",
+                "ZRANGEBYSCORE",
+                "ZRANK",
+                "ZREVRANGE",
+                "ZSCAN",
+                "ZSCORE",
+            ),
         ),
         (_QUEUES,),
         keys=_BROKER_KEYS,
@@ -131,7 +142,7 @@ ROLES = (
         "beat",
         "``celery beat -S dq`` on ``dq-redis://`` without ZooKeeper",
         (*_PUBLISH, *_LEADING),
-        (("transport/redis/lua", ("push",)), _ELECTION, ("beat", ())),
+        (("transport/redis/lua", _PUSH), _ELECTION, ("beat", ())),
         keys=_BROKER_KEYS,
         channels=(_EVICTIONS,),
     ),

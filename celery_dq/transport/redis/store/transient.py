@@ -43,7 +43,8 @@ class TransientQueues:
         #: Lifetimes of queues that other processes have declared. Bounded, because each client of remote
         #: control has a reply queue of its own.
         self._marked_at_ms: dict[str, int] = {}
-        self._durable: set[str] = set()
+        #: Ordinary queues, about which Redis need not be asked.
+        self.durable: set[str] = set()
 
     def key(self, queue: str) -> str:
         """Return the key of the LIST with the messages as JSON, oldest first."""
@@ -67,8 +68,8 @@ class TransientQueues:
 
     def declare_durable(self, queue: str) -> None:
         """Remember that *queue* is an ordinary one, so that Redis is not asked for its mark."""
-        if len(self._durable) < REMEMBERED:
-            self._durable.add(queue)
+        if len(self.durable) < REMEMBERED:
+            self.durable.add(queue)
 
     def is_declared(self, queue: str) -> bool:
         """Return whether this channel knows, without asking Redis, that *queue* is transient."""
@@ -76,7 +77,7 @@ class TransientQueues:
 
     def exists(self, client: redis.Redis, queue: str) -> bool:
         """Return whether *queue* is transient. Redis is asked about a queue that is not known yet."""
-        if queue in self._durable:
+        if queue in self.durable:
             return False
         if self.is_declared(queue):
             return True

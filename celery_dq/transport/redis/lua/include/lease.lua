@@ -7,7 +7,8 @@
 -- Renews a lease. When less than ALL_BUT_OVER of the old one is left, the server was away, its clock has jumped, or
 -- the consumer stood still. Then other consumers may only be late, too, so this one reaps no other for one lease. The
 -- server keeps that time, because delayed requests may arrive in any order. The share is the one at which a consumer
--- starts no more messages (`TRUST` in `ledger.py`). A consumer with four heartbeats per lease renews before that.
+-- starts no more messages (`TRUSTED_SHARE` in `in_flight_messages.py`). A consumer with four heartbeats per lease
+-- renews before that.
 local function renew_lease(consumer, deadline, lease_ms)
   local ALL_BUT_OVER = 0.4
   local until_us = now + lease_ms * 1000

@@ -11,11 +11,13 @@
 --@uses dead_letter
 --@uses tenant_placement
 --@uses dedup
--- Promotes delayed messages that are due and throttled tenants that have a permit, at most `limit` of each, and
--- evicts dedup locks that were held for too long. A delayed message gets the place of one that was pushed at its due
--- time. Returns how many messages, tenants and locks there were.
+--@uses pauses
+-- Promotes delayed messages that are due, throttled tenants that have a permit and tenants whose pause is over, at most
+-- `limit` of each, and evicts dedup locks that were held for too long. A delayed message gets the place of one that was
+-- pushed at its due time. Returns how many messages, tenants and locks there were.
 function dq.promote(limit)
   local evicted = state.evict > 0 and state.evict <= now and dq.dedup().evict_overdue(limit) or 0
+  local resumed = state.resume_at > 0 and state.resume_at <= now and dq.end_pauses(limit) or 0
   local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   if #due > 0 then
     local ids = {}
@@ -56,5 +58,5 @@ function dq.promote(limit)
     call('ZREM', P .. 'throttled', unpack(allowed))
     call('ZREM', P .. 'finish_tags', unpack(allowed))
   end
-  return #due / 2 + #allowed + evicted
+  return #due / 2 + #allowed + evicted + resumed
 end

@@ -54,7 +54,7 @@ function dq.quotas_of(tenants)
       if since[i] then
         local paused = {}
         for name, part in pairs(found[i]) do paused[name] = part end
-        paused.paused = true
+        paused.paused, paused.is_paused_by_quota = true, found[i].paused
         found[i] = paused
       end
     end

@@ -11,6 +11,8 @@
 --@uses quota
 -- A rest of discards is never longer.
 dq.MAX_REST_US = 1000000
+-- The end of a pause that does not end by itself, in µs.
+dq.WITHOUT_END = 9e15
 
 -- There is at most one wake-up, an element of `wake`. It is there when a message may be served, or when a message is
 -- due later and no living consumer is going to look then. Each script that may have made a message eligible ends with
@@ -22,14 +24,22 @@ function dq.discards_rest()
   return rest > 0 and rest <= dq.MAX_REST_US and rest or 0
 end
 
--- Returns when the next delayed message, throttled tenant or dedup lock is due, in µs, or nil. `rest` is the µs until
--- discards may be taken, nil without discards.
+-- Returns when the next delayed message, throttled tenant, end of a pause or dedup lock is due, in µs, or nil. `rest`
+-- is the µs until discards may be taken, nil without discards. In a pause of the queue, messages and tenants wait for
+-- its end.
 function dq.next_due(rest)
+  if state.paused_until > now then
+    local due = state.paused_until < dq.WITHOUT_END and state.paused_until or nil
+    if rest then due = math.min(due or now + rest, now + rest) end
+    if state.evict > 0 then due = math.min(due or state.evict, state.evict) end
+    return due
+  end
   local message = call('ZRANGE', P .. 'delayed', '0', '0', 'WITHSCORES')[2]
   local tenant = dq.has_limits and call('ZRANGE', P .. 'throttled', '0', '0', 'WITHSCORES')[2]
   local due = tonumber(message or tenant or nil)
   if message and tenant then due = math.min(tonumber(message), tonumber(tenant)) end
   if rest then due = math.min(due or now + rest, now + rest) end
+  if state.resume_at > 0 then due = math.min(due or state.resume_at, state.resume_at) end
   if state.evict > 0 then return math.min(due or state.evict, state.evict) end
   return due
 end
@@ -45,9 +55,14 @@ end
 -- `is_ready`: the script knows that a message may be served.
 function dq.wake(is_ready)
   if call('EXISTS', P .. 'wake') == 1 then return end
-  local waiting = is_ready and 2 or call('EXISTS', P .. 'turn', P .. 'discards')
+  local is_paused, waiting = state.paused_until > now, nil
+  if is_paused then
+    waiting = call('EXISTS', P .. 'discards')
+  else
+    waiting = is_ready and 2 or call('EXISTS', P .. 'turn', P .. 'discards')
+  end
   local rest = waiting == 1 and dq.discards_rest() or nil
-  if waiting == 0 or (rest and rest > 0 and call('EXISTS', P .. 'turn') == 0) then
+  if waiting == 0 or (rest and rest > 0 and (is_paused or call('EXISTS', P .. 'turn') == 0)) then
     local due = dq.next_due(rest)
     if not due then
       state.next_look_owner = ''

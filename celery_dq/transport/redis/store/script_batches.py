@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.store.partition import ScriptCall
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 _T = TypeVar("_T")
 
@@ -52,6 +52,19 @@ def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[
     return answers
 
 
+def run_all(calls: Sequence[ScriptCall[_T]], client: redis.Redis) -> list[_T]:
+    """Return the parsed answers to these calls, in few round trips.
+
+    Raises:
+        redis.RedisError: No connection, or the first error among the answers. Other calls may have run.
+    """
+    results: list[_T] = []
+    for start in range(0, len(calls), CALLS_PER_TRIP):
+        chunk = calls[start : start + CALLS_PER_TRIP]
+        results += map(result_of, chunk, run_together(chunk, client))
+    return results
+
+
 def _exchange(commands: Sequence[tuple[Any, ...]], client: redis.Redis) -> list[Any]:
     answers: list[Any] = []
     wire = PipelinedConnection(client.connection_pool)
@@ -59,7 +72,7 @@ def _exchange(commands: Sequence[tuple[Any, ...]], client: redis.Redis) -> list[
     try:
         wire.open()
         try:
-            with wire.together():
+            with wire.together:
                 for command in commands:
                     wire.send(command)
             while len(answers) < len(commands):

@@ -1,0 +1,154 @@
+"""The own files that one call runs through, and one message, in the order of their first use.
+
+A reader who wants to follow a call or a message reads these files. Each flow is recorded in a steady state,
+one call or message at a time. A message is recorded in the main process of a worker, which is a process of
+its own: ``python -m benchmarks.flow_files URL ACKS AMOUNT``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import celery_dq
+from benchmarks.buffering import flush, shop
+from benchmarks.measure import Report, short
+from benchmarks.shop import DEFAULTS, NAME, add_tasks
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.workers import ROOT, make_app
+
+PACKAGE = f"{Path(celery_dq.__file__).parent}{os.sep}"
+#: Way of the app -> name of the flow -> options of its calls.
+CALLS: dict[str, dict[str, dict[str, Any]]] = {
+    "buffered": {"buffered call": {}, "buffered call with own headers": {"headers": {"trace": "1"}}},
+    "dq": {"direct call": {}, "direct call with own headers": {"headers": {"trace": "1"}}},
+}
+ACKS = {"early": "message, early ack", "late": "message, late ack"}
+
+
+def flow_files(quick: bool) -> Report:
+    """Count the files of celery-dq that a call or a message runs through, and the function calls in each."""
+    report = Report("flow_files")
+    report.header = ["flow", "file", "function calls"]
+    report.notes.append("in the order of first use; function calls per call or message, one at a time")
+    report.notes.append("call: the calling thread; message: the main process of a prefork worker")
+    amount = 50 if quick else 500
+    flows: dict[str, dict[str, float]] = {}
+    with RedisServer() as server:
+        for way, calls in CALLS.items():
+            with shop(way, server) as task:
+                for flow, options in calls.items():
+                    flows[flow] = files_of_calls(task, options, amount)
+    for acks, flow in ACKS.items():
+        with RedisServer() as server:
+            flows[flow] = _files_of_messages(BROKERS["dq"].url(server.port), acks, amount)
+    for flow, files in flows.items():
+        report.row(flow, f"{len(files)} files", short(sum(files.values())))
+        for file, count in files.items():
+            report.row("", file, short(count))
+    report.data = {flow: {"files": len(files), "calls": files} for flow, files in flows.items()}
+    return report
+
+
+class FileRecorder:
+    """A profiler that counts the function calls in the package's files, in the thread that sets it.
+
+    Attributes:
+        recording: whether calls are counted now.
+        calls: file -> function calls, in the order of first use.
+    """
+
+    def __init__(self) -> None:
+        self.recording = False
+        self.calls: dict[str, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        """See :func:`sys.setprofile`."""
+        if self.recording and event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            file = frame.f_code.co_filename.removeprefix(PACKAGE)
+            self.calls[file] = self.calls.get(file, 0) + 1
+
+    def per(self, amount: int) -> dict[str, float]:
+        """The function calls in each file per call or message.
+
+        A file that fewer than one in ten uses is left out, for example the worker's own events.
+        """
+        return {file: count / amount for file, count in self.calls.items() if count * 10 >= amount}
+
+
+def files_of_calls(task: Any, options: dict[str, Any], amount: int) -> dict[str, float]:
+    """Call a task twice as often as `amount`, and record the second half.
+
+    Args:
+        task: a task with two arguments.
+        options: the options of each call.
+        amount: how many calls to record.
+
+    Returns:
+        File -> function calls in it per call, in the order of first use.
+    """
+    recorder = FileRecorder()
+    for recorder.recording in (False, True):  # the first calls of their kind make the template
+        sys.setprofile(recorder)
+        try:
+            for _ in range(amount):
+                task.apply_async((42, "A-1"), **options)
+        finally:
+            sys.setprofile(None)
+        flush(task.app)
+    return recorder.per(amount)
+
+
+def _files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
+    program = [sys.executable, "-m", "benchmarks.flow_files", url, acks, str(amount)]
+    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    files: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return files
+
+
+def main(url: str, acks: str, amount: int) -> None:
+    """Run a worker, send it messages one at a time, and print the files of its main thread in JSON."""
+    conf: dict[str, Any] = {
+        **DEFAULTS,
+        "broker_url": url,
+        "task_acks_late": acks == "late",
+        "worker_redirect_stdouts": False,
+    }
+    app: Any = add_tasks(make_app(NAME, BROKERS["dq"], conf), 0)
+    recorder = FileRecorder()
+
+    def has_ended() -> bool:
+        queue = app.dq.queues[NAME].snapshot(ages=False)
+        return bool(queue.waiting == queue.held == 0)
+
+    def publish() -> None:
+        for recorder.recording in (False, True):
+            for _ in range(amount):
+                app.tasks["noop"].apply_async((1,))
+                wait_until(has_ended, 10.0)
+        recorder.recording = False
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=publish, daemon=True).start()
+    worker = app.Worker(
+        pool="prefork", concurrency=1, loglevel="WARNING", without_mingle=True, without_gossip=True
+    )
+    sys.setprofile(recorder)
+    try:
+        worker.start()
+    finally:
+        sys.setprofile(None)
+        print(json.dumps(recorder.per(amount)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,215 @@
+"""``app.dq.audit``: who changed queues and quotas, and when.
+
+Every change that a person makes through ``app.dq``, ``celery dq`` or another door is one entry of a stream in
+Redis, one stream per environment. It names no arguments, bodies or dedup keys of messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from getpass import getuser
+from socket import gethostname
+from typing import Any
+
+import redis
+
+from celery_dq.errors import DQError
+from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, text
+from celery_dq.keys import audit_stream
+from celery_dq.options import Options
+
+__all__ = ["MAX_ENTRIES", "AuditEntry", "AuditTrail", "AuditedChange"]
+
+logger = logging.getLogger(__name__)
+
+#: Entries that the stream keeps, about: Redis removes the oldest ones in blocks. They take some 2 MB.
+MAX_ENTRIES = 10_000
+#: The fields of an entry that hold texts.
+_TEXTS = ("by", "door", "action", "queue", "tenant", "details")
+
+#: Errors by which a request is refused before it changes anything. One that is also a ``ConnectionError``,
+#: such as that of too few replicas, comes after the change.
+_REFUSALS = (DQError, redis.ResponseError, redis.DataError)
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One change.
+
+    Attributes:
+        at: Time of the server, in milliseconds.
+        by: User and host, or the name that the program gave.
+        door: Interface of the change: ``app.dq``, ``celery dq``, or the name that the program gave.
+        action: The change: ``quota_set``, ``quota_removed``, ``default_set``, ``default_removed``,
+            ``quotas_made`` (import or copy), ``settings_applied``, ``paused``, ``resumed``, ``cancelled``,
+            ``purged``, ``moved``, ``rescheduled``, ``reprioritised``, ``partitions_set``, ``dead_replayed``,
+            ``dead_edited``, ``dead_purged`` or ``dedup_evicted``.
+        queue: Name of the queue.
+        tenant: Tenant; "" when the change was not for one tenant.
+        details: The new quota, the end of a pause, the task id or task name, the destination, a filter of
+            dead letters, up to three tenants whose quotas were made. "interrupted; at least 3" at its end
+            means that more than `count` may be changed, because a reply was lost.
+        count: Number of messages, or other things, that were changed.
+    """
+
+    at: datetime
+    by: str
+    door: str
+    action: str
+    queue: str
+    tenant: str = ""
+    details: str = ""
+    count: int = 1
+
+
+@dataclass
+class AuditedChange:
+    """A change under way; it is written at its end, unless nothing was changed.
+
+    Attributes:
+        count: Number of messages, or other things, that were changed so far.
+        details: See :class:`AuditEntry`.
+    """
+
+    count: int = 0
+    details: str = ""
+
+
+class AuditTrail:
+    """Reads and writes the stream. ``app.dq.audit()`` reads.
+
+    Args:
+        options: Returns the app's settings.
+        channel: Borrows a channel of the tenant broker.
+    """
+
+    def __init__(
+        self, options: Callable[[], Options], channel: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._options = options
+        self._channel = channel
+        self._door: ContextVar[tuple[str, str]] = ContextVar("dq_audit_door", default=("app.dq", ""))
+
+    def __call__(
+        self, *, since: datetime | None = None, queue: str | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        """Read the latest changes, the latest first.
+
+        Args:
+            since: Only changes from this time on; without a zone it is local time.
+            queue: Only changes of this queue.
+            limit: Number of changes, at most.
+        """
+        check_count("limit", limit)
+        if queue is not None:
+            check_text("queue", queue)
+        # No entry is older than 1970, and datetime.min has no time in some zones.
+        first = "-"
+        if since is not None and since.year >= 1970:
+            first = str(max(round(since.astimezone().timestamp() * 1000), 0))
+        found: list[AuditEntry] = []
+        last = "+"
+        with self._channel() as channel:
+            while len(found) < limit:
+                part = channel.client.xrevrange(self._key, last, first, count=CHUNK)
+                entries = [_entry(text(entry_id), fields) for entry_id, fields in part]
+                found += [entry for entry in entries if queue in (None, entry.queue)]
+                if len(part) < CHUNK:
+                    break
+                last = f"({text(part[-1][0])}"
+        return found[:limit]
+
+    @contextmanager
+    def through(self, door: str, *, by: str = "") -> Iterator[None]:
+        """Name the interface and the user of all changes in the block, in this thread or coroutine.
+
+        Args:
+            door: Name of the interface, such as ``admin``.
+            by: The user; default: user and host of the process.
+        """
+        check_text("door", door)
+        token = self._door.set((door, by))
+        try:
+            yield
+        finally:
+            self._door.reset(token)
+
+    @property
+    def author(self) -> str:
+        """The user of the changes that this thread or coroutine makes."""
+        return self._door.get()[1] or _process_user()
+
+    @contextmanager
+    def change(
+        self, client: Client, action: str, queue: str, *, tenant: str | None = None, details: str = ""
+    ) -> Iterator[AuditedChange]:
+        """Write an entry at the end of the block if it has changed anything, or may have.
+
+        A block that ends by an error other than a refusal may have changed more than it has counted: the
+        reply to its last request is lost. A failed write is a warning in the log, because the change itself
+        is done by then.
+        """
+        change = AuditedChange(details=details)
+        is_known = False
+        try:
+            yield change
+            is_known = True
+        except BaseException as exc:
+            is_known = isinstance(exc, _REFUSALS) and not isinstance(exc, ConnectionError)
+            raise
+        finally:
+            if not is_known:
+                doubt = f"interrupted; at least {change.count}"
+                change.details = f"{change.details}; {doubt}" if change.details else doubt
+            if change.count or not is_known:
+                self._write(client, action, queue, tenant or "", change)
+
+    @property
+    def _key(self) -> str:
+        options = self._options()
+        return audit_stream(options.environment, options.key_prefix)
+
+    def _write(self, client: Client, action: str, queue: str, tenant: str, change: AuditedChange) -> None:
+        fields = {
+            "by": self.author,
+            "door": self._door.get()[0],
+            "action": action,
+            "queue": queue,
+            "tenant": tenant,
+            "details": change.details,
+            "count": change.count,
+        }
+        try:
+            client.xadd(self._key, fields, maxlen=MAX_ENTRIES, approximate=True)
+        except (redis.RedisError, OSError) as exc:
+            logger.warning(
+                "Change %s of queue %s by %s (%s) could not be written to the audit stream: %s",
+                action,
+                queue,
+                fields["by"],
+                change.details or f"{change.count} changed",
+                exc,
+                extra={"event": "audit_not_written", "queue": queue, "action": action},
+            )
+
+
+def _entry(entry_id: str, fields: dict[bytes, bytes]) -> AuditEntry:
+    known = {text(name): text(value) for name, value in fields.items()}
+    at = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, timezone.utc)
+    by, door, action, queue, tenant, details = (known.get(name, "") for name in _TEXTS)
+    return AuditEntry(at, by, door, action, queue, tenant, details, int(known.get("count", 1)))
+
+
+def _process_user() -> str:
+    """Return the user and the host of this process."""
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # A user without an entry in the system's list, as in some containers.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{gethostname()}"

@@ -1,0 +1,62 @@
+"""``app.dq.queues`` and ``app.dq.dead_letters``: by the name of a queue, in the broker that the app uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.queues import QueueApi
+from celery_dq.app.api.redis_dead_letters import DeadLetters
+from celery_dq.context import AppContext
+from celery_dq.inspector.redis_values import check_text
+
+T = TypeVar("T")
+
+
+class ByQueueName(Mapping[str, T]):
+    """Something of each queue. Every name is valid: a queue comes into existence with its first message."""
+
+    def __init__(self, broker: BrokerAccess, context: AppContext) -> None:
+        self._broker = broker
+        self._context = context
+
+    def __getitem__(self, name: str) -> T:
+        check_text("queue", name)
+        return self._of(name)
+
+    def _of(self, name: str) -> T:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._broker.queue_names())
+
+    def __len__(self) -> int:
+        return len(self._broker.queue_names())
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._broker.queue_names()
+
+
+class QueuesApi(ByQueueName[QueueApi]):
+    """The queues by name."""
+
+    def _of(self, name: str) -> QueueApi:
+        if self._broker.is_zookeeper():
+            # The import needs kazoo, an extra that a user of Redis may not have installed.
+            from celery_dq.app.api.zookeeper_queues import ZooKeeperQueueApi
+
+            return ZooKeeperQueueApi(self._broker, self._context, name)
+        return QueueApi(self._broker, self._context, name)
+
+
+class DeadLettersApi(ByQueueName[DeadLetters]):
+    """The dead letters by queue."""
+
+    def _of(self, name: str) -> DeadLetters:
+        if self._broker.is_zookeeper():
+            # See above.
+            from celery_dq.app.api.zookeeper_dead_letters import ZooKeeperDeadLettersApi
+
+            return ZooKeeperDeadLettersApi(self._broker, self._context, name)
+        return DeadLetters(self._broker, self._context, name)

@@ -1,0 +1,92 @@
+"""Cancel tasks whose queue or partition is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_dq.app.api.broker import OpenQueue
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.replies import Cancellation
+from celery_dq.transport.redis.store.script_batches import run_all
+
+__all__ = ["MOST_CANCELLED", "cancel_everywhere"]
+
+#: Ids in one call of the ``cancel`` script.
+MOST_CANCELLED = 100
+#: An outcome of a higher rank says more about a task that several partitions answer for.
+_RANKS: tuple[Cancellation, ...] = ("none", "tombstone", "discarded", "delayed", "waiting", "claimed")
+
+
+def cancel_everywhere(
+    queues: Sequence[OpenQueue], task_ids: Sequence[str], tombstone_ttl_ms: int
+) -> list[list[Cancellation]]:
+    """Cancel tasks in whole queues, in at most two round trips per 100 tasks.
+
+    Each queue that does not have a task gets a tombstone in all of its partitions, because the tenant of a
+    task that comes later is not known. Only one partition of a queue has a task, and the other ones get no
+    tombstone then.
+
+    Args:
+        queues: The queues, which share a client.
+        task_ids: The ids of the tasks.
+        tombstone_ttl_ms: Life of a tombstone, in milliseconds.
+
+    Returns:
+        For each queue, the outcomes in the order of the ids.
+    """
+    outcomes: list[list[Cancellation]] = [[] for _ in queues]
+    for start in range(0, len(task_ids) if queues else 0, MOST_CANCELLED):
+        chunk = task_ids[start : start + MOST_CANCELLED]
+        for known, found in zip(outcomes, _cancel_chunk(queues, chunk, tombstone_ttl_ms), strict=True):
+            known += found
+    return outcomes
+
+
+def _cancel_chunk(queues: Sequence[OpenQueue], ids: Sequence[str], ttl_ms: int) -> list[list[Cancellation]]:
+    client = queues[0].client
+    # One partition decides alone. Of several, each cancels what it has, and none leaves a tombstone yet.
+    asked = [(queue, each) for queue in range(len(queues)) for each in queues[queue].partitions]
+    first = [0 if len(queues[queue].partitions) > 1 else ttl_ms for queue, _ in asked]
+    calls = [each.cancel(ids, tombstone_ttl_ms=ttl) for (_, each), ttl in zip(asked, first, strict=True)]
+    replies = run_all(calls, client)
+    outcomes: list[list[Cancellation]] = [["none"] * len(ids) for _ in queues]
+    places: dict[tuple[int, int], Partition] = {}
+    for (queue, partition), reply in zip(asked, replies, strict=True):
+        for place, outcome in enumerate(reply):
+            if _RANKS.index(outcome) > _RANKS.index(outcomes[queue][place]):
+                outcomes[queue][place] = outcome
+                places[queue, place] = partition
+    again = _tombstones(queues, outcomes, places)
+    calls = [
+        partition.cancel([ids[place] for place in own], tombstone_ttl_ms=ttl_ms)
+        for (_, partition), own in again.items()
+    ]
+    replies = run_all(calls, client)
+    for ((queue, _), own), reply in zip(again.items(), replies, strict=True):
+        for place, outcome in zip(own, reply, strict=True):
+            # A message may have been published since the first look.
+            if _RANKS.index(outcome) > _RANKS.index(outcomes[queue][place]):
+                outcomes[queue][place] = outcome
+    return outcomes
+
+
+def _tombstones(
+    queues: Sequence[OpenQueue],
+    outcomes: Sequence[Sequence[Cancellation]],
+    places: dict[tuple[int, int], Partition],
+) -> dict[tuple[int, Partition], list[int]]:
+    """Return the partitions that get tombstones: queue and partition -> places of the ids.
+
+    A claimed task gets one in its partition, so that it does not run again. An unknown one gets one in all.
+    """
+    wanted: dict[tuple[int, Partition], list[int]] = {}
+    for number, queue in enumerate(queues):
+        if len(queue.partitions) == 1:
+            continue
+        for place, outcome in enumerate(outcomes[number]):
+            if outcome == "claimed":
+                wanted.setdefault((number, places[number, place]), []).append(place)
+            elif outcome == "none":
+                for partition in queue.partitions:
+                    wanted.setdefault((number, partition), []).append(place)
+    return wanted

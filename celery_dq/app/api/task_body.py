@@ -1,0 +1,101 @@
+"""The body of a stored task: its arguments are read, or replaced by others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kombu import compression, serialization
+
+from celery_dq.errors import CorruptRecord, InvalidMessage
+from celery_dq.transport import envelope
+
+__all__ = ["shown_arguments", "with_arguments"]
+
+#: The content type of a message that names none.
+JSON = "application/json"
+
+
+def read_body(packed: bytes, raw: str | bytes, accept: Collection[str]) -> Any:
+    """Return the decoded body of a message.
+
+    Args:
+        packed: Its envelope.
+        raw: Its body as stored, which may be compressed.
+        accept: Content types that may be decoded. A decoded pickle runs code that its publisher has chosen.
+
+    Raises:
+        InvalidMessage: The content type is not in `accept`, or the body cannot be decoded.
+    """
+    headers, _, content_type, encoding = envelope.unpack(packed)
+    kind = content_type or JSON
+    if kind not in accept:
+        raise InvalidMessage(
+            f"the message has content type {kind!r}, and accept_content has {sorted(accept)}: its arguments "
+            "are not decoded"
+        )
+    squeezed = headers.get("compression")
+    # Each library of a serializer or a compression has errors of its own.
+    try:
+        data = raw
+        if squeezed:
+            data = compression.decompress(raw.encode() if isinstance(raw, str) else raw, squeezed)
+        return serialization.loads(data, kind, encoding or "utf-8", accept={kind})
+    except Exception as exc:
+        how = f", compression {squeezed!r}" if squeezed else ""
+        raise InvalidMessage(f"the body of the message ({kind}{how}) cannot be decoded: {exc}") from exc
+
+
+def shown_arguments(packed: bytes, raw: str | bytes) -> tuple[Any, Any]:
+    """Return ``args`` and ``kwargs`` of a task in JSON; None and None for any other content."""
+    # The body may be of a program that has another form of messages.
+    with suppress(InvalidMessage, CorruptRecord, TypeError, ValueError):
+        args, kwargs, _ = read_body(packed, raw, {JSON})
+        return args, kwargs
+    return None, None
+
+
+def with_arguments(
+    packed: bytes, raw: str | bytes, changes: Mapping[str, Any], accept: Collection[str]
+) -> tuple[bytes, str | bytes]:
+    """Return envelope and body with other ``args`` or ``kwargs``, in the same serializer and compression.
+
+    Args:
+        packed: The envelope.
+        raw: The body as stored.
+        changes: The new ``args`` and ``kwargs``; without both, the message stays as it is.
+        accept: As for :func:`read_body`.
+
+    Raises:
+        InvalidMessage: The body cannot be decoded or encoded, or is of no task.
+    """
+    if "args" not in changes and "kwargs" not in changes:
+        return packed, raw
+    body = read_body(packed, raw, accept)
+    if not (isinstance(body, (list, tuple)) and len(body) == 3):
+        raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
+    headers, properties, content_type, _ = envelope.unpack(packed)
+    args = list(changes["args"] if "args" in changes else body[0])
+    kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
+    squeezed = headers.get("compression")
+    try:
+        payload: str | bytes
+        kind, encoding, payload = serialization.dumps(
+            (args, kwargs, body[2]), _serializer(content_type or JSON)
+        )
+        if squeezed:
+            payload, headers["compression"] = compression.compress(payload, squeezed)
+    except Exception as exc:
+        raise InvalidMessage(f"edit: the new arguments cannot be encoded: {exc}") from exc
+    headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
+    return envelope.pack(headers, properties, kind, encoding), payload
+
+
+def _serializer(content_type: str) -> str:
+    """Return kombu's name of the serializer for this content type."""
+    registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in kombu's stubs
+    name = registry.type_to_name.get(content_type)
+    if name is None:
+        raise InvalidMessage(f"edit: no serializer is registered for content type {content_type!r}")
+    return str(name)

@@ -1,0 +1,128 @@
+"""The checks of ``celery dq doctor`` of queues with several partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import redis
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.checks.finding import Finding
+from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
+from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.refusals import BrokerRefused
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+
+__all__ = ["partitions"]
+
+#: Partitions that a finding names.
+_MOST_NAMED = 10
+
+
+def partitions(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether the partitions of each queue agree with the settings and with each other, and are consumed."""
+    broker = BrokerAccess(app, dq_of(app).context)
+    try:
+        names = broker.queue_names()
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    with broker.open_all(names) as queues:
+        for name, queue in zip(names, queues, strict=True):
+            count, wanted = len(queue.partitions), broker.options.queue(name).partitions
+            if wanted not in (1, count) and _is_declared(queue):
+                yield Finding(
+                    "warning",
+                    "W022",
+                    f"dq_queues[{name!r}]['partitions'] is {wanted}, and the broker has {count} partitions "
+                    f"of queue {name!r}, which all clients use.",
+                    f"Mend it; or empty the queue, and run celery dq partitions {name} --set {wanted}.",
+                )
+            if count > 1:
+                found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
+                yield from _differences(name, queue)
+                yield from _paused_in_part(name, found)
+                yield from _unconsumed(name, found)
+
+
+def _is_declared(queue: OpenQueue) -> bool:
+    return bool(queue.client.exists(queue.partitions[0].keys.state))
+
+
+def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
+    stored = run_rounds(queue.client, [_settings_in(each) for each in queue.partitions])
+    numbers = [int(each[0] or 1) for each in stored]
+    odd = [place for place, number in enumerate(numbers) if number != numbers[0]]
+    if odd:
+        yield Finding(
+            "warning",
+            "W023",
+            f"A change of the number of partitions of queue {name!r} was interrupted: {_named(name, odd)} do "
+            f"not know that it has {numbers[0]}.",
+            f"Complete it: celery dq partitions {name} --set {numbers[0]}.",
+        )
+    for place, what, remedy in (
+        (1, "default quota that was set live", f"Set it again: celery dq quotas set {name} --rate …."),
+        (2, "quota of the settings", f"Apply it again: celery dq quotas apply {name}."),
+    ):
+        odd = [number for number, each in enumerate(stored) if each[place] != stored[0][place]]
+        if odd:
+            yield Finding(
+                "warning",
+                "W024",
+                f"The {what} of queue {name!r} differs between its partitions: {_named(name, odd)} have not "
+                f"that of {name}/0.",
+                remedy,
+            )
+
+
+def _settings_in(partition: Partition) -> Rounds[tuple[bytes | None, bytes | None, bytes | None]]:
+    """Return the number of partitions, the live default and the quota of the settings, as stored."""
+    keys = partition.keys
+
+    def read(pipe: Any) -> None:
+        pipe.hmget(keys.state, "partitions")
+        pipe.hmget(keys.quotas, DEFAULT_QUOTA, CONFIG_QUOTA)
+
+    (count,), (default, config) = yield read
+    return count, default, config
+
+
+def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Finding]:
+    ends = [(each.pause is not None, each.pause and each.pause.until) for each in found]
+    odd = [number for number, end in enumerate(ends) if end != ends[0]]
+    if odd:
+        yield Finding(
+            "warning",
+            "W024",
+            f"The pause of queue {name!r} differs between its partitions: {_named(name, odd)} have not that "
+            f"of {name}/0.",
+            f"Pause it again: celery dq pause {name}; or end the pause: celery dq resume {name}.",
+        )
+
+
+def _unconsumed(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Finding]:
+    consumed = [any(consumer.lease_s > 0 for consumer in each.consumers) for each in found]
+    left = [
+        number
+        for number, (each, is_consumed) in enumerate(zip(found, consumed, strict=True))
+        if each.waiting + each.delayed + each.discards and not is_consumed
+    ]
+    if left and any(consumed):
+        yield Finding(
+            "warning",
+            "W025",
+            f"Messages wait in {_named(name, left)}, which no living worker consumes, while other partitions "
+            "of the queue are consumed.",
+            f"Start a worker with -Q {name}, or one with -Q {name}/{left[0]}; restart workers that are older "
+            "than the present number of partitions.",
+        )
+
+
+def _named(name: str, numbers: Sequence[int]) -> str:
+    """Return the names of partitions, as far as they fit a sentence."""
+    listed = ", ".join(f"{name}/{number}" for number in numbers[:_MOST_NAMED])
+    rest = len(numbers) - _MOST_NAMED
+    return f"{listed} and {rest} more" if rest > 0 else listed

@@ -1,0 +1,74 @@
+"""``celery dq web``: the dashboard without a Django project."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from celery_dq.app.api.api import DQ
+from celery_dq.cli.output import command, show
+from celery_dq.errors import ConfigurationError
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 is a free one."
+)
+@click.option(
+    "--read-only/--allow-changes",
+    default=True,
+    show_default=True,
+    help="Whether to refuse every change (405), or to let every user change everything.",
+)
+@click.option(
+    "--auth",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with one user:password per line, which only its owner may read.",
+)
+@click.option(
+    "--origin",
+    metavar="URL",
+    help="Address that browsers use, when a server with TLS passes their requests on: https://dash.example",
+)
+@command
+def web(
+    dq: DQ,
+    as_json: bool,
+    host: str,
+    port: int,
+    read_only: bool,
+    auth: Path | None,
+    origin: str | None,
+) -> None:
+    """Serve the dashboard of the queues. Needs the extra 'web'.
+
+    By default only this machine reaches it, any user of the machine included, and nothing can be changed.
+    Another --host needs --auth; put a server with TLS before it, because passwords travel unencrypted.
+    """
+    try:
+        # Both imports are slow, and need the extra 'web'.
+        import waitress  # noqa: F401
+
+        from celery_dq.contrib.django.dashboard import standalone
+    except ImportError as exc:
+        raise ConfigurationError(f"{exc}: install celery-dq[web]") from exc
+    if auth is None and not standalone.is_loopback(host):
+        raise ConfigurationError(
+            f"--host {host}: other machines could reach it; give --auth FILE, with user:password lines"
+        )
+    passwords = {} if auth is None else standalone.read_passwords(auth)
+    app = click.get_current_context().obj.app
+    wsgi = standalone.application(app, host=host, changes=not read_only, passwords=passwords, origin=origin)
+
+    def ready(url: str) -> None:
+        rights = "read-only" if read_only else "changes are allowed"
+        users = f"{len(passwords)} users" if passwords else "no password"
+        show(as_json, {"url": url}, f"Dashboard of {dq.options.environment!r} at {url} ({rights}, {users})")
+
+    # A plain `kill` ends the server like Ctrl-C, after which it finishes its requests and returns.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    standalone.serve(wsgi, host, port, ready)
+    click.echo("Stopped.", err=True)

@@ -1,0 +1,36 @@
+"""Style, script and icon, served by the dashboard itself.
+
+They come from the same origin as the pages, which the content security policy demands, and neither
+``collectstatic`` nor a setting is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import reverse
+
+__all__ = ["asset", "asset_address"]
+
+_FOLDER = Path(__file__).parents[1] / "assets"
+_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+def asset_address(name: str) -> str:
+    """Return the address of a file."""
+    # A template gives a subclass of str, which a path does not take.
+    version = crc32(Path(f"{_FOLDER}/{name}").read_bytes())
+    return f"{reverse('celery_dq:asset', args=[name])}?v={version:08x}"
+
+
+def asset(request: HttpRequest, name: str) -> HttpResponse:
+    """Return a file. Its address changes with its content, so browsers may keep it."""
+    if name not in _TYPES:
+        raise Http404
+    data = (_FOLDER / name).read_bytes()
+    response = HttpResponse(data, content_type=f"{_TYPES[name]}; charset=utf-8")
+    response["Cache-Control"] = "private, max-age=86400"
+    response["X-Content-Type-Options"] = "nosniff"
+    return response

@@ -1,0 +1,115 @@
+"""Reads of the broker with a deadline. All viewers share a result for a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from celery_dq.contrib.django.dashboard.failures import BrokerSilent
+
+__all__ = ["BrokerReads"]
+
+T = TypeVar("T")
+
+#: Seconds for which a page waits for the broker.
+DEADLINE_S = 3.0
+#: Seconds for which a result serves further viewers.
+FRESH_S = 1.0
+#: Reads that may wait for the broker at the same time, and as many changes. Each borrows a connection of the
+#: app's pool, which has ten by default and serves the publishing calls of the web process, too.
+MOST_WAITING = 4
+
+
+class _Read:
+    """One read, under way or done."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.future: Future[Any] = Future()
+
+    @property
+    def is_fresh(self) -> bool:
+        return not self.future.done() or time.monotonic() - self.began < FRESH_S
+
+
+class BrokerReads:
+    """Calls of the broker in threads, so that a page can answer without it. Thread-safe; one per process.
+
+    A call that outlasts the deadline continues in its thread until its connection times out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reads: dict[Hashable, _Read] = {}
+        self._reading = threading.BoundedSemaphore(MOST_WAITING)
+        self._changing = threading.BoundedSemaphore(MOST_WAITING)
+
+    def get(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Return the result of `read`, or the one that another viewer has got within the last second.
+
+        Viewers that come while a read is under way wait for the same one. Its error is shared, too.
+
+        Args:
+            key: Identifies the read.
+            read: Reads the broker; it runs in another thread.
+
+        Raises:
+            BrokerSilent: The deadline is over, or too many calls wait for the broker.
+        """
+        latest = time.monotonic() + DEADLINE_S
+        with self._lock:
+            found = self._reads.get(key)
+            if is_first := found is None or not found.is_fresh:
+                self._reads = {each: kept for each, kept in self._reads.items() if kept.is_fresh}
+                found = self._reads[key] = _Read()
+        assert found is not None
+        if is_first:
+            self._start(found.future, read, self._reading)
+        result: T = self._result(found.future, latest)
+        return result
+
+    def change(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that changes something. Reads that began before it serve no viewer.
+
+        Raises:
+            BrokerSilent: The deadline is over, and it is not known whether the call had an effect; or too
+                many calls wait for the broker, and it was not made.
+        """
+        latest = time.monotonic() + DEADLINE_S
+        future: Future[T] = Future()
+        self._start(future, call, self._changing)
+        try:
+            return self._result(future, latest)
+        finally:
+            with self._lock:
+                self._reads.clear()
+
+    def _start(self, future: Future[Any], call: Callable[[], Any], slots: threading.BoundedSemaphore) -> None:
+        if not slots.acquire(timeout=DEADLINE_S):
+            future.set_exception(BrokerSilent(f"{MOST_WAITING} earlier requests still wait for it"))
+            return
+        # The end of the process does not wait for a daemon thread.
+        threading.Thread(
+            target=self._run, args=(future, call, slots), name="dq-dashboard", daemon=True
+        ).start()
+
+    @staticmethod
+    def _run(future: Future[Any], call: Callable[[], Any], slots: threading.BoundedSemaphore) -> None:
+        try:
+            future.set_result(call())
+        except BaseException as exc:  # the waiting views raise it
+            future.set_exception(exc)
+        finally:
+            slots.release()
+
+    @staticmethod
+    def _result(future: Future[T], latest: float) -> T:
+        # `Future.result(timeout)` raises a TimeoutError, which the call itself may raise, too.
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        if not done.wait(max(latest - time.monotonic(), 0.0)):
+            raise BrokerSilent(f"no answer within {DEADLINE_S:g} s")
+        return future.result()

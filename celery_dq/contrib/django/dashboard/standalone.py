@@ -1,0 +1,250 @@
+"""The dashboard without a Django project, for ``celery dq web``.
+
+The settings of Django are made here. If the app belongs to a Django project, its settings stay, except those
+that this server needs otherwise: URLs, middleware, templates, hosts and the CSRF cookie.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import django
+from django.apps import apps
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import split_domain_port
+from django.urls import include, path
+
+from celery_dq.contrib.django.conf import SERVED_APP
+from celery_dq.contrib.django.dashboard.access import VIEW_ARGUMENTS, VIEW_QUEUES
+from celery_dq.errors import ConfigurationError
+
+__all__ = [
+    "Operator",
+    "OperatorMiddleware",
+    "application",
+    "check_origin",
+    "is_loopback",
+    "read_passwords",
+    "serve",
+    "urlpatterns",
+]
+
+#: Threads of the server; a request waits for the broker for a few seconds at most.
+THREADS = 8
+
+urlpatterns = [path("", include("celery_dq.contrib.django.urls"))]
+
+
+class Operator:
+    """The user of a request. Its permissions are those of ``celery dq web``.
+
+    Args:
+        name: Name of the user.
+        changes: Whether the user may change things.
+    """
+
+    is_authenticated = True
+
+    def __init__(self, name: str, changes: bool) -> None:
+        self._name = name
+        self._changes = changes
+
+    def get_username(self) -> str:
+        """Return the name, as a user of Django has it."""
+        return self._name
+
+    def has_perm(self, permission: str) -> bool:
+        """Whether the user may do this; everything but looking needs ``--allow-changes``."""
+        return self._changes or permission.rpartition(".")[2] in (VIEW_QUEUES, VIEW_ARGUMENTS)
+
+
+class OperatorMiddleware:
+    """Sets the user of each request, and asks for a password if there are any.
+
+    Args:
+        get_response: The next step of the request.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self._get_response = get_response
+        self._passwords: Mapping[str, str] = settings.DQ_WEB_PASSWORDS
+        self._changes: bool = settings.DQ_WEB_CHANGES
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """Answer a request, or ask for the password."""
+        name = self._name_of(request.headers.get("Authorization", "")) if self._passwords else "operator"
+        if name is None:
+            refusal = HttpResponse("Give a user and a password.\n", content_type="text/plain", status=401)
+            refusal["WWW-Authenticate"] = 'Basic realm="celery dq web", charset="UTF-8"'
+            refusal["Content-Security-Policy"] = "default-src 'none'"
+            return refusal
+        request.user = Operator(name, self._changes)  # type: ignore[assignment]  # no model
+        return self._get_response(request)
+
+    def _name_of(self, authorization: str) -> str | None:
+        scheme, _, packed = authorization.partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            name, _, password = base64.b64decode(packed, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        # The comparison takes as long for an unknown user as for a known one.
+        expected = self._passwords.get(name, secrets.token_hex())
+        return name if hmac.compare_digest(expected.encode(), password.encode()) else None
+
+
+def read_passwords(file: Path) -> dict[str, str]:
+    """Read a file with one ``user:password`` per line.
+
+    Raises:
+        ConfigurationError: The file cannot be read, other users can read it, a line has another form, or a
+            user has two passwords.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="\n") as opened:
+            # The mode is that of the file that is read, whatever its name stands for a moment later.
+            mode, text = os.fstat(opened.fileno()).st_mode, opened.read()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"--auth {file}: the file cannot be read: {exc}") from exc
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"--auth {file}: other users can use the file (mode {mode & 0o777:o}); run: chmod 600 {file}"
+        )
+    found: dict[str, str] = {}
+    # A password may hold any other character that Unicode counts as the end of a line.
+    for number, line in enumerate((each.removesuffix("\r") for each in text.split("\n")), 1):
+        if not line.strip():
+            continue
+        name, colon, password = line.partition(":")
+        if name.startswith("#") or not (name and colon and password):
+            reason = "is not user:password; comments are not allowed"
+            raise ConfigurationError(f"--auth {file}: line {number} {reason}")
+        if name in found:
+            raise ConfigurationError(f"--auth {file}: line {number} names user {name!r} again; keep one")
+        found[name] = password
+    if not found:
+        raise ConfigurationError(f"--auth {file}: the file has no line user:password")
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_origin(origin: str) -> str:
+    """Return the origin of a server before this one.
+
+    Raises:
+        ConfigurationError: It is more or less than a scheme and a host.
+    """
+    scheme, _, host = origin.partition("://")
+    domain, port = split_domain_port(host)
+    if scheme not in ("http", "https") or not domain or (":" in host.rpartition("]")[2] and not port):
+        raise ConfigurationError(f"--origin {origin}: give a scheme and a host, such as https://dash.example")
+    return origin
+
+
+def application(
+    app: Any, *, host: str, changes: bool, passwords: Mapping[str, str], origin: str | None = None
+) -> Any:
+    """Set Django up for this process, and return the WSGI application.
+
+    Args:
+        app: The Celery app.
+        host: The address that the server listens on.
+        changes: Whether users may change things.
+        passwords: Password by user; without any, every client is a user.
+        origin: Scheme and host under which browsers reach a server that passes their requests on; default
+            none.
+
+    Raises:
+        ConfigurationError: `origin` has another form, or the app belongs to a Django project without
+            ``celery_dq.contrib.django``.
+    """
+    app.set_default()
+    names = [host, "localhost", "127.0.0.1", "[::1]"] if origin or is_loopback(host) else ["*"]
+    if origin:
+        names.append(split_domain_port(check_origin(origin).partition("://")[2])[0])
+    in_project = settings.configured or bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
+    here = "celery_dq.contrib.django"
+    wanted: dict[str, Any] = {
+        "ROOT_URLCONF": __name__,
+        "MIDDLEWARE": [f"{__name__}.OperatorMiddleware", "django.middleware.common.CommonMiddleware"],
+        "TEMPLATES": [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+        # A name of another host is refused: a foreign page could have made the browser ask for it.
+        "ALLOWED_HOSTS": names,
+        "PREPEND_WWW": False,
+        "USE_X_FORWARDED_HOST": False,
+        "SECURE_PROXY_SSL_HEADER": None,
+        "CSRF_TRUSTED_ORIGINS": [origin] if origin else [],
+        "CSRF_COOKIE_NAME": "celery_dq_csrf",
+        "CSRF_COOKIE_SECURE": bool(origin and origin.startswith("https:")),
+        "CSRF_COOKIE_PATH": "/",
+        "CSRF_COOKIE_HTTPONLY": True,
+        "CSRF_COOKIE_DOMAIN": None,
+        "CSRF_COOKIE_SAMESITE": "Strict",
+        "CSRF_USE_SESSIONS": False,
+        "CSRF_FAILURE_VIEW": "django.views.csrf.csrf_failure",
+        "FORCE_SCRIPT_NAME": None,
+        "USE_TZ": True,
+        "DEBUG": False,
+        SERVED_APP: app,
+        "DQ_WEB_PASSWORDS": dict(passwords),
+        "DQ_WEB_CHANGES": changes,
+    }
+    if in_project:
+        for name, value in wanted.items():
+            setattr(settings, name, value)
+    else:
+        settings.configure(INSTALLED_APPS=[here], SECRET_KEY=secrets.token_urlsafe(48), **wanted)
+    django.setup()
+    if not apps.is_installed(here):
+        raise ConfigurationError(
+            f"the app belongs to a Django project; add {here!r} to its INSTALLED_APPS to serve the dashboard"
+        )
+    app.conf.dq_web_read_only = not changes
+    return get_wsgi_application()
+
+
+def serve(wsgi: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve an application until the process is interrupted.
+
+    Args:
+        wsgi: The application.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        ready: Called with the URL when the server listens.
+
+    Raises:
+        ConfigurationError: The address cannot be used.
+    """
+    import waitress
+
+    try:
+        server = waitress.create_server(wsgi, host=host, port=port, threads=THREADS, ident=None)
+    except (OSError, ValueError) as exc:
+        reason = f"--host {host} --port {port}: no server can listen there: {exc}"
+        raise ConfigurationError(f"{reason}; give another one, --port 0 takes a free port") from exc
+    shown = f"[{host}]" if ":" in host else host
+    # A name such as localhost may have several addresses, with a socket for each.
+    several: list[tuple[str, int]] = getattr(server, "effective_listen", [])
+    try:
+        ready(f"http://{shown}:{several[0][1] if several else server.effective_port}/")
+        server.run()
+    finally:
+        server.close()

@@ -1,0 +1,1 @@
+"""Migrations of the model without a table, which make the permissions."""

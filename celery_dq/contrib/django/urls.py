@@ -1,0 +1,43 @@
+"""URLs of the dashboard: ``path("dq/", include("celery_dq.contrib.django.urls"))``."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from celery_dq.contrib.django.dashboard.assets import asset
+from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersView, PurgeView, ReplayView
+from celery_dq.contrib.django.dashboard.dedup_locks import DedupLocksView, ReleaseView
+from celery_dq.contrib.django.dashboard.messages import CancelView, MessageView
+from celery_dq.contrib.django.dashboard.pauses import (
+    PauseView,
+    QueuePauseView,
+    QueueResumeView,
+    ResumeView,
+)
+from celery_dq.contrib.django.dashboard.processes import LeadersView, WorkersView
+from celery_dq.contrib.django.dashboard.queues import QueuesView
+from celery_dq.contrib.django.dashboard.tenants import QueueView, QuotaRemovalView, QuotaView, TenantView
+
+app_name = "celery_dq"
+
+urlpatterns = [
+    path("", QueuesView.as_view(), name="queues"),
+    path("queue/", QueueView.as_view(), name="queue"),
+    path("queue/pause/", QueuePauseView.as_view(), name="queue-pause"),
+    path("queue/resume/", QueueResumeView.as_view(), name="queue-resume"),
+    path("tenant/", TenantView.as_view(), name="tenant"),
+    path("tenant/quota/", QuotaView.as_view(), name="quota"),
+    path("tenant/quota/remove/", QuotaRemovalView.as_view(), name="quota-remove"),
+    path("tenant/pause/", PauseView.as_view(), name="pause"),
+    path("tenant/resume/", ResumeView.as_view(), name="resume"),
+    path("message/", MessageView.as_view(), name="message"),
+    path("message/cancel/", CancelView.as_view(), name="cancel"),
+    path("dead-letters/", DeadLettersView.as_view(), name="dead-letters"),
+    path("dead-letters/replay/", ReplayView.as_view(), name="replay"),
+    path("dead-letters/purge/", PurgeView.as_view(), name="purge"),
+    path("dedup/", DedupLocksView.as_view(), name="dedup-locks"),
+    path("dedup/release/", ReleaseView.as_view(), name="release"),
+    path("leaders/", LeadersView.as_view(), name="leaders"),
+    path("workers/", WorkersView.as_view(), name="workers"),
+    path("assets/<str:name>", asset, name="asset"),
+]

@@ -1,0 +1,162 @@
+"""The backlogs of the tenants of a queue, and how many of its messages may start now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, NamedTuple
+
+from celery_dq.inspector.queue_counters import MOST_TENANTS, TENANTS_PER_TRIP, oldest_waiting_of
+from celery_dq.inspector.redis_values import Client
+from celery_dq.inspector.tenants import TenantState
+from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT, Partition
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+
+__all__ = ["QueueBacklogs", "TenantBacklog", "queue_backlogs"]
+
+#: Tenants that one call counts to find the largest backlogs; those behind are not looked at.
+MOST_COUNTED = 100_000
+#: Fewest tenants that one script counts, when those of many partitions share a round trip.
+FEWEST_PER_COUNT = 50
+_STATES: dict[str, TenantState] = {
+    "turn": "eligible",
+    "throttled": "throttled",
+    "at_concurrency": "at_concurrency",
+    "paused": "paused",
+}
+
+
+@dataclass(frozen=True)
+class TenantBacklog:
+    """The backlog of one tenant.
+
+    Attributes:
+        queue: Name of the queue.
+        tenant: Name of the tenant.
+        state: Its state.
+        waiting: Number of its waiting messages, without delayed ones.
+        oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
+    """
+
+    queue: str
+    tenant: str
+    state: TenantState
+    waiting: int
+    oldest_waiting_s: float | None
+
+
+@dataclass(frozen=True)
+class QueueBacklogs:
+    """The backlogs of a queue.
+
+    Attributes:
+        runnable: Number of messages that a worker with free slots would get now: discards, and waiting
+            messages that the rate and concurrency of their tenants let start. In a pause of the queue only
+            discards count. Delayed messages that are due count as one in each partition, because the first
+            worker places them. Of more than 4,000 tenants that may be served the others count as one message
+            each.
+        largest: The tenants with the largest backlogs, the largest first.
+    """
+
+    runnable: int
+    largest: tuple[TenantBacklog, ...]
+
+
+class _Head(NamedTuple):
+    """The start of a count in one partition.
+
+    Attributes:
+        runnable: Discards, and one for delayed messages that are due.
+        places: The places whose tenants are to be counted.
+        is_paused: Whether the queue is paused.
+    """
+
+    runnable: int
+    places: tuple[str, ...]
+    is_paused: bool
+
+
+def queue_backlogs(partitions: Sequence[Partition], client: Client, largest: int = 0) -> QueueBacklogs:
+    """Count the messages that may start now, and find the largest backlogs.
+
+    Args:
+        partitions: The partitions of the queue, which share the round trips.
+        client: The client.
+        largest: Number of tenants with the largest backlogs. Without any, one round trip per 200 tenants
+            that may be served, and at most 21; else one per 200 tenants with a backlog.
+    """
+    heads = run_rounds(client, [_head(each, largest) for each in partitions])
+    runnable = sum(head.runnable for head in heads)
+    busy = [(each, head) for each, head in zip(partitions, heads, strict=True) if head.places]
+    if not busy:
+        return QueueBacklogs(runnable, ())
+    most = -(-(MOST_COUNTED if largest else MOST_TENANTS) // len(busy))
+    step = min(max(TENANTS_PER_TRIP // len(busy), FEWEST_PER_COUNT), TENANTS_PER_COUNT, most)
+    counts = [_count(each, head, largest, most, step) for each, head in busy]
+    found: list[tuple[int, Partition, str, TenantState]] = []
+    counted = run_rounds(client, counts, at_once=TENANTS_PER_TRIP // step)
+    for (partition, _), (more, backlogs) in zip(busy, counted, strict=True):
+        runnable += more
+        found += [(waiting, partition, tenant, state) for tenant, (waiting, state) in backlogs.items()]
+    chosen = nlargest(largest, found, key=lambda each: each[0])
+    ages = run_chosen(client, [(partition, tenant) for _, partition, tenant, _ in chosen], oldest_waiting_of)
+    return QueueBacklogs(
+        runnable,
+        tuple(
+            TenantBacklog(partition.keys.queue, tenant, state, waiting, age)
+            for (waiting, partition, tenant, state), age in zip(chosen, ages, strict=True)
+        ),
+    )
+
+
+def _head(partition: Partition, largest: int) -> Rounds[_Head]:
+    keys = partition.keys
+
+    def read(pipe: Any) -> None:
+        pipe.time()
+        pipe.hmget(keys.state, "paused_until", "resume_at")
+        pipe.zcard(keys.discards)
+        pipe.zrange(keys.delayed, 0, 0, withscores=True)
+        pipe.exists(keys.turn)
+        pipe.exists(keys.throttled)
+        pipe.exists(keys.at_concurrency)
+        pipe.exists(keys.paused)
+
+    (seconds, micros), (paused_until, resume_at), discards, first, *there = yield read
+    now = int(seconds) * 1_000_000 + int(micros)
+    is_paused = float(paused_until or 0) > now
+    is_due = not is_paused and any(due <= now for _, due in first)
+    # A tenant whose pause is over by the clock stays among the paused ones until a worker looks.
+    has_resumed = 0 < float(resume_at or 0) <= now
+    wanted = (not is_paused, not is_paused, False, has_resumed and not is_paused)
+    places = [
+        place
+        for place, exists, is_wanted in zip(_STATES, there, wanted, strict=True)
+        if exists and (largest or is_wanted)
+    ]
+    return _Head(int(discards) + int(is_due), tuple(places), is_paused)
+
+
+def _count(
+    partition: Partition, head: _Head, largest: int, most: int, step: int
+) -> Rounds[tuple[int, dict[str, tuple[int, TenantState]]]]:
+    """Return the number of runnable messages, and the largest backlogs by tenant, in one partition."""
+    runnable = 0
+    found: dict[str, tuple[int, TenantState]] = {}
+    for place in head.places:
+        state = _STATES[place]
+        seen = size = 0
+        while seen < most:
+            page = yield partition.backlogs(place, seen, largest, most=step)
+            runnable += page.runnable
+            seen, size = seen + page.tenants, page.size
+            found.update((tenant, (waiting, state)) for tenant, waiting in page.largest)
+            if len(found) > 10 * largest:
+                found = dict(nlargest(largest, found.items(), key=lambda each: each[1][0]))
+            # Throttled tenants are in the order of their next allowed time.
+            if page.tenants < step or (place == "throttled" and not largest and not page.runnable):
+                break
+        if place == "turn" and not head.is_paused:
+            runnable += max(size - seen, 0)
+    return runnable, found

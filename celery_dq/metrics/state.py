@@ -1,0 +1,238 @@
+"""Reads what the metrics show: queues, tenants, leaders, and the buffer of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_dq.app.api.api import DQ
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.by_queue_name import QueuesApi
+from celery_dq.app.api.dedup import DedupApi
+from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.queues import QueueApi
+from celery_dq.app.timeouts import connection_with_timeout
+from celery_dq.inspector.backlogs import QueueBacklogs, TenantBacklog
+from celery_dq.inspector.leaders import LeaderSnapshot
+from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
+from celery_dq.inspector.spill import SpillFiles, spill_files
+from celery_dq.metrics.table import OTHER_TENANTS
+from celery_dq.producer.buffered_producer import ProducerSnapshot
+
+__all__ = ["BrokerState", "LeaderReading", "QueueReading", "StateReader", "TenantReading"]
+
+
+@dataclass(frozen=True)
+class QueueReading:
+    """One queue. The attributes that a broker on ZooKeeper does not know are None.
+
+    Attributes:
+        name: Name of the queue.
+        snapshot: Its counts.
+        backlogs: Its runnable messages and largest backlogs.
+        verdicts: Numbers of dedup verdicts.
+    """
+
+    name: str
+    snapshot: QueueSnapshot | ZooKeeperQueueSnapshot
+    backlogs: QueueBacklogs | None = None
+    verdicts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def oldest_waiting_s(self) -> float | None:
+        """How long the oldest waiting message has waited, in seconds; 0 without one."""
+        return (self.snapshot.oldest_waiting_s or 0.0) if isinstance(self.snapshot, QueueSnapshot) else None
+
+    @property
+    def is_paused(self) -> bool | None:
+        """Whether the whole queue is paused."""
+        return self.snapshot.pause is not None if isinstance(self.snapshot, QueueSnapshot) else None
+
+    @property
+    def living_consumers(self) -> int | None:
+        """Number of consumers whose lease has not expired."""
+        if not isinstance(self.snapshot, QueueSnapshot):
+            return None
+        return sum(each.lease_s > 0 for each in self.snapshot.consumers)
+
+
+@dataclass(frozen=True)
+class TenantReading:
+    """One tenant with a large backlog, or all the other ones of a queue.
+
+    Attributes:
+        queue: Name of the queue.
+        tenant: Name of the tenant, or :data:`~celery_dq.metrics.table.OTHER_TENANTS`.
+        waiting: Number of its waiting messages.
+        oldest_waiting_s: Waiting time of the oldest one, in seconds; None when it is not known.
+        is_throttled: Whether it waits for its rate; None when it is not known.
+    """
+
+    queue: str
+    tenant: str
+    waiting: int
+    oldest_waiting_s: float | None = None
+    is_throttled: bool | None = None
+
+
+@dataclass(frozen=True)
+class LeaderReading:
+    """One leadership.
+
+    Attributes:
+        name: Name of the singleton queue or of another election.
+        is_present: Whether there is a leader.
+        token: Its fencing token; None without a leader.
+        candidates: Number of candidates.
+    """
+
+    name: str
+    is_present: bool
+    token: int | None
+    candidates: int
+
+    @classmethod
+    def of(cls, leader: LeaderSnapshot) -> LeaderReading:
+        """Return the state that a snapshot shows."""
+        leads = leader.state == "leads"
+        return cls(leader.name, leads, leader.token if leads else None, len(leader.candidates))
+
+
+@dataclass
+class BrokerState:
+    """A reading. It is filled step by step, and may be used at any time.
+
+    Attributes:
+        up: Whether the queues were read; None when the app's broker is not one of celery-dq.
+        elections_up: Whether the leaders were read; None without elections.
+        duration_s: Seconds that the reading took; None until its end.
+        queues: The queues, once all of them were read.
+        tenants: The tenants with the largest backlogs, and per queue all the other ones.
+        leaders: The leaderships.
+        buffer: The buffer of this process; None when no call can be buffered.
+        spill: The files of the buffer; None without a folder.
+    """
+
+    up: bool | None = None
+    elections_up: bool | None = None
+    duration_s: float | None = None
+    queues: tuple[QueueReading, ...] = ()
+    tenants: tuple[TenantReading, ...] = ()
+    leaders: tuple[LeaderReading, ...] = ()
+    buffer: ProducerSnapshot | None = None
+    spill: SpillFiles | None = None
+
+
+class _OwnConnection(BrokerAccess):
+    """Access to the broker over one connection, instead of those of the app's pool."""
+
+    def __init__(self, app: Any, context: Any, connection: Any) -> None:
+        super().__init__(app, context)
+        self._connection = connection
+
+    @contextmanager
+    def _channel(self, schemes: tuple[str, ...], wanted: str, connection: Any = None) -> Iterator[Any]:
+        with super()._channel(schemes, wanted, connection or self._connection) as channel:
+            yield channel
+
+
+class StateReader:
+    """Reads the state over a connection of its own. For one thread at a time.
+
+    Args:
+        app: A Celery app.
+        dq: Its API.
+        timeout_s: Seconds that each step on the connection may take.
+        tenants: Number of tenants with metrics of their own.
+    """
+
+    def __init__(self, app: Any, dq: DQ, timeout_s: float, tenants: int) -> None:
+        self._app = app
+        self._dq = dq
+        self._timeout_s = timeout_s
+        self._tenants = tenants
+        self._connection: Any = None
+        self._broker: BrokerAccess | None = None
+        self._serves_tenants = dq.serves_queues()
+        self._is_ours = self._serves_tenants or BrokerAccess(app, dq.context).is_zookeeper()
+
+    def begin(self) -> BrokerState:
+        """Return a reading without the broker's part."""
+        return BrokerState(
+            up=False if self._is_ours else None,
+            elections_up=False if self._serves_tenants or self._dq.options.election else None,
+        )
+
+    def read(self, state: BrokerState) -> None:
+        """Fill a reading. Errors of the broker are raised, and end the connection."""
+        self._read_buffer(state)
+        if self._broker is None:
+            self._connection = connection_with_timeout(self._app, self._timeout_s)
+            self._broker = _OwnConnection(self._app, self._dq.context, self._connection)
+        broker = self._broker
+        try:
+            if self._is_ours:
+                self._read_queues(state, broker)
+            if state.elections_up is not None:
+                leaders = Leaders(self._app, broker)()
+                state.leaders = tuple(map(LeaderReading.of, leaders))
+                state.elections_up = True
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection without waiting for the broker."""
+        connection, self._connection, self._broker = self._connection, None, None
+        if connection is not None:
+            connection.collect(socket_timeout=1)
+
+    def _read_buffer(self, state: BrokerState) -> None:
+        buffer = self._dq.buffer
+        if buffer.options.folder is None:
+            return
+        state.buffer = buffer.inspect()
+        if buffer.folder is not None:
+            state.spill = spill_files(buffer.folder)
+
+    def _read_queues(self, state: BrokerState, broker: BrokerAccess) -> None:
+        context = self._dq.context
+        queues, dedup = QueuesApi(broker, context), DedupApi(self._app, broker, context)
+        found = []
+        for name in broker.queue_names():
+            queue = queues[name]
+            if self._serves_tenants:
+                found.append(self._read_tenant_queue(queue, dedup[name]))
+            else:
+                found.append(QueueReading(name, queue.snapshot()))
+        if self._tenants:
+            state.tenants = tuple(_tenants(found, self._tenants))
+        state.queues = tuple(found)
+        state.up = True
+
+    def _read_tenant_queue(self, queue: QueueApi, dedup: Any) -> QueueReading:
+        snapshot, backlogs = queue.snapshot(), QueueBacklogs(0, ())
+        # Most of many queues are empty, and cost the least.
+        if snapshot.waiting or snapshot.delayed or snapshot.discards:
+            # One more, because a tenant may have the name that stands for all others.
+            backlogs = queue.backlogs(self._tenants + 1 if self._tenants else 0)
+        return QueueReading(queue.name, snapshot, backlogs, dedup.verdicts())
+
+
+def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantReading]:
+    """Yield the `most` largest backlogs of all queues, and per queue the sum of the others."""
+    backlogs: list[TenantBacklog] = []
+    for queue in queues:
+        if queue.backlogs is not None:
+            # Two series may not have equal labels, so a tenant with this name counts among the others.
+            backlogs += [each for each in queue.backlogs.largest if each.tenant != OTHER_TENANTS]
+    backlogs.sort(key=lambda each: each.waiting, reverse=True)
+    others = {each.name: each.snapshot.waiting for each in queues}
+    for each in backlogs[:most]:
+        others[each.queue] -= each.waiting
+        is_throttled = each.state == "throttled"
+        yield TenantReading(each.queue, each.tenant, each.waiting, each.oldest_waiting_s, is_throttled)
+    for name, waiting in others.items():
+        yield TenantReading(name, OTHER_TENANTS, max(waiting, 0))

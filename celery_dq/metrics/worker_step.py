@@ -1,0 +1,93 @@
+"""The boot step that serves metrics from a worker, with ``dq_metrics_port``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps, signals
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.errors import ConfigurationError
+from celery_dq.native import leave_green_hub, unpatched
+
+__all__ = ["MetricsStep"]
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsStep(bootsteps.StartStopStep):
+    """Serves metrics from a native thread of the main process. Without ``dq_metrics_port`` it does nothing.
+
+    The thread uses primitives that gevent and eventlet have not replaced, and its own loop for its requests,
+    so that it answers while a task blocks the worker's loop. It answers until the last task has ended.
+    """
+
+    # The first children of the pool are forked before there is a socket that they would inherit.
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._server: Any = None
+
+    def include_if(self, worker: Any) -> bool:
+        """Return whether the settings name a port."""
+        return dq_of(worker.app).options.metrics.port is not None
+
+    def start(self, worker: Any) -> None:
+        """Start the thread, and wait until it listens.
+
+        Raises:
+            ConfigurationError: prometheus-client is not installed.
+        """
+        try:
+            from celery_dq.metrics.server import MetricsServer
+        except ImportError as exc:
+            port = dq_of(worker.app).options.metrics.port
+            raise ConfigurationError(
+                f"dq_metrics_port = {port} needs prometheus-client ({exc}): pip install 'celery-dq[metrics]'"
+            ) from exc
+        listens = unpatched("_thread", "allocate_lock")()
+        listens.acquire()
+        # Steps end in the reverse order. Thus `stop` would come before the pool has finished its tasks.
+        signals.worker_shutdown.connect(self._stop_server, sender=worker)
+        unpatched("_thread", "start_new_thread")(self._serve, (worker, MetricsServer, listens))
+        listens.acquire()
+
+    def terminate(self, worker: Any) -> None:
+        """End the thread, at a cold shutdown."""
+        self._stop_server()
+
+    def _stop_server(self, **_: Any) -> None:
+        """End the thread without waiting for it."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def _serve(self, worker: Any, make: Any, listens: Any) -> None:
+        options = dq_of(worker.app).options.metrics
+        try:
+            server = self._server = make(worker.app, options.host, options.port)
+        except OSError as exc:
+            logger.warning(
+                "Worker %s serves no metrics: it cannot listen on %s:%s (%s). The worker goes on without; "
+                "give each worker of a machine a port of its own, or run one 'celery dq exporter' for all.",
+                worker.hostname,
+                options.host,
+                options.port,
+                exc.strerror or exc,
+                extra={"event": "metrics_port_unavailable", "port": options.port},
+            )
+            return
+        finally:
+            listens.release()
+        logger.info(
+            "Worker %s serves metrics on %s",
+            worker.hostname,
+            server.url,
+            extra={"event": "metrics_served", "url": server.url},
+        )
+        try:
+            server.serve()
+        finally:
+            leave_green_hub()

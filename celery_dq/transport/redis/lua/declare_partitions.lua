@@ -1,0 +1,50 @@
+-- Stores how many partitions the queue has, unless that is decided. Partition 0 decides, and the others follow it.
+--
+-- KEYS
+--   state HASH: clock and counters of the partition
+-- DERIVES
+--   messages HASH
+--   quotas HASH
+--   pauses ZSET
+--   tombstones ZSET
+--   dead HASH
+--   limiter ZSET
+--   running HASH
+--   dedup_locks HASH
+--   leases ZSET
+-- ARGV
+--   partitions: the number of partitions that the client wants or, for a partition that follows, that partition 0 has
+--   mode: 'declare' stores the number only where none is stored, the partition is bare and no consumer has a living lease;
+--     'restore', of a client that has seen this number in the broker, does so despite consumers; 'follow' in any case
+-- RETURNS
+--   an array of two: the number of partitions that is stored now, 1 without one; '1' when this call has stored it, else
+--   '0'
+-- COST
+--   2 to 10 commands
+-- GUARANTEE
+--   A queue keeps its number of partitions when it stores anything that has a place by its tenant, or when a consumer
+--   would miss the new partitions. Of two clients that want different numbers, both get the one that was stored first.
+--@include partition
+--@include clock
+local wanted, mode = ARGV[1], ARGV[2]
+if not (tonumber(wanted) and tonumber(wanted) >= 1) then
+  return redis.error_reply('DQINVALID declare_partitions: partitions must be a number from 1')
+end
+local stored, held, epoch, paused_until = unpack(call('HMGET', KEYS[1], 'partitions', 'held', 'epoch', 'paused_until'))
+-- A thing that has a place by its tenant would stay here when the tenant gets another home. A quota of the settings comes again.
+local function is_bare()
+  return tonumber(held or 0) == 0 and tonumber(epoch or 0) == 0 and tonumber(paused_until or 0) <= now
+    and call('HLEN', P .. 'quotas') == call('HEXISTS', P .. 'quotas', 'config')
+    and call('EXISTS', P .. 'messages', P .. 'pauses', P .. 'dead', P .. 'running', P .. 'dedup_locks') == 0
+    and call('ZCOUNT', P .. 'tombstones', digits(now), '+inf') == 0
+    and call('ZCOUNT', P .. 'limiter', digits(now), '+inf') == 0
+end
+local function is_free()
+  return is_bare() and (mode == 'restore' or call('ZCOUNT', P .. 'leases', digits(now), '+inf') == 0)
+end
+if stored == wanted or mode ~= 'follow' and (stored or wanted == '1' or not is_free()) then
+  return {stored or '1', '0'}
+end
+--@include out_of_memory_guard
+call('HSET', KEYS[1], 'partitions', wanted)
+return {wanted, '1'}

@@ -1,0 +1,62 @@
+"""The partition in which a tenant lives.
+
+A *jump consistent hash* (Lamping and Veach 2014, "A Fast, Minimal Memory, Consistent Hash Algorithm",
+arXiv:1406.2294) chooses it. When the number of partitions grows from *n* to *m*, only (*m* - *n*) / *m* of
+the tenants move, and each of them to a new partition.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+#: Number of tenants whose partition is remembered, of each queue.
+REMEMBERED_TENANTS = 10_000
+
+_MASK = (1 << 64) - 1
+
+
+def home_of(tenant: str, count: int) -> int:
+    """Return the number of the partition in which *tenant* lives.
+
+    Every client must agree on it, so it never changes for a tenant and a count.
+
+    Args:
+        tenant: The tenant; ``""`` is the tenant of messages without one.
+        count: Number of partitions, from 1.
+    """
+    if count == 1:
+        return 0
+    digest = blake2b(tenant.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return jump_hash(int.from_bytes(digest, "big"), count)
+
+
+def jump_hash(key: int, count: int) -> int:
+    """Return the bucket of a key of 64 bits among *count* buckets, as in the paper."""
+    bucket, jump = 0, 0
+    while jump < count:
+        bucket = jump
+        key = (key * 2_862_933_555_777_941_757 + 1) & _MASK
+        jump = int((bucket + 1) * ((1 << 31) / ((key >> 33) + 1)))
+    return bucket
+
+
+class Homes:
+    """The partitions of the tenants of one queue. Thread-safe.
+
+    Args:
+        count: Number of partitions of the queue.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._known: dict[str, int] = {}
+
+    def of(self, tenant: str) -> int:
+        """Return the number of the partition of *tenant*; see :func:`home_of`."""
+        home = self._known.get(tenant)
+        if home is None:
+            home = home_of(tenant, self.count)
+            if len(self._known) >= REMEMBERED_TENANTS:
+                self._known.clear()
+            self._known[tenant] = home
+        return home

@@ -1,0 +1,64 @@
+"""Calls on all partitions of a queue, in few round trips."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from celery_dq.transport.redis.store.full_server import read_together
+from celery_dq.transport.redis.store.partition import MAX_CHUNK
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.script_batches import run_all, share
+
+
+def waiting_count(queue: PartitionedQueue, client: Any) -> int:
+    """Return how many messages wait. Messages in flight, delayed or cancelled do not count."""
+    commands: list[tuple[str, ...]] = []
+    for each in queue.partitions:
+        keys = each.partition.keys
+        commands += (
+            ("HLEN", keys.messages),
+            ("ZCARD", keys.delayed),
+            ("ZCARD", keys.discards),
+            ("HGET", keys.state, "held"),
+        )
+    found = [int(each or 0) for each in read_together(client, commands)]
+    return sum(
+        max(stored - delayed - discards - held, 0)
+        for stored, delayed, discards, held in zip(*(found[i::4] for i in range(4)), strict=True)
+    )
+
+
+def purge(queue: PartitionedQueue, client: Any) -> int:
+    """Remove the waiting and delayed messages and the discards; return how many there were."""
+    removed, left = 0, [each.partition for each in queue.partitions]
+    while left:
+        purged = run_all([each.purge(limit=share(MAX_CHUNK, len(left))) for each in left], client)
+        removed += sum(each.removed for each in purged)
+        left = [each for each, reply in zip(left, purged, strict=True) if reply.more]
+    return removed
+
+
+def namesake_of(name: str, count: int, registry: str, client: Any) -> str | None:
+    """Return the name of a queue that would be the name of a partition; None without one.
+
+    Args:
+        name: Name of the queue that gets partitions.
+        count: Their number.
+        registry: Key of the names of all queues.
+        client: A redis client.
+    """
+    numbers = {f"{name}/{number}" for number in range(count)}
+    members = {each.decode() if isinstance(each, bytes) else each for each in client.smembers(registry)}
+    return min(numbers & members, default=None)
+
+
+def with_messages(queue: PartitionedQueue, client: Any) -> list[Queue]:
+    """Return the partitions that hold messages, in random order, so that none waits for others."""
+    with client.pipeline(transaction=False) as pipe:
+        for each in queue.partitions:
+            pipe.hlen(each.partition.keys.messages)
+        counts = pipe.execute()
+    found = [each for each, count in zip(queue.partitions, counts, strict=True) if count]
+    random.shuffle(found)
+    return found

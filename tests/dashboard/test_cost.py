@@ -1,0 +1,93 @@
+"""The commands that a page costs Redis do not grow with the tenants, and viewers share them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.http import QueryDict
+
+from celery_dq.contrib.django.dashboard.tenants import QueueView
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.store.partition import MAX_CHUNK
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from tests.dashboard.shop import make_app
+
+#: Tenants from which on the age of the oldest message is looked for among the next 4,000 only.
+FEW, MANY = 5_000, 60_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A Redis whose commands are counted."""
+    with RedisServer() as server:
+        yield server
+
+
+def fill(app: Any, start: int, end: int) -> None:
+    """Publish a message for each tenant."""
+    with app.dq._broker.open_home("push") as (partition, client):
+        for first in range(start, end, MAX_CHUNK):
+            records = (
+                RedisRecord(f"m-{number:06}", "notify", 0, 0, 0, b"[0,{},{}]", "[[], {}, {}]").pack()
+                for number in range(first, first + MAX_CHUNK)
+            )
+            outgoing = [OutgoingRecord(n, f"id-{first + n}", record) for n, record in enumerate(records, 1)]
+            partition.push(outgoing, producer=f"filler-{first}").run(client)
+
+
+def commands(server: RedisServer, app: Any, query: str) -> tuple[int, dict[str, Any]]:
+    """Read the page of the queue; return the number of commands, those of scripts included, and the data."""
+    with redis.Redis.from_url(server.url()) as client:
+        app.dq.queues["push"].depth  # noqa: B018 - opens the connection and loads scripts
+        client.config_resetstat()
+        data = QueueView().read(app.dq, QueryDict(f"queue=push&{query}"), arguments=False)
+        return sum(each["calls"] for each in client.info("commandstats").values()), data
+
+
+def test_a_page_costs_as_much_with_60000_tenants_as_with_5000(server: RedisServer, project: None) -> None:
+    app = make_app(server.url(scheme="dq-redis"))
+    fill(app, 0, FEW)
+    queries = ("", "after=eligible.0.4000", "state=eligible&after=eligible.0.4900", "q=m-0049")
+    few = [commands(server, app, query) for query in queries]
+    fill(app, FEW, MANY)
+    many = [commands(server, app, query) for query in (*queries, "q=nowhere", "after=eligible.0.59900")]
+    assert many[0][1]["row"].queue.eligible == MANY
+    assert [len(data["tenants"]) for _, data in many] == [50, 50, 50, 50, 0, 50]
+    # A search continues where the last one has ended, after a fixed number of names.
+    assert (many[4][1]["looked_at"], many[4][1]["after"]) == (10_000, "eligible.0.10000")
+    for query, (before, _), (after, _) in zip(queries, few, many, strict=False):
+        assert abs(after - before) <= 10, query
+    assert abs(many[5][0] - many[1][0]) <= 10
+    app.pool.force_close_all()
+
+
+def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, begun, go_on = [], threading.Event(), threading.Event()
+
+    def read(self: Any, dq: Any, given: Any, *, arguments: bool) -> dict[str, Any]:
+        reads.append(given)
+        begun.set()
+        assert go_on.wait(10)
+        return {"leaders": []}
+
+    from celery_dq.contrib.django.dashboard.processes import LeadersView
+
+    monkeypatch.setattr(LeadersView, "read", read)
+    client = login("view_queues")
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))
+    first.start()
+    assert begun.wait(10)
+    second = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))
+    second.start()
+    go_on.set()
+    first.join()
+    second.join()
+    answers.append(client.get("/dq/leaders/"))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len(reads) == 1

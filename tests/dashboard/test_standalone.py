@@ -1,0 +1,295 @@
+"""``celery dq web``, and the app in other Django projects: processes of their own."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.cli import dq
+from celery_dq.contrib.django.dashboard.standalone import check_origin, serve
+from celery_dq.errors import ConfigurationError
+from tests.dashboard.shop import make_app
+from tests.integration.test_django import CELERY, PROJECT, ROOT
+
+Web = Callable[..., str]
+
+
+@pytest.fixture
+def web(redis_url: str) -> Iterator[Web]:
+    """A function that runs ``celery dq web`` and returns its URL."""
+    running: list[subprocess.Popen[str]] = []
+
+    def web(*words: str, app: str = "tests.dashboard.shop", **environment: str) -> str:
+        url = redis_url.replace("redis://", "dq-redis://", 1)
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PROJECT)]), **environment}
+        command = [
+            sys.executable,
+            "-c",
+            CELERY,
+            "-A",
+            app,
+            "-b",
+            url,
+            "dq",
+            "web",
+            "--port",
+            "0",
+            "--json",
+            *words,
+        ]
+        process = subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        assert process.stdout is not None
+        document = ""
+        while not document.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            document += line
+        return str(json.loads(document)["url"])
+
+    yield web
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        # The server may have logged that a request had to wait on a busy machine.
+        assert (process.returncode, errors.splitlines()[-1:]) == (0, ["Stopped."]), errors
+
+
+def ask(
+    url: str, path: str = "/", method: str = "GET", body: str = "", **headers: str
+) -> tuple[int, str, http.client.HTTPMessage]:
+    """Send a request; return status, text and headers."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=20)
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, answer.headers
+
+
+def test_the_server_is_read_only_and_answers_to_its_own_name(web: Web) -> None:
+    url = web()
+    assert url.startswith("http://127.0.0.1:")
+    status, text, headers = ask(url)
+    assert status == 200
+    assert "read-only" in text
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    # Another site cannot read the pages by pointing its own name at this machine.
+    assert ask(url, Host="evil.example")[0] == 400
+    status, token, cookie = form_token(url)
+    form = {"Cookie": cookie, "Content_Type": "application/x-www-form-urlencoded"}
+    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
+    assert ask(url, "/tenant/pause/", "POST", body, **form)[0] in (403, 405)
+
+
+def form_token(url: str) -> tuple[int, str, str]:
+    """Return status, token and cookie of a page with a form."""
+    status, text, headers = ask(url, "/tenant/?queue=push&tenant=a")
+    token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
+    return status, token, headers.get("Set-Cookie", "").partition(";")[0]
+
+
+def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("eve:päss:word\n\n")
+    passwords.chmod(0o600)
+    url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://dash.example")
+    for wrong in ("", "Bearer x", "Basic %%", basic("eve:other"), basic("adam:päss:word"), basic("eve")):
+        status, _, headers = ask(url, Authorization=wrong)
+        assert (status, headers["WWW-Authenticate"].partition(" ")[0]) == (401, "Basic"), wrong
+    right = basic("eve:päss:word")
+    status, text, headers = ask(url, "/tenant/?queue=push&tenant=a", Authorization=right)
+    token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
+    form = {
+        "Authorization": right,
+        "Cookie": headers["Set-Cookie"].partition(";")[0],
+        "Content_Type": "application/x-www-form-urlencoded",
+    }
+    assert ask(url, "/tenant/pause/", "POST", "queue=push&tenant=a", **form)[0] == 403
+    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
+    assert ask(url, "/tenant/pause/", "POST", body, **form)[0] == 302
+    # A server with TLS keeps the browser's headers.
+    assert "Secure" in headers["Set-Cookie"]
+    for origin, status in (("https://dash.example", 302), ("https://evil.example", 403)):
+        given = {**form, "Host": "dash.example", "Origin": origin}
+        assert ask(url, "/tenant/pause/", "POST", body, **given)[0] == status
+    assert "paused" in ask(url, "/tenant/?queue=push&tenant=a&format=json", Authorization=right)[1]
+
+
+def basic(credentials: str) -> str:
+    """Return the header of a user and a password."""
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
+def test_the_server_shows_the_app_of_a_django_project(web: Web, redis_url: str) -> None:
+    broker = redis_url.replace("redis://", "dq-redis://", 1)
+    url = web(app="shop", DJANGO_SETTINGS_MODULE="shop.settings", SHOP_BROKER=broker)
+    document = json.loads(ask(url, "/?format=json")[1])
+    assert document["environment"] == "sandbox"
+    assert [row["queue"]["name"] for row in document["queues"]] == ["push"]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [
+        (None, 0o600, "cannot be read"),
+        ("eve:x\n", 0o644, "chmod 600"),
+        ("eve\n", 0o600, "line 1 is not user:password"),
+        ("\n", 0o600, "has no line"),
+        ("eve:x\n#adam:y\n", 0o600, "comments are not allowed"),
+        ("\ufeffeve:x\neve:y\n", 0o600, "line 2 names user 'eve' again"),
+    ],
+)
+def test_a_file_of_passwords_is_checked(tmp_path: Path, content: str | None, mode: int, reason: str) -> None:
+    file = tmp_path / "passwords"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+        file.chmod(mode)
+    assert reason in refused("--auth", str(file))
+
+
+def test_an_address_of_other_machines_needs_passwords() -> None:
+    assert "give --auth FILE" in refused("--host", "0.0.0.0")
+    assert "give --auth FILE" in refused("--host", "::")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"--port {port}: no server can listen there"):
+            serve(lambda *_: [], "127.0.0.1", port, print)
+
+
+@pytest.mark.parametrize("origin", ["dash.example", "https://", "https://dash.example/dq", "ftp://a"])
+def test_an_origin_has_a_scheme_and_a_host(origin: str) -> None:
+    with pytest.raises(ConfigurationError, match="give a scheme and a host"):
+        check_origin(origin)
+
+
+def test_a_name_with_two_addresses_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(host: str, port: int, *args: Any, **options: Any) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{each}", int(port))) for each in (1, 2)
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+
+    def ready(url: str) -> None:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2].rstrip("/")))):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        serve(lambda *_: [], "localhost", 0, ready)
+
+
+def refused(*words: str) -> str:
+    """Run the command, which fails; return its output."""
+    context = CLIContext(app=make_app("dq-redis://127.0.0.1:1/0"), no_color=True, workdir=None)
+    result = CliRunner().invoke(dq, ["web", *words], obj=context)
+    assert result.exit_code == 1, result.output
+    return result.output
+
+
+def in_project(program: str, **settings: Any) -> str:
+    """Run a program in a Django project with these settings besides the usual ones."""
+    text = f"""
+import django
+from django.conf import settings
+settings.configure(**{{
+    "INSTALLED_APPS": ["celery_dq.contrib.django"],
+    "SECRET_KEY": "x",
+    "CELERY_DQ_APP": "tests.dashboard.shop:app",
+    "MIGRATION_MODULES": {{"admin": None, "auth": None, "contenttypes": None, "sessions": None}},
+    "DATABASES": {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+    **{settings!r},
+}})
+django.setup()
+from django.core.management import call_command
+{program}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_model_of_the_permissions_has_its_migration_and_no_table() -> None:
+    printed = in_project(
+        "call_command('makemigrations', '--check', '--dry-run')\n"
+        "call_command('migrate', verbosity=0)\n"
+        "from django.db import connection\n"
+        "print(connection.introspection.table_names())"
+    )
+    assert "No changes detected" in printed
+    assert "celery_dq_dashboard" not in printed
+
+
+def test_the_admin_links_to_the_dashboard() -> None:
+    apps = ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes"]
+    apps += ["django.contrib.messages", "django.contrib.sessions", "celery_dq.contrib.django"]
+    middleware = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    processors = [
+        f"django.{each}"
+        for each in (
+            "template.context_processors.request",
+            "contrib.auth.context_processors.auth",
+            "contrib.messages.context_processors.messages",
+        )
+    ]
+    templates = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {"context_processors": processors},
+        }
+    ]
+    printed = in_project(
+        "call_command('migrate', verbosity=0, run_syncdb=True)\n"
+        "from django.contrib.auth.models import User, Permission\n"
+        "from django.test import Client\n"
+        "for permissions in ([], ['view_queues']):\n"
+        "    user = User.objects.create_user(f'u{len(permissions)}', is_staff=True)\n"
+        "    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))\n"
+        "    client = Client()\n"
+        "    client.force_login(user)\n"
+        "    page = client.get('/admin/').content.decode()\n"
+        "    answer = client.get('/admin/celery_dq/dashboard/')\n"
+        "    print('/admin/celery_dq/dashboard/' in page, answer.status_code, answer.get('Location'))\n"
+        "for path in ('add', '1/change', '1/history', '1/delete'):\n"
+        "    print(client.get(f'/admin/celery_dq/dashboard/{path}/').status_code)\n"
+        "for every in (False, True):\n"
+        "    call_command('dumpdata', 'celery_dq', use_base_manager=every)\n",
+        INSTALLED_APPS=apps,
+        MIDDLEWARE=middleware,
+        TEMPLATES=templates,
+        ROOT_URLCONF="tests.dashboard.admin_urls",
+        ALLOWED_HOSTS=["testserver"],
+    )
+    assert printed.replace("[]", "[]\n").split() == [
+        *("False", "403", "None", "True", "302", "/dq/"),
+        *("403", "302", "302", "403", "[]", "[]"),
+    ]

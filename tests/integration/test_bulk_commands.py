@@ -1,0 +1,123 @@
+"""Commands that change many messages: the count, the question, the dry run, and an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.app.api.queues import QueueApi
+from celery_dq.cli import dq
+from tests.integration.shop import claim, dead_letter, send
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(shop: Any) -> Run:
+    """A function that runs a subcommand with an answer on its standard input."""
+
+    def run(words: str, *, status: int = 0, answer: str | None = None) -> str:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, words.split(), obj=context, input=answer)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+@pytest.fixture
+def full(shop: Any) -> Any:
+    """An app: three waiting, a delayed and a claimed message of the tenant a, one of b, two dead letters."""
+    for _ in range(2):
+        dead_letter(shop, "z")
+    send(shop, "a", "a", "a", "a", "b")
+    send(shop, "a", countdown=600)
+    claim(shop)
+    shop.dq.queues["push"].cancel("not-yet")
+    shop.dq.queues["other"].cancel("not-yet")
+    return shop
+
+
+#: The commands with their question, the word for the change, and how many messages they change.
+CHANGES = [
+    ("purge push", "Remove 5 messages from 'push' for good?", "purged", 5),
+    ("cancel push --tenant a", "Cancel 4 messages of tenant 'a' in 'push'?", "cancelled", 4),
+    ("cancel push --task-name notify", "Cancel 5 messages of task 'notify' in 'push'?", "cancelled", 5),
+    ("move push new --create --tenant a", "Move 3 messages from 'push' to the end of 'new'?", "moved", 3),
+    ("dead replay push --all", "Send 2 dead letters of 'push' again?", "replayed", 2),
+    ("dead purge push --all", "Delete 2 dead letters of 'push' for good?", "purged", 2),
+]
+
+
+@pytest.mark.parametrize(("words", "question", "word", "count"), CHANGES, ids=[each[0] for each in CHANGES])
+def test_a_change_is_counted_and_confirmed(
+    run: Run, full: Any, words: str, question: str, word: str, count: int
+) -> None:
+    def counts() -> tuple[int, ...]:
+        now = full.dq.queues["push"].snapshot()
+        return now.waiting, now.delayed, now.held, now.discards, now.dead
+
+    before = counts()
+    assert json.loads(run(f"{words} --dry-run --json")) == {"found": count, word: 0}
+    assert f"would be {word}; none was." in run(f"{words} --dry-run")
+    assert question in run(words, answer="n\n", status=1)
+    assert "--yes makes the change without a question" in run(words, answer="", status=2)
+    assert counts() == before
+    assert run(words, answer="y\n").endswith(f"{word.capitalize()} {count}.\n")
+    assert counts() != before
+    assert counts()[2] == 1
+    nothing_is_an_error = "move" in words or "--task-name" in words
+    run(f"{words} --yes", status=int(nothing_is_an_error))
+
+
+def test_a_single_message_needs_no_answer(run: Run, full: Any) -> None:
+    (message,) = full.dq.queues["push"].peek(1)
+    (first, second) = full.dq.dead_letters["push"].list()
+    assert run(f"move push new --create --task-id {message.id}") == "Moved 1.\n"
+    assert run(f"dead replay push {first.id}") == "Replayed 1.\n"
+    assert run(f"dead purge push {second.id} --dry-run") == "1 dead letter would be purged; none was.\n"
+    assert run(f"dead purge push {second.id}") == "Purged 1.\n"
+
+
+def test_a_dedup_lock_is_released_after_a_question(run: Run, shop: Any) -> None:
+    head = shop.tasks["notify"].apply_async(("a",), dedup={"key": "k"}).id
+    (lock,) = shop.dq.dedup["push"].list()
+    words = f"dedup release push {lock.key} --tenant a"
+    assert f"Task {head} would lose the dedup lock." in run(f"{words} --dry-run")
+    assert "Release the lock?" in run(words, answer="n\n", status=1)
+    assert [each.head for each in shop.dq.dedup["push"].list()] == [head]
+    assert f"Task {head} no longer holds" in run(words, answer="y\n")
+    assert shop.dq.dedup["push"].list() == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interruption_reports_the_finished_chunks(
+    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    notify = shop.tasks["notify"]
+    with shop.pool.acquire(block=True) as connection, connection.Producer() as producer:
+        for place in range(201):
+            notify.apply_async(("a", place), producer=producer)
+    cancel_tenant = QueueApi.cancel_tenant
+
+    def interrupted(self: QueueApi, tenant: str, *, dry_run: bool, on_progress: Any) -> int:
+        def interrupt(count: int) -> None:
+            on_progress(count)
+            raise KeyboardInterrupt
+
+        progress = on_progress if dry_run else interrupt
+        return cancel_tenant(self, tenant, dry_run=dry_run, on_progress=progress)
+
+    monkeypatch.setattr(QueueApi, "cancel_tenant", interrupted)
+    words = "cancel push --tenant a --yes"
+    if as_json:
+        assert json.loads(run(f"{words} --json", status=130)) == {"cancelled": 200, "interrupted": True}
+    else:
+        assert run(words, status=130) == "Interrupted: at least 200 messages cancelled.\n"
+    assert shop.dq.queues["push"].snapshot().waiting == 1

@@ -1,0 +1,96 @@
+"""``celery dq reschedule`` and ``reprioritise``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.cli import dq
+from celery_dq.errors import InvalidPriority, InvalidRequest
+from tests.integration.shop import claim, send
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(shop: Any) -> Run:
+    """A function that runs a subcommand."""
+
+    def run(*words: str, status: int = 0) -> str:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, list(words), obj=context)
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+def test_a_task_is_rescheduled(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    assert (
+        run("reschedule", task_id, "--eta", "2100-01-01T00:00Z")
+        == f"Task {task_id} is delayed in 'push' now.\n"
+    )
+    assert shop.dq.find(task_id)[0].due == datetime(2100, 1, 1, tzinfo=timezone.utc)
+    run("reschedule", task_id, "--countdown", "2h")
+    until = shop.dq.find(task_id)[0].due - datetime.now(timezone.utc)
+    assert timedelta(hours=1.9) < until < timedelta(hours=2.1)
+    assert json.loads(run("reschedule", task_id, "--countdown", "0", "--json")) == {"push": "delayed"}
+    assert [each.id for each in claim(shop, want=5)] == [task_id]
+    text = run("reschedule", task_id, "--countdown", "0", status=1)
+    assert f"Task {task_id} was not changed: it is claimed in 'push'." in text
+    assert [each.action for each in shop.dq.audit()] == ["rescheduled"] * 3
+
+
+def test_a_task_gets_another_priority(run: Run, shop: Any) -> None:
+    first, second = send(shop, "a", "a")
+    assert run("reprioritise", second, "9") == f"Task {second} is waiting in 'push' now.\n"
+    assert [(each.id, each.priority) for each in shop.dq.queues["push"].peek()] == [(second, 9), (first, 0)]
+    with shop.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("push", no_ack=True)
+        assert connection.default_channel.message_to_python(message).properties["priority"] == 9
+    assert "it is in no queue" in run("reprioritise", "x", "3", status=1)
+
+
+def test_impossible_edits(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    for given in ({}, {"eta": datetime(2100, 1, 1), "countdown": 3}, {"countdown": -1}, {"countdown": 1e12}):
+        with pytest.raises(InvalidRequest):
+            queue.reschedule("x", **given)
+    for year in (1960, 9999):
+        with pytest.raises(InvalidRequest, match="eta = .*datetime of the years 1970 to 2254"):
+            queue.reschedule("x", eta=datetime(year, 1, 1))
+    with pytest.raises(InvalidPriority):
+        queue.reprioritise("x", 10)
+    assert (queue.reschedule("x", countdown=1), queue.reprioritise("x", 1)) == ("none", "none")
+
+
+def test_a_task_is_not_rescheduled_past_its_expiry(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    (task_id,) = send(shop, "a", expires=3600)
+    with pytest.raises(InvalidRequest, match=f"task {task_id} expires before that"):
+        queue.reschedule(task_id, countdown=7200)
+    assert shop.dq.audit() == []
+    assert queue.reschedule(task_id, countdown=1800) == "delayed"
+
+
+def test_a_rescheduled_task_sees_its_new_eta(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    published = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    (task_id,) = send(shop, "a", eta=published)
+    queue.reschedule(task_id, countdown=0)
+    with shop.connection_for_read() as connection:
+        message = connection.default_channel.message_to_python(
+            connection.default_channel.basic_get("push", no_ack=True)
+        )
+    request = SimpleNamespace(request_dict={})
+    message.pass_eta_to(request)
+    shown = datetime.fromisoformat(request.request_dict["eta"])
+    assert abs(datetime.now(timezone.utc) - shown) < timedelta(minutes=2)

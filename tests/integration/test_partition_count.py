@@ -1,0 +1,283 @@
+"""The number of partitions of a queue: changes, ``celery dq partitions`` and the doctor, on a real Redis."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+import celery_dq
+from celery_dq.app.api import partition_count
+from celery_dq.app.checks.doctor import Finding, check_server
+from celery_dq.app.checks.status import read_status
+from celery_dq.cli import dq as dq_command
+from celery_dq.errors import InvalidRequest
+from celery_dq.options import Quota
+from celery_dq.transport import envelope
+from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import load_scripts
+from tests.apps import DQCelery
+from tests.integration.partitioned_shop import (
+    COUNT,
+    TENANTS,
+    A,
+    B,
+    C,
+    D,
+    claim_in,
+    dead_letter_of,
+    opened,
+    tombstones,
+)
+from tests.integration.shop import send
+
+
+def run_cli(app: Any, *args: str) -> Any:
+    """Run ``celery dq …`` and return its result."""
+    return CliRunner().invoke(dq_command, args, obj=CLIContext(app=app, no_color=True, workdir=None))
+
+
+def problems(app: Any) -> list[Finding]:
+    """The warnings of ``celery dq doctor`` about partitions."""
+    return [each for each in check_server(app) if each.code in ("W022", "W023", "W024", "W025")]
+
+
+# The number of partitions.
+
+
+def test_the_number_is_changed_with_quotas_pauses_and_tombstones(wide: Any, queue: Any) -> None:
+    quotas = wide.dq.quotas
+    for tenant in TENANTS:
+        quotas.set("push", tenant, rate=5)
+    quotas.set_default("push", rate=7)
+    quotas.pause("push", D, until=timedelta(hours=1))
+    queue.pause(until=timedelta(hours=2))
+    pause = queue.snapshot().pause
+    since = quotas.paused("push")
+    live = quotas.live("push")
+    wide.dq.revoke(["later"])
+    for count in (9, 2, 9, 1, 4):
+        before = queue.set_partitions(count).before
+        assert (queue.set_partitions(count).before, before != count) == (count, True)
+        assert quotas.live("push") == live
+        assert quotas.paused("push") == since
+        now = queue.snapshot()
+        for each in now.partitions or (now,):
+            assert abs(each.pause.until - pause.until) < timedelta(seconds=1)
+        with opened(wide) as (partitions, client):
+            assert len(partitions) == count
+            stored = [client.hkeys(each.keys.quotas) for each in partitions]
+            assert sum(map(len, stored)) == count + len(TENANTS)  # a default in each, and nothing left over
+        assert {quotas.get("push", each) for each in TENANTS[:3]} == {Quota(rate=5)}
+        assert [each.state for each in wide.dq.find("later")] == ["cancelled"]
+        assert tombstones(wide) == [1] * count
+    assert [each.details for each in wide.dq.audit()[:2]] == ["4 -> 4", "1 -> 4"]
+    send(wide, *TENANTS)
+    assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 1, 1]
+    assert queue.resume()
+    with wide.dq._broker.open_home("push", D) as (home, client):
+        client.zadd(home.keys.pause_ends, {D: 1})
+        client.hset(home.keys.state, "resume_at", 1)
+    assert [len(claim_in(wide, tenant)) for tenant in TENANTS] == [1, 1, 1, 1], "pauses end in the new homes"
+
+
+def test_pauses_and_their_ends_follow_the_number_of_partitions(wide: Any, queue: Any) -> None:
+    for tenant in TENANTS[1:]:
+        queue.pause(tenant, until=timedelta(hours=1))
+    tenants, whole = wide.dq.quotas.paused("push"), queue.pause(until=timedelta(hours=2))
+    for count in (9, 2, 7, 4):
+        queue.set_partitions(count)
+        assert wide.dq.quotas.paused("push") == tenants
+        now = queue.snapshot()
+        assert [each.pause.until for each in now.partitions] == [whole.until] * count
+        with opened(wide) as (partitions, client):
+            for each in partitions:
+                for _, end in client.zrange(each.keys.pause_ends, 0, 0, withscores=True):
+                    assert 0 < float(client.hget(each.keys.state, "resume_at")) <= end
+    assert [entry.details for entry in wide.dq.audit() if entry.action == "partitions_set"] == [
+        *("7 -> 4", "2 -> 7", "9 -> 2", "4 -> 9"),
+    ]
+    queue.set_partitions(1)
+    queue.resume()
+    queue.set_partitions(4)
+    assert queue.snapshot().pause is None
+    assert [each.pause for each in queue.snapshot().partitions] == [None] * COUNT
+
+
+def test_the_number_of_a_queue_with_messages_or_dead_letters_stays(wide: Any, queue: Any) -> None:
+    dead_letter_of(wide, D)
+    with pytest.raises(InvalidRequest, match="dead letters in partitions that would go"):
+        queue.set_partitions(2)
+    assert queue.set_partitions(5).after == 5
+    assert wide.dq.dead_letters["push"].replay() == 1
+    with pytest.raises(InvalidRequest, match=r"has messages \(1 wait, 0 in flight\)"):
+        queue.set_partitions(4)
+    with pytest.raises(InvalidRequest, match="from 1 to 4096"):
+        queue.set_partitions(4097)
+    assert len(queue.snapshot().partitions) == 5
+
+
+def test_a_partition_gets_no_name_of_another_queue(shop: Any) -> None:
+    shop.send_task("notify", (D,), tenant=D, queue="push/3")
+    with pytest.raises(InvalidRequest, match="'push/3' is another queue, and would be the name"):
+        shop.dq.queues["push"].set_partitions(4)
+    assert shop.dq.queues["push"].set_partitions(3).after == 3
+
+
+def test_an_interrupted_change_is_named_and_completed(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tenant in TENANTS:
+        wide.dq.quotas.set("push", tenant, rate=5)
+    wide.dq.quotas.set_default("push", rate=7)
+    live = wide.dq.quotas.live("push")
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partition_count, "run_all", interrupted)  # partition 0 has the new number by then
+        with pytest.raises(KeyboardInterrupt):
+            queue.set_partitions(9)
+    assert [each.code for each in problems(wide)] == ["W022", "W023"]
+    assert "push/1, push/2, push/3, push/4" in problems(wide)[1].problem
+    assert wide.dq.quotas.live("push") == live
+    assert queue.set_partitions(4).before == 9
+    assert problems(wide) == []
+    assert wide.dq.quotas.live("push") == live
+    with opened(wide) as (partitions, client):
+        assert [client.hlen(each.keys.quotas) for each in partitions] == [2] * 4
+    send(wide, *TENANTS)
+    assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 1, 1]
+
+
+def test_messages_of_a_faster_client_are_moved_out_of_partitions_that_go(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide.dq.quotas.set("push", C, rate=5)  # declares the queue
+
+    def published_first(calls: Any, client: Any) -> Any:
+        with opened(wide) as (partitions, _):
+            keys = partitions[0].keys
+        for number, tenant, due_us in ((2, C, 0), (3, D, 4 * 10**15)):
+            record = RedisRecord(
+                tenant=tenant,
+                task="notify",
+                priority=0,
+                due_us=due_us,
+                expires_us=0,
+                envelope=envelope.pack({}, {}, "application/json", "utf-8"),
+                body="[]",
+            )
+            behind = Partition(replace(keys, partition=number), load_scripts(), COUNT)
+            behind.push([OutgoingRecord(0, f"task-{number}", record.pack())]).run(client)
+        return run_all(calls, client)
+
+    monkeypatch.setattr(partition_count, "run_all", published_first)
+    assert queue.set_partitions(2).moved == 2
+    now = queue.snapshot()
+    assert (now.waiting, now.delayed) == (1, 1)
+    assert wide.dq.find("task-2")[0].partition == home_of(C, 2)
+    assert wide.dq.find("task-3")[0].partition == home_of(D, 2)
+
+
+def test_a_queue_with_live_quotas_is_not_split_by_the_settings_alone(shop: Any) -> None:
+    shop.dq.quotas.set("push", D, rate=5)
+    shop.conf.dq_queues = {"push": {"partitions": COUNT}}
+    app = Celery("next", broker=shop.conf.broker_url, set_as_current=False)
+    celery_dq.setup(app)
+    with cast(DQCelery, app) as later:
+        later.conf.task_default_queue = "push"
+        later.conf.dq_queues = {"push": {"partitions": COUNT}}
+        later.send_task("notify", (D,), tenant=D)
+        assert later.dq.queues["push"].snapshot().partitions == ()
+        assert later.dq.queues["push"].purge() == 1
+        assert [each.code for each in problems(later)] == ["W022"]
+        assert later.dq.queues["push"].set_partitions(COUNT).after == COUNT
+        assert later.dq.quotas.get("push", D) == Quota(rate=5)
+        assert problems(later) == []
+
+
+# The doctor, and the command line.
+
+
+def test_the_doctor_names_partitions_with_another_quota_or_without_a_worker(wide: Any, queue: Any) -> None:
+    wide.dq.quotas.set_default("push", rate=7)
+    send(wide, *TENANTS)
+    assert problems(wide) == []
+    with opened(wide) as (partitions, client):
+        partitions[2].set_default_quota(None).run(client)
+    claim_in(wide, A)
+    with opened(wide) as (partitions, client):
+        partitions[1].pause(None).run(client)
+    assert [each.code for each in problems(wide)] == ["W024", "W024", "W025"]
+    queue.resume()
+    found = {each.code: each.problem for each in problems(wide)}
+    assert found.keys() == {"W024", "W025"}
+    assert "push/2 have not that of push/0" in found["W024"]
+    assert "wait in push/1, push/2, push/3, which no living worker" in found["W025"]
+    (waiting,) = (each.problem for each in read_status(wide).findings if each.code == "W019")
+    assert waiting == "Messages wait in 'push/1', 'push/2', 'push/3' (3), and no living worker consumes them."
+    wide.dq.quotas.set_default("push", rate=8)
+    assert [each.code for each in problems(wide)] == ["W025"]
+
+
+def test_the_doctor_names_partitions_without_the_pause_of_the_queue(wide: Any, queue: Any) -> None:
+    queue.pause(until=timedelta(hours=1))
+    assert problems(wide) == []
+    with opened(wide) as (partitions, client):
+        partitions[3].resume(None).run(client)
+    (found,) = problems(wide)
+    assert (found.code, "pause of queue 'push'" in found.problem) == ("W024", True)
+    assert "push/3 have not that of push/0" in found.problem
+    assert queue.snapshot().pause is None
+    queue.pause(until=timedelta(hours=1))
+    assert problems(wide) == []
+    assert queue.resume()
+    assert problems(wide) == []
+
+
+def test_the_command_line_shows_and_changes_partitions(wide: Any, queue: Any) -> None:
+    send(wide, *TENANTS, A)
+    claim_in(wide, B)
+    rows = run_cli(wide, "partitions", "push").output.splitlines()
+    assert rows[0].split() == [
+        *("name", "waiting", "held", "delayed", "consumers", "oldest_waiting_s", "tenants"),
+    ]
+    assert [line.split()[:5] for line in rows[1:]] == [
+        ["push/0", "2", "0", "0", "0"],
+        ["push/1", "0", "1", "0", "1"],
+        ["push/2", "1", "0", "0", "0"],
+        ["push/3", "1", "0", "0", "0"],
+    ]
+    assert run_cli(wide, "partitions").output.splitlines()[1].startswith("push/0")
+    refused = run_cli(wide, "partitions", "push", "--set", "2")
+    assert (refused.exit_code, "has messages" in refused.output) == (1, True)
+    (row,) = json.loads(run_cli(wide, "queues", "--json", "push").output)
+    assert (row["waiting"], [each["waiting"] for each in row["partitions"]]) == (4, [2, 0, 1, 1])
+    assert run_cli(wide, "queues", "push").output.splitlines()[1].split()[:3] == ["push", "4", "4"]
+
+
+def test_the_command_line_names_the_consumers_to_restart(wide: Any, queue: Any) -> None:
+    send(wide, A)
+    (entry,) = claim_in(wide, A)
+    with wide.dq._broker.open_home("push", A) as (partition, client):
+        partition.ack("worker:1", finish=[entry.tag]).run(client)
+    done = run_cli(wide, "partitions", "push", "--set", "6")
+    assert done.output.splitlines() == [
+        "'push' has 6 partitions (before: 4).",
+        "Restart these consumers, which know the partitions of their start:",
+        "  worker:1",
+        "Set dq_queues['push']['partitions'] = 6 in the settings.",
+    ]
+    assert run_cli(wide, "partitions", "--set", "6").exit_code == 2

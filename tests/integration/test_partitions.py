@@ -1,0 +1,371 @@
+"""``app.dq`` on a queue with four partitions, on a real Redis without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_dq.app.api.move import Mover
+from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.dead_letters import DeadLetterFilter
+from celery_dq.inspector.live_quotas import LiveQuotas
+from celery_dq.options import Quota
+from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.refusals import PartitionsChanging
+from tests.integration.partitioned_shop import (
+    A2,
+    COUNT,
+    TENANTS,
+    A,
+    B,
+    C,
+    D,
+    claim_in,
+    dead_letter_of,
+    opened,
+    tombstones,
+)
+from tests.integration.shop import send
+
+
+def test_the_tenants_of_the_tests_live_in_one_partition_each() -> None:
+    assert [home_of(tenant, COUNT) for tenant in TENANTS] == [0, 1, 2, 3]
+
+
+# Reading.
+
+
+def test_a_snapshot_sums_the_partitions(wide: Any, queue: Any) -> None:
+    send(wide, A, A, B, C)
+    send(wide, D, countdown=100)
+    queue.cancel(send(wide, D)[0])
+    claim_in(wide, B)
+    dead_letter_of(wide, B)
+    wide.dq.quotas.pause("push", C)
+    now = queue.snapshot()
+    assert (now.name, now.waiting, now.delayed, now.discards, now.dead) == ("push", 3, 1, 1, 1)
+    assert (now.eligible, now.paused, now.held, now.counters.pushed) == (1, 1, 1, 7)
+    assert [(each.name, each.waiting, each.held) for each in now.partitions] == [
+        ("push/0", 2, 0),
+        ("push/1", 0, 1),
+        ("push/2", 1, 0),
+        ("push/3", 0, 0),
+    ]
+    assert [(consumer.name, consumer.held) for consumer in now.consumers] == [("worker:1", 1)]
+    assert now.oldest_waiting_s == max(each.oldest_waiting_s or 0 for each in now.partitions) > 0
+    assert now.counters.waits_alone.count == sum(each.counters.claimed for each in now.partitions) == 2
+    assert queue.depth == 4
+
+
+def test_a_consumer_of_all_partitions_counts_once(wide: Any, queue: Any) -> None:
+    send(wide, *TENANTS)
+    for tenant in (A, B):
+        claim_in(wide, tenant)
+    assert [(each.name, each.held) for each in queue.snapshot().consumers] == [("worker:1", 2)]
+
+
+def test_tenants_and_messages_are_listed_in_turns_of_the_partitions(wide: Any, queue: Any) -> None:
+    send(wide, A, A, A2, B, C, C, D)
+    assert home_of(A2, COUNT) == 0
+    wide.dq.quotas.pause("push", B)
+    assert [(each.tenant, each.state) for each in queue.tenants()] == [
+        (A, "eligible"),
+        (C, "eligible"),
+        (D, "eligible"),
+        (A2, "eligible"),
+        (B, "paused"),
+    ]
+    assert [each.tenant for each in queue.tenants(2)] == [A, C]
+    assert [each.tenant for each in queue.peek(20)] == [A, C, D, A2, B, A, C]
+    assert [each.tenant for each in queue.peek(2)] == [A, C]
+    assert [each.args for each in queue.peek(5, tenant=C)] == [f"({C!r}, 4)", f"({C!r}, 5)"]
+
+
+def test_delayed_messages_are_listed_by_their_time_over_all_partitions(wide: Any, queue: Any) -> None:
+    ids = [send(wide, tenant, countdown=300 - 50 * place)[0] for place, tenant in enumerate(TENANTS)]
+    assert [each.id for each in queue.peek(3, delayed=True)] == ids[:0:-1]
+
+
+def test_a_task_is_found_and_explained_in_its_partition(wide: Any, queue: Any) -> None:
+    ids = send(wide, *TENANTS)
+    wide.dq.revoke(["never-published"])
+    for number, task_id in enumerate(ids):
+        assert [(each.queue, each.partition, each.state) for each in wide.dq.find(task_id)] == [
+            ("push", number, "waiting")
+        ]
+        assert "is the next of its tenant" in wide.dq.explain(task_id=task_id).sentence
+    assert [each.state for each in wide.dq.find("never-published")] == ["cancelled"]
+    assert wide.dq.find("absent") == []
+    assert queue.explain(D).sentence.startswith(f"Tenant {D!r} has 1 message waiting")
+    assert queue.has_tenant(D)
+    assert not queue.has_tenant("absent")
+
+
+def test_the_round_trips_do_not_grow_with_the_partitions(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = count_round_trips(monkeypatch)
+
+    def measure(name: str) -> dict[str, int]:
+        shop.tasks["notify"].apply_async((A,), queue=name)
+        queue = shop.dq.queues[name]
+        return {
+            "snapshot": trips(queue.snapshot),
+            "tenants": trips(queue.tenants),
+            "peek": trips(queue.peek),
+            "find": trips(lambda: queue.find("absent")),
+            "dead": trips(shop.dq.dead_letters[name].list),
+            "locks": trips(shop.dq.dedup[name].list),
+            "quotas": trips(lambda: shop.dq.quotas.live(name)),
+            "default": trips(lambda: shop.dq.quotas.set_default(name, rate=5)),
+            "backlogs": trips(queue.backlogs),
+            "largest": trips(lambda: queue.backlogs(9)),
+            "pause": trips(queue.pause),
+            "paused": trips(lambda: shop.dq.quotas.paused(name)),
+            "resume": trips(queue.resume),
+            "edit": trips(lambda: queue.reprioritise("absent", 1)),
+            "show": trips(lambda: shop.dq.dead_letters[name].show("absent")),
+            "replay": trips(shop.dq.dead_letters[name].replay),
+            "purge": trips(queue.purge),
+            "dead purge": trips(shop.dq.dead_letters[name].purge),
+        }
+
+    shop.conf.dq_queues = {"wide": {"partitions": 64}}
+    narrow, wide = measure("narrow"), measure("wide")
+    # Some scripts are looked up in the server twice, and several lists of a tenant are read together.
+    assert {name: wide[name] <= most + 4 for name, most in narrow.items()} == dict.fromkeys(narrow, True)
+
+
+def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
+    """Return a function that counts how often a call sends something to Redis."""
+    from redis.connection import AbstractConnection
+
+    sent = 0
+    send_packed: Any = AbstractConnection.send_packed_command
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return send_packed(self, *args, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", counted)
+
+    def trips(call: Callable[[], Any]) -> int:
+        nonlocal sent
+        call()  # a script that the server does not know yet is sent twice
+        sent = 0
+        call()
+        return sent
+
+    return trips
+
+
+# Cancelling.
+
+
+def test_cancelling_leaves_a_tombstone_only_for_a_task_that_no_partition_has(wide: Any, queue: Any) -> None:
+    ids = dict(zip(TENANTS, send(wide, *TENANTS), strict=True))
+    claim_in(wide, D)
+    assert queue.cancel(ids[B]) == "waiting"
+    assert queue.cancel(ids[B]) == "discarded"
+    assert tombstones(wide) == [0, 0, 0, 0]
+    assert queue.cancel(ids[D]) == "claimed"
+    assert tombstones(wide) == [0, 0, 0, 1]
+    assert queue.cancel("later") == "tombstone"
+    assert tombstones(wide) == [1, 1, 1, 2]
+    for tenant in TENANTS:
+        wide.tasks["notify"].apply_async((tenant,), task_id="later")
+    assert queue.snapshot().discards == 1 + len(TENANTS)
+
+
+def test_a_revoke_reaches_all_partitions_of_all_queues(wide: Any, queue: Any) -> None:
+    ids = send(wide, *TENANTS)
+    elsewhere = send(wide, A, queue="other")[0]
+    wide.dq.revoke([*ids, elsewhere, "later"])
+    assert queue.snapshot().discards == len(TENANTS)
+    assert wide.dq.queues["other"].snapshot().discards == 1
+    assert tombstones(wide) == [2, 2, 2, 2]
+
+
+def test_messages_are_cancelled_by_tenant_and_by_task_and_purged(wide: Any, queue: Any) -> None:
+    send(wide, A, A, B, *TENANTS)
+    send(wide, A, countdown=100)
+    wide.tasks["invoice"].delay(C)
+    wide.tasks["invoice"].delay(D)
+    assert queue.cancel_tenant(A) == 4
+    assert queue.cancel_task_name("invoice") == 2
+    assert queue.purge() == 4 + 6
+    assert queue.depth == 0
+
+
+def test_a_move_leads_from_home_to_home(shop: Any) -> None:
+    shop.conf.dq_queues = {"push": {"partitions": COUNT}, "slow": {"partitions": 7}}
+    ids = send(shop, C, C, D)
+    queue, slow = shop.dq.queues["push"], shop.dq.queues["slow"]
+    assert queue.move("slow", tenant=C) == 2
+    assert queue.move("slow", task_id=ids[2]) == 1
+    assert [(each.id, each.partition) for each in slow.peek(5, tenant=C)] == [
+        (each, home_of(C, 7)) for each in ids[:2]
+    ]
+    assert shop.dq.find(ids[2])[0].partition == home_of(D, 7)
+    assert queue.depth == 0
+
+
+# Dead letters.
+
+
+def test_dead_letters_of_all_partitions_are_listed_replayed_and_purged(wide: Any, queue: Any) -> None:
+    ids = [dead_letter_of(wide, tenant) for tenant in TENANTS]
+    dead = wide.dq.dead_letters["push"]
+    assert len(dead) == 4
+    assert [each.id for each in dead.list()] == ids[::-1]
+    assert [each.id for each in dead.list(2, 1)] == ids[2:0:-1]
+    assert dead.replay(ids[3]) == 1
+    assert dead.replay("absent") == 0
+    assert dead.purge(ids[2]) == 1
+    assert dead.replay() == 2
+    assert len(dead) == 0
+    assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 0, 1]
+    dead_letter_of(wide, C)
+    assert dead.purge() == 1
+
+
+def test_a_dead_letter_that_gets_another_tenant_is_sent_to_its_home(wide: Any, queue: Any) -> None:
+    task_id = dead_letter_of(wide, A)
+    assert wide.dq.dead_letters["push"].edit(task_id, tenant=D) == task_id
+    (found,) = wide.dq.find(task_id)
+    assert (found.partition, found.state, found.tenant) == (3, "waiting", D)
+    assert queue.depth == 1
+
+
+# Quotas.
+
+
+def test_an_own_quota_is_stored_in_the_home_and_a_default_everywhere(wide: Any) -> None:
+    quotas = wide.dq.quotas
+    for tenant in TENANTS:
+        quotas.set("push", tenant, rate=5)
+    quotas.set_default("push", rate=7)
+    quotas.pause("push", D)
+    with opened(wide) as (partitions, client):
+        assert [client.hlen(each.keys.quotas) for each in partitions] == [2, 2, 2, 2]
+    assert quotas.list("push") == dict.fromkeys(TENANTS, Quota(rate=5))
+    assert [quotas.get("push", each).rate for each in (*TENANTS, "other", None)] == [5] * 4 + [7] * 2
+    assert [str(each.source) for each in quotas.origins("push", D, "other", None)] == [
+        "tenant",
+        "default",
+        "default",
+    ]
+    assert list(quotas.paused("push")) == [D]
+    assert quotas.resume("push", D) == Quota(rate=5)
+    wanted = LiveQuotas(Quota(rate=9), {B: Quota(weight=2)})
+    assert quotas.make(quotas.changes("push", wanted)) == 5
+    assert quotas.live("push") == wanted
+    quotas.remove("push", B)
+    quotas.remove_default("push")
+    assert quotas.live("push") == LiveQuotas()
+
+
+def test_a_new_default_acts_on_the_backlog_of_every_partition(wide: Any, queue: Any) -> None:
+    wide.dq.quotas.set_default("push", paused=True)
+    send(wide, *TENANTS)
+    assert queue.snapshot().paused == 4
+    wide.dq.quotas.remove_default("push")
+    assert (queue.snapshot().paused, queue.snapshot().eligible) == (0, 4)
+
+
+def test_the_quota_of_the_settings_is_stored_in_every_partition(wide: Any) -> None:
+    wide.conf.dq_queues = {"push": {"partitions": COUNT, "rate": 3}}
+    assert wide.dq.quotas.apply_settings("push") == Quota(rate=3)
+    assert [wide.dq.quotas.get("push", each).rate for each in TENANTS] == [3] * 4
+
+
+def test_a_quota_that_is_set_first_finds_its_tenant_at_home(wide: Any, queue: Any) -> None:
+    wide.dq.quotas.set("push", D, paused=True)
+    send(wide, D)
+    assert queue.snapshot().partitions[3].paused == 1
+
+
+def test_a_partition_is_no_queue_of_its_own(wide: Any, queue: Any) -> None:
+    send(wide, *TENANTS)
+    wide.amqp.queues.select_add("push/3")  # as in a worker with -Q push/3
+    assert "push/3" in wide.amqp.queues
+    assert list(wide.dq.queues) == ["push"]
+    with pytest.raises(InvalidRequest, match="one partition of queue 'push': name 'push'"):
+        wide.dq.quotas.set("push/3", A, rate=5)
+    assert wide.dq.queues["push/4"].depth == 0
+
+
+def test_a_move_that_the_destination_has_refused_loses_nothing(wide: Any, queue: Any) -> None:
+    (task_id,) = send(wide, C)
+    with wide.dq._broker.open_all(["push", "slow"]) as (source, destination):
+        # As if another client had just given the destination more partitions.
+        destination.partitions[0].set_partitions(2).run(source.client)
+        mover = Mover(source.home(C), destination.partitions[0], source.client, 0)
+        with pytest.raises(PartitionsChanging, match="move again"):
+            mover.move([task_id])
+    assert [(each.queue, each.state) for each in wide.dq.find(task_id)] == [("push", "waiting")]
+
+
+def test_a_pause_of_the_queue_holds_in_every_partition(wide: Any, queue: Any) -> None:
+    send(wide, *TENANTS)
+    pause = queue.pause(until=timedelta(hours=1))
+    assert queue.snapshot().pause is not None
+    assert queue.snapshot().pause.until - pause.until < timedelta(minutes=1)
+    assert [claim_in(wide, tenant) for tenant in TENANTS] == [[], [], [], []]
+    assert queue.resume()
+    assert not queue.resume()
+    assert [len(claim_in(wide, tenant)) for tenant in TENANTS] == [1, 1, 1, 1]
+
+
+def test_backlogs_of_all_partitions_are_counted(wide: Any, queue: Any) -> None:
+    wide.dq.quotas.set("push", D, concurrency=1)
+    send(wide, A, B, B, C, C, C, *[D] * 4)
+    found = queue.backlogs(2)
+    assert found.runnable == 1 + 2 + 3 + 1
+    assert [(each.tenant, each.waiting) for each in found.largest] == [(D, 4), (C, 3)]
+    assert found.largest[1].oldest_waiting_s is not None
+
+
+def test_chosen_dead_letters_are_replayed(wide: Any) -> None:
+    for tenant in TENANTS:
+        dead_letter_of(wide, tenant)
+    dead = wide.dq.dead_letters["push"]
+    assert dead.replay(wanted=DeadLetterFilter(tenant=C)) == 1
+    assert dead.replay(dry_run=True) == 3
+    letter = dead.list()[0]
+    shown = dead.show(letter.id)
+    assert shown is not None
+    assert shown.letter == letter
+
+
+def test_tenants_come_in_pages_over_all_partitions(wide: Any, queue: Any) -> None:
+    for tenant in (*TENANTS, A2):
+        send(wide, tenant)
+    queue.pause(B)
+    for limit in (1, 2, 5):
+        names, after = [], ""
+        while True:
+            page = queue.tenant_page(after, limit=limit)
+            names += [each.tenant for each in page.tenants]
+            after = page.after
+            if not after:
+                break
+        assert names == [A, A2, C, D, B]
+    found = queue.tenant_page(text_in_name="SHOP-7")
+    assert [(each.tenant, each.state) for each in found.tenants] == [(C, "eligible")]
+    assert found.looked_at == 5
+    assert queue.tenant(B).state == "paused"
+    with pytest.raises(InvalidRequest, match="is no cursor"):
+        queue.tenant_page("eligible.4.0")
+
+
+def test_a_task_and_a_change_of_it_are_found_in_their_partition(wide: Any, queue: Any) -> None:
+    (task_id,) = send(wide, C)
+    assert queue.details(task_id).message.partition == 2
+    assert queue.reprioritise(task_id, 7) == "waiting"
+    assert queue.details(task_id).message.priority == 7
+    assert queue.reschedule(task_id, countdown=60) == "delayed"
+    assert queue.find(task_id).state == "delayed"
+    assert queue.reprioritise("no-such-task", 7) == "none"

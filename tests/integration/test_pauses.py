@@ -1,0 +1,123 @@
+"""``app.dq.queues[…].pause``, ``celery dq pause``, and where a pause is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.cli import dq
+from celery_dq.errors import ConfigurationError, InvalidRequest
+from tests.integration.shop import claim, send
+
+Run = Callable[..., str]
+LATER = datetime(2100, 1, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def run(shop: Any) -> Run:
+    """A function that runs a subcommand."""
+
+    def run(words: str, *, status: int = 0) -> str:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, words.split(), obj=context)
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+def test_a_queue_is_paused_until_a_time(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    text = run(f"pause push --until {LATER:%Y-%m-%dT%H:%MZ}")
+    assert text == f"Queue 'push' is paused until {LATER.astimezone().isoformat(timespec='seconds')}.\n"
+    assert claim(shop) == []
+    pause = shop.dq.queues["push"].snapshot().pause
+    assert pause.until == LATER
+    assert abs(datetime.now(timezone.utc) - pause.since) < timedelta(minutes=2)
+    assert "until 2100-01-01T12:00:00+00:00" in run("queues")
+    assert "until 2100-01-01T12:00:00+00:00" in run("status")
+    assert json.loads(run("queues --json"))[0]["pause"]["until"] == LATER.isoformat()
+    found = shop.dq.explain(task_id=task_id)
+    assert (found.reason, found.until) == ("paused", LATER)
+    assert "the queue is paused until 2100-01-01T12" in found.sentence
+    assert run("resume push") == "Queue 'push' is resumed.\n"
+    assert "pause" not in run("queues").split()
+    assert shop.dq.queues["push"].snapshot().pause is None
+    assert [each.id for each in claim(shop)] == [task_id]
+
+
+def test_a_tenant_is_paused_for_a_time(run: Run, shop: Any) -> None:
+    send(shop, "a", "b")
+    before = datetime.now(timezone.utc)
+    run("pause push --tenant a --for 2h")
+    until = shop.dq.quotas.paused("push")["a"].until
+    assert timedelta(hours=1.9) < until - before < timedelta(hours=2.1)
+    (found,) = (each for each in shop.dq.queues["push"].tenants() if each.tenant == "a")
+    assert (found.state, found.paused_until, found.until) == ("paused", until, until)
+    assert f"a: paused until {until.isoformat(timespec='seconds')}" in run("quotas get push")
+    assert f"; paused until {until.isoformat(timespec='seconds')}" in run("quotas get push a")
+    assert shop.dq.explain(tenant="a", queue="push").until == until
+    assert len(claim(shop, want=5)) == 1
+    run("pause push --tenant a")
+    assert shop.dq.quotas.paused("push")["a"].until is None
+    assert run("resume push --tenant a") == "Tenant 'a' of 'push' is resumed.\n"
+    assert len(claim(shop, want=5)) == 1
+
+
+def test_a_pause_in_the_past_and_other_brokers(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    with pytest.raises(InvalidRequest, match="is over by the clock of the server"):
+        queue.pause(until=datetime(2020, 1, 1))
+    for until in (datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(1969, 1, 1), datetime.max):
+        with pytest.raises(InvalidRequest, match="datetime of the years 1970 to 2254"):
+            queue.pause(until=until)
+    with pytest.raises(InvalidRequest, match="give seconds from 0 to"):
+        queue.pause("a", until=timedelta.max)
+    with pytest.raises(InvalidRequest, match="longer time"):
+        queue.pause(until=timedelta(0))
+    with pytest.raises(ConfigurationError, match="negative"):
+        queue.pause("a", until=timedelta(-1))
+    assert queue.snapshot().pause is None
+    assert queue.resume() is False
+
+
+def test_a_pause_that_is_over_is_not_shown(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    for tenant in (None, "a"):
+        pause = queue.pause(tenant, until=timedelta(microseconds=1))
+        assert pause.until > pause.since
+    assert queue.snapshot().pause is None
+    assert shop.dq.quotas.paused("push") == {}
+
+
+def test_a_pause_that_is_over_explains_nothing(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    send(shop, "a")
+    pause = queue.pause("a", until=timedelta(microseconds=1))
+    # No worker has claimed since.
+    (found,) = queue.tenants()
+    assert (found.state, found.paused_since, found.quota.paused) == ("eligible", None, False)
+    assert shop.dq.quotas.get("push", "a").paused is False
+    assert queue.explain("a").reason == "no-worker"
+    assert queue.pause("a").since > pause.since
+
+
+def test_the_pause_that_ends_last_is_the_explanation(shop: Any) -> None:
+    queue = shop.dq.queues["push"]
+    send(shop, "a")
+    queue.pause("a", until=timedelta(hours=1))
+    queue.pause(until=LATER)
+    assert "the queue is paused until 2100" in queue.explain("a").sentence
+    queue.pause(until=timedelta(minutes=1))
+    found = queue.explain("a")
+    assert ": it is paused until" in found.sentence
+    assert found.until == shop.dq.quotas.paused("push")["a"].until
+    shop.dq.quotas.set_default("push", paused=True)
+    found = queue.explain("a")
+    assert (found.until, "its quota has paused = True" in found.sentence) == (None, True)

@@ -1,0 +1,78 @@
+"""Another due time or priority for a message that waits or is delayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.transport.redis.store.record import RedisRecord
+from tests.lua.partition_scripts import PartitionScripts
+
+HOUR_US = 3_600_000_000
+
+
+def edit(scripts: PartitionScripts, task_id: str, **changes: Any) -> str:
+    return scripts.partition.edit(task_id, **changes).run(scripts.client)
+
+
+def record(scripts: PartitionScripts, task_id: str) -> RedisRecord:
+    return RedisRecord.unpack(scripts.client.hget(scripts.keys.messages, task_id))
+
+
+def test_a_waiting_message_is_delayed_and_its_tenant_leaves_the_line(scripts: PartitionScripts) -> None:
+    scripts.push("a", tenant="t", priority=3)
+    due = scripts.now_us() + HOUR_US
+    assert edit(scripts, "a", due_us=due) == "delayed"
+    assert (scripts.place("t"), scripts.take(5)) == ("idle", [])
+    found = record(scripts, "a")
+    assert (found.due_us, found.priority, found.tenant) == (due, 3, "t")
+    assert edit(scripts, "a", for_us=0) == "delayed"
+    assert scripts.token()
+    assert scripts.take(5) == ["a"]
+
+
+def test_a_due_time_in_the_past_gives_no_earlier_place(scripts: PartitionScripts) -> None:
+    scripts.push("a", due_us=scripts.now_us() + HOUR_US)
+    scripts.push("b")
+    edit(scripts, "a", due_us=1)
+    edit(scripts, "b", due_us=1)
+    assert scripts.take(5) == ["b", "a"]
+
+
+def test_a_sooner_due_time_wakes_a_consumer_to_plan_the_look(scripts: PartitionScripts) -> None:
+    scripts.push("a", due_us=scripts.now_us() + 2 * HOUR_US)
+    scripts.claim(5)
+    assert not scripts.token()
+    edit(scripts, "a", for_us=HOUR_US)
+    assert scripts.take_token()
+    look_s = scripts.claim(5).next_look_s
+    assert look_s is not None
+    assert look_s <= 3_600
+
+
+def test_another_priority_keeps_the_place_by_time(scripts: PartitionScripts) -> None:
+    scripts.push("a", priority=5)
+    scripts.push("b", "c")
+    scripts.push("d", priority=5)
+    assert edit(scripts, "c", priority=5) == "waiting"
+    assert edit(scripts, "a", priority=0) == "waiting"
+    assert record(scripts, "c").priority == 5
+    assert scripts.take(5) == ["c", "d", "a", "b"]
+
+
+def test_a_message_in_another_state_is_not_changed(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    scripts.claim()
+    scripts.partition.cancel(["b"], tombstone_ttl_ms=0).run(scripts.client)
+    before = scripts.client.hgetall(scripts.keys.messages)
+    assert [edit(scripts, each, priority=9) for each in ("a", "b", "c")] == ["other", "other", "none"]
+    assert scripts.client.hgetall(scripts.keys.messages) == before
+
+
+@pytest.mark.parametrize("changes", [{"due_us": -1}, {"due_us": 10**16}, {"priority": 10}, {"priority": -1}])
+def test_an_impossible_change_is_refused(scripts: PartitionScripts, changes: dict[str, int]) -> None:
+    scripts.push("a")
+    with pytest.raises(redis.ResponseError, match="DQINVALID edit"):
+        edit(scripts, "a", **changes)

@@ -1,0 +1,60 @@
+"""Faults of the script of the heartbeat."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "heartbeat",
+        "a lost consumer of an empty partition keeps its lease",
+        "transport/redis/lua/heartbeat.lua",
+        "if first > 0 and limit > 0",
+        "if limit > 0",
+        ("tests/lua/test_return.py", "-k", "empty_partition"),
+    ),
+    Mutation(
+        "heartbeat",
+        "a heartbeat counts nothing again where no message is left",
+        "transport/redis/lua/heartbeat.lua",
+        "state.held, state.next_look_owner = 0, ''",
+        "state.next_look_owner = ''",
+        ("tests/lua/test_return.py", "-k", "empty_partition"),
+    ),
+    Mutation(
+        "custody",
+        "the tombstones of an empty partition stay for ever",
+        "transport/redis/lua/heartbeat.lua",
+        "  P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then",
+        "  P .. 'finish_tags', P .. 'limiter', P .. 'dead') == 0 then",
+        ("tests/lua/test_return.py", "-k", "empty_partition"),
+    ),
+    Mutation(
+        "heartbeat",
+        "a late heartbeat takes its own messages for a dead worker's",
+        "transport/redis/lua/heartbeat.lua",
+        "renew_lease(consumer, alive, tonumber(ARGV[2]))\n",
+        "dq.reap(limit, tonumber(ARGV[4]))\nrenew_lease(consumer, alive, tonumber(ARGV[2]))\n",
+        (
+            "tests/lua/test_return.py",
+            "-k",
+            "Late or expired or late or coming",
+        ),
+    ),
+    Mutation(
+        "heartbeat",
+        "the dead letters of an empty partition are kept for ever",
+        "transport/redis/lua/heartbeat.lua",
+        "P .. 'tombstones', P .. 'dead') == 0 then",
+        "P .. 'tombstones') == 0 then",
+        ("tests/lua/test_dead_letter_retention.py",),
+    ),
+    Mutation(
+        "heartbeat",
+        "a pause of a tenant does not end while its partition is empty",
+        "transport/redis/lua/heartbeat.lua",
+        "state.evict == 0 and state.resume_at == 0 and",
+        "state.evict == 0 and",
+        ("tests/lua/test_pauses.py",),
+    ),
+)

@@ -1,0 +1,180 @@
+"""Workers that do not import Celery again: forks of a process that has imported it.
+
+A worker spends most of the CPU time of its start on imports, and the tests start hundreds of workers. Each
+test process therefore has one *preloaded* process. The process has imported Celery and celery-dq, made no app
+and started no thread. Its forks run the module ``celery`` as ``python -m celery`` does, in a session of their
+own, and end as any interpreter does. A pool of gevent or eventlet cannot start so, because its patches come
+before all imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from celery_dq.per_process import PerProcess
+from celery_dq.testing.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: These import nearly all modules of a worker, and make no app.
+MODULES = (
+    "celery.app.control",
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.prefork",
+    "celery.concurrency.solo",
+    "celery.concurrency.thread",
+    "celery.fixups.django",
+    "celery.worker.components",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
+    "kombu.pidbox",
+    "kombu.transport.redis",
+    "celery_dq.testing.servers",
+    "celery_dq.transport.redis.transport",
+    "celery_dq.worker.bootsteps",
+    "celery_dq.worker.dedup_locks_step",
+    "celery_dq.worker.singleton",
+    "celery_dq.worker.zookeeper_step",
+    "celery_dq.zookeeper.session",
+    "tests.workers",
+)
+
+#: A report of the preloaded process: the pid of a fork, and `STARTED` or its exit code.
+REPORT = struct.Struct("ii")
+STARTED = 1 << 20
+
+
+class PreloadedProcess:
+    """The preloaded process of this test process, and the exit codes of its forks. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+        self._socket, other = socket.socketpair()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.preloaded", str(other.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                # An interrupt from the terminal is for the test process, which then stops its workers.
+                start_new_session=True,
+            )
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Run ``celery <arguments>`` with its output at the end of `log`; returns the process id."""
+        with self._lock:
+            self._socket.sendall(json.dumps([*arguments, dict(environment), str(log)]).encode() + b"\n")
+            while True:
+                pid, code = self._next_report()
+                if code == STARTED:
+                    return pid
+                self._codes[pid] = code
+
+    def exit_code(self, pid: int) -> int | None:
+        """The exit code of a fork, negative for a signal; None while it runs."""
+        with self._lock:
+            while self._has_report():
+                self._codes.update([self._next_report()])
+            return self._codes.get(pid)
+
+    def _has_report(self) -> bool:
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def _next_report(self) -> tuple[int, int]:
+        report = self._socket.recv(REPORT.size, socket.MSG_WAITALL)
+        if len(report) < REPORT.size:
+            raise RuntimeError(f"the preloaded process ended with {self._process.wait()}")
+        pid, code = REPORT.unpack(report)
+        return pid, code
+
+
+PRELOADED = PerProcess(PreloadedProcess)
+
+
+class CeleryFork:
+    """A process ``celery <arguments>`` with the methods of `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.args = arguments
+        self._origin = PRELOADED.get()
+        self.pid = self._origin.fork(arguments, environment, log)
+
+    def poll(self) -> int | None:
+        return self._origin.exit_code(self.pid)
+
+    def wait(self, timeout: float) -> int:
+        try:
+            wait_until(lambda: self.poll() is not None, timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self.args, timeout) from None
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def main(control: socket.socket) -> None:
+    """Fork on request, and report the forks that end, until the test process is gone. Returns in a fork."""
+
+    def report_ends(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                control.sendall(REPORT.pack(ended[0], os.waitstatus_to_exitcode(ended[1])))
+
+    for module in MODULES:
+        importlib.import_module(module)
+    # The collections of a fork, and its end, leave these objects alone, so that their memory stays shared.
+    gc.freeze()
+    # Reading goes on after the handler.
+    signal.signal(signal.SIGCHLD, report_ends)
+    with control, control.makefile("rb") as requests:
+        while request := requests.readline():
+            if (pid := os.fork()) == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                break
+            control.sendall(REPORT.pack(pid, STARTED))
+        else:
+            sys.exit()
+    *arguments, environment, log = json.loads(request)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    sys.argv[1:] = arguments
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module("celery", run_name="__main__", alter_sys=True)

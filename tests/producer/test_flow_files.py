@@ -1,0 +1,26 @@
+"""A reader can hold a call in the head: it runs through few files of the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.flow_files import files_of_calls
+from tests.producer.conftest import MakeApp
+
+OWN = {"headers": {"trace": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("buffered", "options", "most"), [(True, {}, 13), (True, OWN, 14), (False, {}, 18), (False, OWN, 19)]
+)
+def test_a_call_runs_through_few_files(
+    make_app: MakeApp, buffered: bool, options: dict[str, Any], most: int
+) -> None:
+    app = make_app(dq_buffer=buffered)
+
+    def notify(merchant: int, order: str) -> None: ...
+
+    files = files_of_calls(app.task(name="notify", shared=False)(notify), options, 20)
+    assert 5 < len(files) <= most, files

@@ -1,0 +1,81 @@
+"""Calls to a queue whose number of partitions the process does not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
+from tests.broker.proxy import Proxy
+from tests.producer.conftest import MakeApp, Stored
+
+TENANTS = [f"shop-{number}" for number in range(20)]
+KEYS = [PartitionKeys("online", "celery", number) for number in range(4)]
+POLICY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01}
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def app(make_app: MakeApp, proxy: Proxy, dq_url: str, redis_server: RedisServer) -> Any:
+    app: Any = make_app(
+        dq_url.replace(f":{redis_server.port}/", f":{proxy.port}/"),
+        dq_buffer=False,
+        task_publish_retry_policy=POLICY,
+    )
+
+    def work(a: Any = 0) -> None: ...
+
+    app.task(name="plain", shared=False, tenant="{a}")(work)
+    app.task(name="keyed", shared=False, tenant="{a}", dedup={"key": "{a}"})(work)
+    return app
+
+
+def give_partitions(stored: Stored) -> None:
+    """Empty the queue and give it four partitions, as an operator does while producers run."""
+    stored.client.flushdb()
+    for keys in KEYS:
+        Partition(keys, load_scripts()).declare_partitions(4, "follow").run(stored.client)
+
+
+def test_a_call_to_a_partition_that_does_not_exist_is_refused(
+    app: Any, stored: Stored, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_partitions(stored)
+    app.tasks["plain"].apply_async((1,), queue="celery/70", buffered=True)
+    assert app.dq.buffer.flush(5) == 0
+    assert "name one from celery/0 to celery/3" in caplog.text
+
+
+@pytest.mark.parametrize("loses_answer", [False, True])
+@pytest.mark.parametrize("way", ["template", "dedup", "buffer"])
+def test_a_call_finds_the_home_of_its_tenant(
+    app: Any, proxy: Proxy, stored: Stored, quick: list[Any], way: str, loses_answer: bool
+) -> None:
+    task, options = app.tasks["keyed" if way == "dedup" else "plain"], {"buffered": way == "buffer"}
+    for tenant in TENANTS[:3]:
+        task.apply_async((tenant,), **options)
+    assert app.dq.buffer.flush(30) == 0
+    give_partitions(stored)
+    if loses_answer:
+        proxy.drop_answers_to, proxy.drops_left = b".4\r\n", 2
+    results = {tenant: task.apply_async((tenant,), **options) for tenant in TENANTS}
+    assert app.dq.buffer.flush(30) == 0
+    assert bool(proxy.dropped) is loses_answer
+    assert len(quick) >= len(TENANTS)
+    for number, keys in enumerate(KEYS):
+        ids = {result.id.encode() for tenant, result in results.items() if home_of(tenant, 4) == number}
+        assert set(stored.client.hkeys(keys.messages)) == ids
+    if way == "dedup":
+        again = task.apply_async((TENANTS[0],), **options)
+        assert again.covering == results[TENANTS[0]].id
