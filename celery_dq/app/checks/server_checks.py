@@ -14,7 +14,13 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.settings_checks import uses_dedup
 from celery_dq.dedup.other_brokers.server import redis_of
-from celery_dq.errors import ConfigurationError, ServerError, ZooKeeperUnreachable
+from celery_dq.errors import (
+    AccessDenied,
+    ConfigurationError,
+    MissingLibrary,
+    ServerError,
+    ZooKeeperUnreachable,
+)
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
@@ -24,7 +30,7 @@ from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
 PATIENCE_S = 3.0
 #: Names of the lists of Celery's Redis transport, for its four priorities.
 _STOCK_LISTS = ("{}", "{}\x06\x163", "{}\x06\x166", "{}\x06\x169")
-_REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, OSError)
+_REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, AccessDenied, OSError)
 
 
 @contextlib.contextmanager
@@ -51,6 +57,8 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
                 found.append(Finding("ok", "I011", f"The broker {connection.as_uri()} can be reached."))
         except ServerError as exc:
             found.append(Finding("error", "E010", str(exc), "Mend the server."))
+        except MissingLibrary:
+            pass  # check_settings reports it
         except ImportError as exc:
             found.append(Finding("error", "E004", str(exc), "Install it."))
         except _REFUSALS as exc:
@@ -158,6 +166,8 @@ def election_server(app: Any) -> Iterator[Finding]:
                 elections.session.ask(lambda client: client.exists_async("/"), PATIENCE_S)
             finally:
                 elections.close()
+        except MissingLibrary:
+            return  # check_settings reports it
         except (ConfigurationError, *_REFUSALS) as exc:
             yield Finding(
                 "error",
