@@ -65,7 +65,7 @@ def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     else:
         reason, why, until = _TENANT[found.state](found, partition, client)
     waiting = _count(found.waiting, "message")
-    sentence = f"Tenant {tenant!r} has {waiting} waiting in {queue!r}: {why}."
+    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
     return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
 
 
@@ -77,7 +77,7 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
         message.queue,
         message.state,
         reason,
-        f"{what} in {message.queue!r} {why}.",
+        f"{what} in {partition.name!r} {why}.",
         tenant=message.tenant,
         task_id=message.id,
         until=until,
@@ -103,7 +103,8 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     keys = partition.keys
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
-        return "no-worker", f"no worker consumes {keys.queue!r}; start one with -Q {keys.queue}", None
+        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.count > 1 else "")
+        return "no-worker", f"no worker consumes {partition.name!r}; start one with {which}", None
     before = int(client.zrank(keys.turn, tenant.tenant) or 0)
     turn = f"after {_count(before, 'other tenant')}" if before else "next"
     return "turn", f"it may be served now, its turn is {turn}; the workers are busy or about to take it", None

@@ -7,8 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 from celery_dq.app.api.move import Mover
+from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.inspector.live_quotas import LiveQuotas
@@ -87,6 +90,29 @@ def test_tenants_and_messages_are_listed_in_turns_of_the_partitions(wide: Any, q
 def test_delayed_messages_are_listed_by_their_time_over_all_partitions(wide: Any, queue: Any) -> None:
     ids = [send(wide, tenant, countdown=300 - 50 * place)[0] for place, tenant in enumerate(TENANTS)]
     assert [each.id for each in queue.peek(3, delayed=True)] == ids[:0:-1]
+
+
+def test_one_partition_is_peeked_by_its_name(wide: Any, queue: Any) -> None:
+    ids = send(wide, *TENANTS, A2)
+    assert [each.id for each in queue.peek(partition=0)] == [ids[0], ids[4]]
+    assert [each.id for each in queue.peek(partition=2, tenant=C)] == [ids[2]]
+    assert queue.peek(partition=1, tenant=C) == queue.peek(partition=1, delayed=True) == []
+    output = {}
+    for name in ("push/3", "push/4", "other/0"):
+        found = CliRunner().invoke(dq, ["peek", name], obj=CLIContext(app=wide, no_color=True, workdir=None))
+        output[name] = found.output
+    assert ids[3] in output["push/3"]
+    assert ids[0] not in output["push/3"]
+    assert output["push/4"] == "Error: 'push' has no partition 4: give 0 to 3\n"
+    assert "There is no queue 'other/0'" in output["other/0"]
+
+
+def test_the_explanation_names_a_partition_that_no_worker_consumes(wide: Any, queue: Any) -> None:
+    ids = send(wide, C, D)
+    claim_in(wide, C, want=0)  # the worker of one partition
+    assert "no worker consumes 'push/3'; start one with -Q push or -Q push/3" in queue.explain(D).sentence
+    assert "in 'push/3' waits and is the next" in wide.dq.explain(task_id=ids[1]).sentence
+    assert queue.explain(C).reason == "turn"
 
 
 def test_a_task_is_found_and_explained_in_its_partition(wide: Any, queue: Any) -> None:
