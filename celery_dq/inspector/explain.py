@@ -84,6 +84,13 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
     )
 
 
+def explain_state(message: MessageSnapshot) -> Explanation:
+    """Explain a message by its state only, for a broker that knows no more of it."""
+    sentence = f"Task {message.id} in {message.queue!r} is {message.state}."
+    until = message.due if message.state == "delayed" else None
+    return Explanation(message.queue, message.state, message.state, sentence, "", message.id, until)
+
+
 def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
     """Explain a task that is in no queue."""
     looked = ", ".join(map(repr, queues)) or "no queues"

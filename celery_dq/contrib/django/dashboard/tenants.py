@@ -104,6 +104,7 @@ class TenantView(PageView):
         return {
             "queue": name,
             "row": TenantRow(queue.tenant(tenant), origin),
+            "is_known": queue.has_tenant(tenant),
             "queue_pause": queue.snapshot(ages=False).pause,
             "explanation": queue.explain(tenant),
             "next": shown(queue.peek(NEXT_MESSAGES, tenant=tenant), arguments),
