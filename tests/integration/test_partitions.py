@@ -11,6 +11,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_dq.app.api.move import Mover
+from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterFilter
@@ -161,6 +162,22 @@ def test_the_round_trips_do_not_grow_with_the_partitions(shop: Any, monkeypatch:
     narrow, wide = measure("narrow"), measure("wide")
     # Some scripts are looked up in the server twice, and several lists of a tenant are read together.
     assert {name: wide[name] <= most + 4 for name, most in narrow.items()} == dict.fromkeys(narrow, True)
+
+
+def test_the_round_trips_do_not_grow_with_the_queues(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = count_round_trips(monkeypatch)
+    send(shop, A)
+    send(shop, A, A, queue="other")
+    few = trips(lambda: list(shop.dq.queues.snapshots(ages=False))), trips(lambda: read_status(shop))
+    with opened(shop) as (_, client):
+        client.sadd(shop.dq._broker._registry, *(f"empty-{number}" for number in range(60)))
+    many = trips(lambda: list(shop.dq.queues.snapshots(ages=False))), trips(lambda: read_status(shop))
+    assert many == few
+    found = {each.name: each for each in shop.dq.queues.snapshots()}
+    assert (found["push"].waiting, found["other"].waiting, found["empty-9"].waiting) == (1, 2, 0)
+    assert found["other"].oldest_waiting_s >= 0
+    assert found["empty-9"].oldest_waiting_s is None
+    assert [each.name for each in shop.dq.queues.snapshots("push", "absent")] == ["push", "absent"]
 
 
 def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:

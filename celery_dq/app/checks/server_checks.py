@@ -21,9 +21,11 @@ from celery_dq.errors import (
     ServerError,
     ZooKeeperUnreachable,
 )
+from celery_dq.inspector.tenants import settings_quota
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
+from celery_dq.transport.redis.store.rounds import run_rounds
 from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
 
 #: Seconds within which a server must answer.
@@ -201,12 +203,15 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
 def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the quotas of these settings are those that workers have stored in the broker."""
     dq = dq_of(app)
+    broker = BrokerAccess(app, dq.context)
     try:
-        names = BrokerAccess(app, dq.context).queue_names()
+        names = broker.queue_names()
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    for name in names:
-        options, stored = dq.options.queue(name), dq.quotas.from_settings(name)
+    with broker.open_all(names) as queues:
+        quotas = run_rounds(channel.client, [settings_quota(each.partitions[0]) for each in queues])
+    for name, stored in zip(names, quotas, strict=True):
+        options = dq.options.queue(name)
         if stored is None or (options.names_quota and options.quota == stored.quota):
             continue
         when = "" if stored.at is None else f" at {stored.at:%Y-%m-%d %H:%M:%S %Z}"

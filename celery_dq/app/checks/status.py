@@ -118,8 +118,8 @@ class _StatusReading:
         if self.errors:
             return
         self._begin("The broker")
-        for name in dq.queues:
-            self.queues.append(dq.queues[name].snapshot(ages=False))
+        for each in dq.queues.snapshots(ages=False):
+            self.queues.append(each)
         if dq.options.election or dq.serves_queues():
             self._begin("The server of the elections")
             self.leaders = tuple(dq.leaders())
