@@ -70,7 +70,7 @@ def _had_messages(channel: Any, queue: str) -> bool:
 def queues_of_settings(app: Any, options: Options) -> set[str]:
     """Return the names of the queues that the settings, the routes or the tasks of an app name."""
     conf = app.conf
-    declared = conf.task_queues or ()
+    declared: Any = conf.task_queues or ()
     names = {conf.task_default_queue}
     names.update(declared if isinstance(declared, dict) else (queue.name for queue in declared))
     names.update(section.name for section in (*options.queues, *options.singletons))
