@@ -6,6 +6,7 @@ import io
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from celery import Celery
 from rich.console import Console
@@ -22,10 +23,8 @@ BACKLOGS = {"push": {"flash sale": 240, "bakery": 12, "acme": 3}, "mail": {"acme
 
 def main() -> None:
     """Fill a Redis, claim and throttle, and draw the screen."""
-    with (
-        RedisServer() as server,
-        Celery("shop", broker=server.url(0).replace("redis://", "dq-redis://", 1)) as app,
-    ):
+    with RedisServer() as server:
+        app: Any = Celery("shop", broker=server.url(0).replace("redis://", "dq-redis://", 1))
         celery_dq.setup(app)
         app.conf.update(task_default_queue="push", dq_queues={"mail": {}, "ledger": {}})
         state = TopState(app.dq, time.monotonic)

@@ -70,9 +70,8 @@ def _had_messages(channel: Any, queue: str) -> bool:
 def queues_of_settings(app: Any, options: Options) -> set[str]:
     """Return the names of the queues that the settings, the routes or the tasks of an app name."""
     conf = app.conf
-    declared: Any = conf.task_queues or ()
-    names = {conf.task_default_queue}
-    names.update(declared if isinstance(declared, dict) else (queue.name for queue in declared))
+    names: set[str] = {conf.task_default_queue}
+    names.update(_names(conf.task_queues or ()))  # a dictionary has names as its keys
     names.update(section.name for section in (*options.queues, *options.singletons))
     names.update(_routed(conf.task_routes))
     names.update(_names(getattr(task, "queue", None) for task in app.tasks.values()))
