@@ -133,6 +133,9 @@ EVENTS: Final[dict[str, str]] = {
     "metrics_outage_over": "The state of the broker can be read for the metrics again.",
     "metrics_port_unavailable": "A worker serves no metrics, because it cannot listen on dq_metrics_port.",
     "metrics_served": "A worker or an exporter serves metrics; the record names the address.",
+    # Probes.
+    "probe_file_outage_began": "A worker cannot write dq_probe_file; it goes on, and probes call it dead.",
+    "probe_file_outage_over": "A worker writes dq_probe_file again.",
     # Publishing and the buffer.
     "publish_waits_for_broker": "A call of a running task waits until the broker answers.",
     "buffer_flusher_not_started": (

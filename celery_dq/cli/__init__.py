@@ -22,6 +22,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``spill``      buffered messages on disk
 ``zookeeper``  queues in ZooKeeper
 ``exporter``   metrics for Prometheus
+``probe``      probes of a worker, for Kubernetes and others
 ``web``        the dashboard
 
 The commands call ``app.dq`` and ``celery_dq.inspector``, and hold no logic of their own.
@@ -41,6 +42,7 @@ from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, re
 from celery_dq.cli.migrate import migrate
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
+from celery_dq.cli.probe import alive, ready
 from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
 from celery_dq.cli.spill import spill
@@ -80,6 +82,8 @@ for command in (
     spill,
     explain,
     doctor,
+    alive,
+    ready,
     zookeeper,
     exporter,
     web,

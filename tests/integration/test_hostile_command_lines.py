@@ -200,6 +200,11 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("alive", "give FILE, or set dq_probe_file"),
+    ("alive /nowhere/probe", "there is no file /nowhere/probe"),
+    ("alive /nowhere/probe --within 0", "x>0"),
+    ("ready", "give FILE, or set dq_probe_file"),
+    ("ready /dev/null", "cannot be read"),
     ("status push", "unexpected extra argument"),
     ("exporter --port 70000", "0<=x<=65535"),
     ("web --port 99999", "0<=x<=65535"),
@@ -249,7 +254,7 @@ GIVEN |= {
     "hosts": "127.0.0.1:1",
     "path": "/mail",
     "queues": "push",
-    "file": "-",
+    "file": "/dev/null",
 }
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+import celery_dq
 from tests.workers import ENVIRONMENT, app_from_environment
 
 NAME = "moving"
@@ -30,3 +31,6 @@ def add_work(app: Celery) -> Celery:
 
 if ENVIRONMENT in os.environ:
     app = add_work(app_from_environment(NAME))
+    # A stock worker knows no tenants, unless a test asks for a feature of celery-dq.
+    if "dq_probe_file" in app.conf:
+        celery_dq.setup(app)

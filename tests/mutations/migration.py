@@ -28,8 +28,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "a staged message is confirmed that was not sent",
         "app/api/migration.py",
-        "            channel.publisher.push(queue, messages)\n            if self._stock.confirm(",
-        "            channel.publisher.push(queue, messages[1:] or messages)\n            if self._stock.confirm(",
+        "            channel.publisher.push(queue, messages)\n",
+        "            channel.publisher.push(queue, messages[1:] or messages)\n",
         KILLS,
     ),
     Mutation(
