@@ -47,7 +47,7 @@ class Rotation:
     @property
     def runs(self) -> dict[bytes, bytes]:
         with redis.Redis.from_url(self.ledger_url) as ledger:
-            return dict(ledger.hgetall("runs"))  # type: ignore[arg-type]
+            return dict(ledger.hgetall("runs"))
 
 
 @pytest.fixture
@@ -94,5 +94,6 @@ def test_a_provider_can_be_an_object(rotation: Rotation) -> None:
         celery_dq.setup(app)
         with app.connection_for_write() as connection:
             connection.credential_provider = FileCredentials()
-            client = connection.default_channel.client
+            channel: Any = connection.default_channel
+            client = channel.client
             assert client.execute_command("ACL", "WHOAMI") == USER.encode()
