@@ -17,6 +17,7 @@ from kombu.asynchronous import Hub
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
 from celery_dq.transport.redis.store.replies import OutgoingRecord
@@ -184,6 +185,43 @@ def test_the_settles_of_several_queues_wait_for_one_answer(
     process.heartbeat.drop_lease(other)
 
 
+def test_acks_whose_answer_is_lost_are_sent_at_the_next_turn(consumer: TwoMessages) -> None:
+    in_flight = consumer.process.in_flight
+    consumer.second.settle()
+    consumer.first.finish()
+    consumer.channel.tick()
+    assert in_flight.partitions_with_acks() == []
+    consumer.fetcher.close()
+    assert consumer.fetcher.next_deadline() is not None
+    assert consumer.tick() >= 1
+    assert in_flight.partitions_with_acks() == []
+
+
+def test_dead_letters_and_releases_wait_for_no_claim(consumer: TwoMessages) -> None:
+    consumer.hold_claims_back()
+    consumer.process.in_flight.dead_letter(consumer.first.delivery_tag, "a fault", b"")
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "unsettled"]
+    consumer.process.in_flight.release(consumer.second.delivery_tag, "requeue")
+    assert consumer.tick() == 1
+    assert consumer.process.in_flight.stale == 0
+
+
+def test_refused_acks_are_not_sent_again_at_once(kombu_client: KombuClient, consumer: TwoMessages) -> None:
+    client, state = kombu_client.client, kombu_client.keys.state
+    client.rename(state, "aside")
+    client.set(state, "of another program")
+    consumer.second.settle()
+    consumer.first.finish()
+    assert consumer.tick() == 1
+    client.rename("aside", state)
+    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == RETRY_AFTER_REFUSAL_S
+    assert consumer.tick() == 0
+    consumer.clock.advance(RETRY_AFTER_REFUSAL_S)
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "settled"]
+
+
 @pytest.mark.parametrize("why", ["", "limit", "lock", "singleton", "in the loop"])
 def test_a_finish_waits_for_a_claim_that_is_not_planned_where_no_message_waits_for_it(
     consumer: TwoMessages, monkeypatch: pytest.MonkeyPatch, why: str
@@ -196,6 +234,9 @@ def test_a_finish_waits_for_a_claim_that_is_not_planned_where_no_message_waits_f
     consumer.process.in_flight.get(consumer.first.delivery_tag).has_lock = why == "lock"
     if why == "singleton":
         monkeypatch.setattr(source, "queue", dataclasses.replace(source.queue, token=1))
+    clock = consumer.clock
+    while clock.monotonic() + RIDE_ALONG_S - clock.monotonic() >= RIDE_ALONG_S:
+        clock.advance(clock.monotonic())  # until a difference of two times is rounded to less
     consumer.first.finish()
     if why:
         assert consumer.tick() == 1
