@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
 from celery import bootsteps, signals
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import MissingLibrary
 from celery_dq.native import leave_green_hub, unpatched
 
 __all__ = ["MetricsStep"]
@@ -24,6 +25,9 @@ class MetricsStep(bootsteps.StartStopStep):
 
     The thread uses primitives that gevent and eventlet have not replaced, and its own loop for its requests,
     so that it answers while a task blocks the worker's loop. It answers until the last task has ended.
+
+    Raises:
+        MissingLibrary: prometheus-client is not installed.
     """
 
     # The first children of the pool are forked before there is a socket that they would inherit.
@@ -34,24 +38,19 @@ class MetricsStep(bootsteps.StartStopStep):
         self._server: Any = None
         #: Held while the thread lives.
         self._thread_lock = unpatched("_thread", "allocate_lock")()
+        port = dq_of(worker.app).options.metrics.port
+        if port is not None and find_spec("prometheus_client") is None:
+            raise MissingLibrary.needed_by(f"dq_metrics_port = {port}", "prometheus-client", "metrics")
 
     def include_if(self, worker: Any) -> bool:
         """Return whether the settings name a port."""
         return dq_of(worker.app).options.metrics.port is not None
 
     def start(self, worker: Any) -> None:
-        """Start the thread, and wait until it listens.
+        """Start the thread, and wait until it listens."""
+        # The import needs the extra 'metrics'.
+        from celery_dq.metrics.server import MetricsServer
 
-        Raises:
-            ConfigurationError: prometheus-client is not installed.
-        """
-        try:
-            from celery_dq.metrics.server import MetricsServer
-        except ImportError as exc:
-            port = dq_of(worker.app).options.metrics.port
-            raise ConfigurationError(
-                f"dq_metrics_port = {port} needs prometheus-client ({exc}): pip install 'celery-dq[metrics]'"
-            ) from exc
         listens = unpatched("_thread", "allocate_lock")()
         listens.acquire()
         self._thread_lock.acquire()
