@@ -129,7 +129,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "recovery",
         "acks whose answer is lost wait for the heartbeat",
         "transport/redis/in_flight/in_flight_messages.py",
-        "        box.dead_letters.extendleft(reversed(list(letters)))\n        self._with_acks[partition] = None\n",
+        "        box.dead_letters.extendleft(reversed(list(letters)))\n"
+        "        self._with_acks[partition] = None\n",
         "        box.dead_letters.extendleft(reversed(list(letters)))\n",
         ("tests/broker/test_acks.py", "-k", "at_the_next_turn"),
     ),
