@@ -14,6 +14,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
+``migrate``    takes over messages from kombu's Redis transport
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``doctor``     checks of the set-up
@@ -38,6 +39,7 @@ from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
 from celery_dq.cli.output import explain_configuration_errors
+from celery_dq.cli.migrate import migrate
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
 from celery_dq.cli.queues import move, purge, queues, tenants
@@ -69,6 +71,7 @@ for command in (
     reschedule,
     reprioritise,
     move,
+    migrate,
     purge,
     pause,
     resume,

@@ -101,6 +101,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("move push new --create", "exactly one of"),
     ("move push new --create --task-id nonsense", "No message of task nonsense waits"),
     ("move push new --create --tenant acmee", "Did you mean 'acme'?"),
+    ("migrate", "Missing argument 'SOURCE'"),
+    ("migrate amqp://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --yes", "cannot be reached"),
+    ("migrate redis://127.0.0.1:1 redis://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --stock-options nonsense", "is not JSON"),
+    ("migrate redis://127.0.0.1:1 --stock-options []", "is no JSON object"),
+    ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),
     ("purge pusj --yes", "Did you mean 'push'?"),
     ("purge push", "--yes makes the change without a question"),
     ("quotas get pusj", "Did you mean 'push'?"),
@@ -246,7 +253,7 @@ GIVEN |= {
 }
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
-GIVEN |= {"priority": "5"}
+GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
 OPTIONS |= {("dead", "edit"): ["--priority", "1"]}
 # The dashboard and the exporter serve without their broker. Here a refusal ends the commands.
