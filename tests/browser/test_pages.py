@@ -27,6 +27,8 @@ PAGES = {
     "leaders/": "h1",
     "workers/": "tbody th",
     "message/?id=nowhere": ".explanation",
+    "message/?id={waiting}": ".edits",
+    "dead-letters/letter/?queue=push&id={dead}": "textarea",
 }
 
 
@@ -51,10 +53,11 @@ def violations(page: Page) -> list[str]:
 
 
 def test_every_page_is_accessible_and_has_no_error(busy: Any, look: Look) -> None:
+    (waiting,), (dead,) = busy.dq.queues["push"].peek(1), busy.dq.dead_letters["push"].list(1)
     for options in ({}, {"dark": True}, {"width": 390, "phone": True}):
         with look("all", **options) as window:
             for path, there in PAGES.items():
-                window.page.goto(path)
+                window.page.goto(path.format(waiting=waiting.id, dead=dead.id))
                 expect(window.page.locator(there).first).to_be_visible()
                 if not options.get("phone"):
                     assert violations(window.page) == [], (path, options)
