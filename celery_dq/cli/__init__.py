@@ -38,8 +38,8 @@ from celery_dq.cli.doctor import doctor
 from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
-from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.migrate import migrate
+from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
 from celery_dq.cli.queues import move, purge, queues, tenants
