@@ -47,6 +47,11 @@ EVENTS: Final[dict[str, str]] = {
     "older_settings_quota": (
         "A worker's settings have a quota that was replaced a short while ago; it is not applied."
     ),
+    "partition_gone": (
+        "A worker was started for one partition of a queue, which has fewer now; it gets no messages."
+    ),
+    "partitions_followed": "The number of partitions has changed, and a worker consumes the new ones.",
+    "partitions_not_followed": "A worker cannot consume the new partitions; it goes on as before.",
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
     ),

@@ -40,6 +40,7 @@ from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
 from celery_dq.cli.migrate import migrate
+from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
 from celery_dq.cli.probe import alive, ready
@@ -52,6 +53,7 @@ from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
 
 equip_every_app()
+explain_configuration_errors()
 
 
 @click.group(name="dq")

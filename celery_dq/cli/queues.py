@@ -44,7 +44,7 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
     for name in names:
         require_queue(name, known)
     # The table has no ages, and each costs a look at the tenants.
-    rows = [dq.queues[name].snapshot(ages=as_json) for name in names or known]
+    rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
     show_table(as_json, rows, with_pauses(_QUEUE_COLUMNS, rows), "No queue is declared yet.")
 
 

@@ -17,6 +17,7 @@ from kombu.asynchronous import Hub
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
 from celery_dq.transport.redis.store.replies import OutgoingRecord
@@ -26,6 +27,8 @@ from tests.lua.partition_scripts import PartitionScripts
 
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0}
+#: In the past, so that nothing is overdue. Rounding makes ``START_S + RIDE_ALONG_S - START_S`` too small.
+START_S = 4.0
 
 
 class TwoMessages:
@@ -37,7 +40,7 @@ class TwoMessages:
         self.channel = connection.default_channel
         self.process = self.channel.process
         self.fetcher = self.channel.consumer.fetcher
-        self.clock = ManualClock(monotonic=self.process.clock.monotonic())
+        self.clock = ManualClock(monotonic=START_S)
         self.process.clock = self.process.in_flight._clock = self.channel.poller._clock = self.clock
         self._kombu_client = kombu_client
         self._client = kombu_client.client
@@ -182,6 +185,43 @@ def test_the_settles_of_several_queues_wait_for_one_answer(
     consumer.fetcher.read_all_answers()
     process.in_flight.abandon_partition(other.key)
     process.heartbeat.drop_lease(other)
+
+
+def test_acks_whose_answer_is_lost_are_sent_at_the_next_turn(consumer: TwoMessages) -> None:
+    in_flight = consumer.process.in_flight
+    consumer.second.settle()
+    consumer.first.finish()
+    consumer.channel.tick()
+    assert in_flight.partitions_with_acks() == []
+    consumer.fetcher.close()
+    assert consumer.fetcher.next_deadline() is not None
+    assert consumer.tick() >= 1
+    assert in_flight.partitions_with_acks() == []
+
+
+def test_dead_letters_and_releases_wait_for_no_claim(consumer: TwoMessages) -> None:
+    consumer.hold_claims_back()
+    consumer.process.in_flight.dead_letter(consumer.first.delivery_tag, "a fault", b"")
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "unsettled"]
+    consumer.process.in_flight.release(consumer.second.delivery_tag, "requeue")
+    assert consumer.tick() == 1
+    assert consumer.process.in_flight.stale == 0
+
+
+def test_refused_acks_are_not_sent_again_at_once(kombu_client: KombuClient, consumer: TwoMessages) -> None:
+    client, state = kombu_client.client, kombu_client.keys.state
+    client.rename(state, "aside")
+    client.set(state, "of another program")
+    consumer.second.settle()
+    consumer.first.finish()
+    assert consumer.tick() == 1
+    client.rename("aside", state)
+    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == RETRY_AFTER_REFUSAL_S
+    assert consumer.tick() == 0
+    consumer.clock.advance(RETRY_AFTER_REFUSAL_S)
+    assert consumer.tick() == 1
+    assert consumer.places() == ["gone", "settled"]
 
 
 @pytest.mark.parametrize("why", ["", "limit", "lock", "singleton", "in the loop"])

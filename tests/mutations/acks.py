@@ -117,4 +117,37 @@ MUTATIONS: tuple[Mutation, ...] = (
         "may_wait=not self.asks_first",
         ("tests/broker/test_acks.py",),
     ),
+    Mutation(
+        "heartbeat",
+        "a finish at the end of its wait may wait on, by a rounding error",
+        "transport/redis/consuming/fetcher.py",
+        "now >= box.oldest_finish_at + RIDE_ALONG_S",
+        "now - box.oldest_finish_at >= RIDE_ALONG_S",
+        ("tests/broker/test_acks.py", "-k", "not_planned"),
+    ),
+    Mutation(
+        "recovery",
+        "acks whose answer is lost wait for the heartbeat",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "        box.dead_letters.extendleft(reversed(list(letters)))\n"
+        "        self._with_acks[partition] = None\n",
+        "        box.dead_letters.extendleft(reversed(list(letters)))\n",
+        ("tests/broker/test_acks.py", "-k", "at_the_next_turn"),
+    ),
+    Mutation(
+        "recovery",
+        "acks that Redis refuses are sent again in a loop",
+        "transport/redis/in_flight/script_pipeline.py",
+        "            self.paused_until = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S\n",
+        "            pass\n",
+        ("tests/broker/test_acks.py", "-k", "refused_acks"),
+    ),
+    Mutation(
+        "poison",
+        "a dead letter waits for the next heartbeat",
+        "transport/redis/in_flight/script_pipeline.py",
+        "urgently = bool(box.releases or box.dead_letters)",
+        "urgently = bool(box.releases)",
+        ("tests/broker/test_acks.py", "-k", "wait_for_no_claim"),
+    ),
 )

@@ -20,7 +20,7 @@ from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
 from celery_dq.context import APP_CONTEXT
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
@@ -47,6 +47,7 @@ class DQAmqp:
 
         Raises:
             ConfigurationError: A ``dq_*`` option is unusable, or the URL's scheme is misspelt.
+            MissingLibrary: The library of the transport is not installed.
         """
         register_transports()  # an unpickled app was not set up in this process
         refuse_misspelt(args[0] if args else kwargs.get("hostname"))
@@ -57,6 +58,8 @@ class DQAmqp:
         connection = super().Connection  # type: ignore[misc]  # of Celery's AMQP, beside which this is mixed
         try:
             return connection(*args, transport_options=options, **kwargs)
+        except ImportError as exc:
+            raise MissingLibrary(str(exc)) from exc
         except ValueError as exc:
             raise ConfigurationError(f"broker_url cannot be read: {exc}") from exc
         except KeyError as exc:

@@ -411,7 +411,7 @@ class RedisFetcher:
         """Return whether the pending finishes of *queue* may wait for its next claim."""
         source = self._subscriptions.get(queue.prefix)
         box = self._process.in_flight.pending_acks(queue.key)
-        if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # as in next_deadline()
+        if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
         in_time = self._can_keep_next_look()  # a loop in which messages run may turn too late
         return source.may_have_work or bool(in_time and not source.is_end_awaited(box.finishes))
