@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a filter of dead letters tells hidden arguments",
-        "contrib/django/dashboard/dead_letters.py",
+        "contrib/django/dashboard/letter_filter.py",
         "            if wanted.allows(letter):",
         "            if wanted.allows(each):",
         ("tests/dashboard/test_security.py", "-k", "arguments"),
