@@ -72,7 +72,8 @@ def queues_of_settings(app: Any, options: Options) -> set[str]:
     conf = app.conf
     names: set[str] = {conf.task_default_queue}
     names.update(_names(conf.task_queues or ()))  # a dictionary has names as its keys
-    names.update(section.name for section in (*options.queues, *options.singletons))
+    names.update(section.name for section in options.queues)
+    names.update(section.name for section in options.singletons)
     names.update(_routed(conf.task_routes))
     names.update(_names(getattr(task, "queue", None) for task in app.tasks.values()))
     return names
