@@ -330,12 +330,16 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        for name in list(self._with_acks):
-            # Removed before the look, so that an ack which another thread adds now is not missed.
-            self._with_acks.pop(name, None)
-            if self.pending_acks(name):
-                self._with_acks[name] = None
-        return list(self._with_acks)
+        names = list(self._with_acks)
+        for name in tuple(names):
+            if not self.pending_acks(name):
+                # Removed before the second look, so that an ack which another thread adds now is not missed.
+                self._with_acks.pop(name, None)
+                if self.pending_acks(name):
+                    self._with_acks[name] = None
+                else:
+                    names.remove(name)
+        return names
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Pop up to *limit* settles and up to *limit* finishes, to send them.
