@@ -330,16 +330,13 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        names = list(self._with_acks)
-        for name in tuple(names):
+        for name in tuple(self._with_acks):
             if not self.pending_acks(name):
                 # Removed before the second look, so that an ack which another thread adds now is not missed.
                 self._with_acks.pop(name, None)
                 if self.pending_acks(name):
                     self._with_acks[name] = None
-                else:
-                    names.remove(name)
-        return names
+        return list(self._with_acks)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Pop up to *limit* settles and up to *limit* finishes, to send them.
