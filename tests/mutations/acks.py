@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "no timer is set for a settle that waits",
         "transport/redis/consuming/fetcher.py",
-        "self.wakeups.asks_at, *self.pipeline.settle_times()]",
+        "self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]",
         "self.wakeups.asks_at]",
         ("tests/broker/test_acks.py",),
     ),
