@@ -15,6 +15,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
+``migrate``    takes over messages from kombu's Redis transport
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``doctor``     checks of the set-up
@@ -22,6 +23,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``spill``      buffered messages on disk
 ``zookeeper``  queues in ZooKeeper
 ``exporter``   metrics for Prometheus
+``probe``      probes of a worker, for Kubernetes and others
 ``web``        the dashboard
 
 The commands call ``app.dq`` and ``celery_dq.inspector``, and hold no logic of their own.
@@ -38,9 +40,11 @@ from celery_dq.cli.doctor import doctor
 from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
+from celery_dq.cli.migrate import migrate
 from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
+from celery_dq.cli.probe import alive, ready
 from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
 from celery_dq.cli.spill import spill
@@ -72,6 +76,7 @@ for command in (
     reschedule,
     reprioritise,
     move,
+    migrate,
     purge,
     pause,
     resume,
@@ -82,6 +87,8 @@ for command in (
     spill,
     explain,
     doctor,
+    alive,
+    ready,
     zookeeper,
     exporter,
     web,

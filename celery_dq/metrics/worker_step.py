@@ -16,6 +16,9 @@ __all__ = ["MetricsStep"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds to wait for the end of the thread.
+STOP_TIMEOUT_S = 2.0
+
 
 class MetricsStep(bootsteps.StartStopStep):
     """Serves metrics from a native thread of the main process. Without ``dq_metrics_port`` it does nothing.
@@ -33,6 +36,8 @@ class MetricsStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self._server: Any = None
+        #: Held while the thread lives.
+        self._thread_lock = unpatched("_thread", "allocate_lock")()
         port = dq_of(worker.app).options.metrics.port
         if port is not None and find_spec("prometheus_client") is None:
             raise MissingLibrary.needed_by(f"dq_metrics_port = {port}", "prometheus-client", "metrics")
@@ -48,9 +53,10 @@ class MetricsStep(bootsteps.StartStopStep):
 
         listens = unpatched("_thread", "allocate_lock")()
         listens.acquire()
+        self._thread_lock.acquire()
         # Steps end in the reverse order. Thus `stop` would come before the pool has finished its tasks.
         signals.worker_shutdown.connect(self._stop_server, sender=worker)
-        unpatched("_thread", "start_new_thread")(self._serve, (worker, MetricsServer, listens))
+        unpatched("_thread", "start_new_thread")(self._run, (worker, MetricsServer, listens))
         listens.acquire()
 
     def terminate(self, worker: Any) -> None:
@@ -58,10 +64,18 @@ class MetricsStep(bootsteps.StartStopStep):
         self._stop_server()
 
     def _stop_server(self, **_: Any) -> None:
-        """End the thread without waiting for it."""
+        """End the thread. One that lives when the interpreter ends is killed, which crashes a greenlet."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
+            self._thread_lock.acquire(True, STOP_TIMEOUT_S)
+
+    def _run(self, worker: Any, make: Any, listens: Any) -> None:
+        try:
+            self._serve(worker, make, listens)
+            leave_green_hub()
+        finally:
+            self._thread_lock.release()
 
     def _serve(self, worker: Any, make: Any, listens: Any) -> None:
         options = dq_of(worker.app).options.metrics
@@ -86,7 +100,4 @@ class MetricsStep(bootsteps.StartStopStep):
             server.url,
             extra={"event": "metrics_served", "url": server.url},
         )
-        try:
-            server.serve()
-        finally:
-            leave_green_hub()
+        server.serve()

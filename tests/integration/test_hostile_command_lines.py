@@ -107,6 +107,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("move push new --create", "exactly one of"),
     ("move push new --create --task-id nonsense", "No message of task nonsense waits"),
     ("move push new --create --tenant acmee", "Did you mean 'acme'?"),
+    ("migrate", "Missing argument 'SOURCE'"),
+    ("migrate amqp://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --yes", "cannot be reached"),
+    ("migrate redis://127.0.0.1:1 redis://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --stock-options nonsense", "is not JSON"),
+    ("migrate redis://127.0.0.1:1 --stock-options []", "is no JSON object"),
+    ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),
     ("purge pusj --yes", "Did you mean 'push'?"),
     ("purge push", "--yes makes the change without a question"),
     ("quotas get pusj", "Did you mean 'push'?"),
@@ -202,6 +209,11 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("alive", "give FILE, or set dq_probe_file"),
+    ("alive /nowhere/probe", "there is no file /nowhere/probe"),
+    ("alive /nowhere/probe --within 0", "x>0"),
+    ("ready", "give FILE, or set dq_probe_file"),
+    ("ready /dev/null", "cannot be read"),
     ("status push", "unexpected extra argument"),
     ("exporter --port 70000", "0<=x<=65535"),
     ("web --port 99999", "0<=x<=65535"),
@@ -252,10 +264,11 @@ GIVEN |= {
     "hosts": "127.0.0.1:1",
     "path": "/mail",
     "queues": "push",
-    "file": "-",
+    "file": "/dev/null",
 }
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
+GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
 GIVEN |= {"priority": "5", "name": "x.bad"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
 OPTIONS |= {("dead", "edit"): ["--priority", "1"]}

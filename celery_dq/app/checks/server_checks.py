@@ -177,7 +177,7 @@ def stock_messages(app: Any, channel: Any) -> Iterator[Finding]:
             "W015",
             f"Messages of Celery's Redis transport are in the same database: {', '.join(found)}. No worker on"
             " dq-redis:// reads them.",
-            "Run workers on redis:// until they are gone; or delete the keys.",
+            "Take them over: celery dq migrate redis://…; or run workers on redis:// until they are gone.",
         )
 
 

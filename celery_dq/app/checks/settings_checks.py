@@ -13,8 +13,8 @@ from typing import Any
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
-from celery_dq.app.publishing.amqp import TenantRules
 from celery_dq.app.publishing.dedup_stage import DedupRules
+from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.table import READ_VERSIONS, unread
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of

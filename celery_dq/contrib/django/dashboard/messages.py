@@ -109,6 +109,7 @@ def _place(details: MessageDetails, arguments: bool) -> dict[str, Any]:
         "reason": details.reason,
         "timeline": _timeline(details),
         "can_be_cancelled": message.state in ("waiting", "delayed", "blocked"),
+        "can_be_edited": message.state in ("waiting", "delayed"),
     }
 
 

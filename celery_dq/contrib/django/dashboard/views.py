@@ -254,6 +254,8 @@ class Confirmation:
         count: Number of these things, if it is more than `rows` has.
         fields: Values of the form that are sent with the confirmation.
         is_dangerous: Whether the change cannot be undone.
+        rate_of: The unit of a rate that the user may give; "" asks for none.
+        page: Name of the page that makes the change; "" is the one that has asked.
     """
 
     title: str
@@ -264,6 +266,13 @@ class Confirmation:
     count: int = 0
     fields: Mapping[str, str] = field(default_factory=dict)
     is_dangerous: bool = False
+    rate_of: str = ""
+    page: str = ""
+
+    @property
+    def path(self) -> str:
+        """The name of the address that makes the change."""
+        return f"celery_dq:{self.page}"
 
 
 class ChangeView(DashboardView):
@@ -313,7 +322,11 @@ class ChangeView(DashboardView):
             asked = self.reads.change(lambda: self._check_and_preview(dq, form))
             if asked is not None:
                 return self.rendered("confirm", {"asked": asked, "back": link_to(page, **query)})
-        sentence = self.reads.change(lambda: self._make_and_report(dq, form, name))
+        return self.done(form, self.reads.change(lambda: self._make_and_report(dq, form, name)))
+
+    def done(self, form: QueryDict, sentence: str) -> HttpResponseBase:
+        """Return the answer after the change: by default the page that follows, with the sentence."""
+        page, query = self.back(form)
         return HttpResponseRedirect(link_to(page, **query, notice=signing.dumps(sentence, salt=NOTICE)))
 
     def _check_and_preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
