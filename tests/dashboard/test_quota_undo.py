@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.core import signing
+
+from celery_dq.contrib.django.dashboard.quotas import Undo
+from celery_dq.errors import InvalidRequest
 
 TENANT = {"queue": "push", "tenant": "a"}
 
@@ -15,7 +19,7 @@ TENANT = {"queue": "push", "tenant": "a"}
 def undo_of(answer: Any) -> str:
     """Return the signed undo in the address to which a change leads."""
     assert answer.status_code == 302, answer.content.decode()
-    return parse_qs(urlsplit(answer["Location"]).query)["undo"][0]
+    return str(parse_qs(urlsplit(answer["Location"]).query)["undo"][0])
 
 
 def undo(client: Any, text: str, **fields: str) -> Any:
@@ -59,19 +63,14 @@ def test_an_undo_is_signed_for_its_tenant_and_a_day(
     other = signing.dumps(signing.loads(text, salt="celery_dq.undo"), salt="other")
     for answer in (undo(operator, other), undo(operator, ""), undo(operator, text, tenant="b")):
         assert answer.status_code == 400
-    later = signing.time.time() + 86_401
-    monkeypatch.setattr(signing.time, "time", lambda: later)
-    with pytest.raises(signing.SignatureExpired):
-        signing.loads(text, salt="celery_dq.undo", max_age=86_400)
+    later = time.time() + 86_401
+    monkeypatch.setattr(time, "time", lambda: later)
     # The session of the user is over by then, too, so the undo is read by itself.
-    from celery_dq.contrib.django.dashboard.quotas import Undo
-    from celery_dq.errors import InvalidRequest
-
     with pytest.raises(InvalidRequest, match="too long ago"):
         Undo.read(text)
 
 
-def test_the_audit_trail_shows_who_has_changed_what_and_why(shop: Any, operator: Any) -> None:
+def test_the_audit_trail_shows_the_user_and_the_reason_of_a_change(shop: Any, operator: Any) -> None:
     shop.dq.quotas.pause("mail", "m")
     operator.post("/dq/tenant/quota/", {**TENANT, "rate": "7/s", "confirmed": "1", "reason": " sale "})
     entries = json.loads(operator.get("/dq/audit/?format=json").content)["entries"]
