@@ -55,6 +55,9 @@ EVENTS: Final[dict[str, str]] = {
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
     ),
+    "queue_name_doubtful": (
+        "A worker consumes a queue that never had a message, and whose name is close to that of another one."
+    ),
     "redis_full": "The memory of Redis is full; publishing is refused until workers have emptied its queues.",
     "script_refused": "Redis answered a script with an error; it is sent again a second later.",
     "server_unchecked": (

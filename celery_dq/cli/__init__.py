@@ -8,6 +8,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``times``      options that give a time or a duration
 ``typos``      refuses unknown names, and suggests the nearest one
 ``status``     queues, consumers and leaders on one screen
+``top``        the same live, with keys; ``top_state`` and ``top_screen`` are its parts
 ``queues``     look at queues and tenants, move and delete messages
 ``partitions``  partitions of queues
 ``messages``   look at messages, cancel or edit them
@@ -48,6 +49,7 @@ from celery_dq.cli.queues import move, purge, queues, tenants
 from celery_dq.cli.quotas import quotas
 from celery_dq.cli.spill import spill
 from celery_dq.cli.status import status
+from celery_dq.cli.top import top
 from celery_dq.cli.web import web
 from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
@@ -63,6 +65,7 @@ def dq() -> None:
 
 for command in (
     status,
+    top,
     queues,
     partitions,
     tenants,

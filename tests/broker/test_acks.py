@@ -251,7 +251,7 @@ def test_a_claimed_message_with_a_dedup_key_is_known_to_have_a_lock(kombu_client
     scripts = PartitionScripts(kombu_client.client)
     kombu_client.publish(1)
     (stored,) = kombu_client.client.hvals(scripts.keys.messages)
-    keyed = dataclasses.replace(RedisRecord.unpack(stored), dedup=DedupSection("k").pack())
+    keyed = RedisRecord.unpack(stored)._replace(dedup=DedupSection("k").pack())
     scripts.partition.push([OutgoingRecord(0, "m", keyed.pack())]).run(kombu_client.client)
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
         kombu_client.drain(connection, got, 2)

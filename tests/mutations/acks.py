@@ -16,7 +16,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "a finish in place of a settle waits for a claim as any other finish",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/redis/in_flight/in_flight_message.py",
         "if held.settle_by or not held.done",
         "if not held.done",
         ("tests/broker/test_acks.py",),
@@ -24,7 +24,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "the finish of a message that was not settled in time is sent at once",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/redis/in_flight/in_flight_message.py",
         "if held.settle_by or not held.done",
         "if True",
         ("tests/broker/test_acks.py",),
@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "no timer is set for a settle that waits",
         "transport/redis/consuming/fetcher.py",
-        "self.wakeups.asks_at, *self.pipeline.settle_times()]",
+        "self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]",
         "self.wakeups.asks_at]",
         ("tests/broker/test_acks.py",),
     ),
@@ -149,5 +149,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "urgently = bool(box.releases or box.dead_letters)",
         "urgently = bool(box.releases)",
         ("tests/broker/test_acks.py", "-k", "wait_for_no_claim"),
+    ),
+    Mutation(
+        "custody",
+        "a message on its way to the pending acks keeps no lease",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "self.count_of(partition) or box.moves or box",
+        "self.count_of(partition) or box",
+        ("tests/unit/test_in_flight_messages.py",),
+    ),
+    Mutation(
+        "custody",
+        "a message that becomes a pending ack between two looks keeps no lease",
+        "transport/redis/in_flight/in_flight_messages.py",
+        "self.count_of(partition) or box.moves or box",
+        "box or box.moves or self.count_of(partition)",
+        ("tests/unit/test_in_flight_messages.py",),
     ),
 )

@@ -9,6 +9,7 @@ from celery_dq.app.api import pauses
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
 from celery_dq.app.api.cancel import cancel_everywhere, cancel_found
+from celery_dq.app.api.forget import forget_queue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
@@ -294,6 +295,17 @@ class QueueApi:
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open(self.name) as opened:
             return pauses.resume(opened.of(name), opened.client, name, self._broker.audit)
+
+    def forget(self) -> bool:
+        """Remove the unused queue from the list of queues, and return whether it was there.
+
+        Its quotas stay, and hold again when a client declares the queue. A queue of the settings stays in
+        the lists of programs with these settings.
+
+        Raises:
+            InvalidRequest: The queue has messages, dead letters or consumers.
+        """
+        return forget_queue(self._broker, self.name)
 
     # Partitions.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_dq.app.checks import partition_checks, server_checks, settings_checks
+from celery_dq.app.checks import partition_checks, queue_checks, server_checks, settings_checks
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import ConfigurationError
 
@@ -37,6 +37,7 @@ BROKER_CHECKS = (
     server_checks.stock_messages,
     server_checks.settings_quotas,
     partition_checks.partitions,
+    queue_checks.unused_queues,
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.store.address import socket_options
@@ -58,7 +59,12 @@ class EventLoopChannel(RedisChannel):
         except ValueError as exc:
             raise ConfigurationError(f"broker_url cannot be used: {exc}") from exc
         if asynchronous:
-            params["connection_class"] = _forgotten_first(params["connection_class"], self.poller)
+            # A connection leaves the poller before its socket closes. Kombu reports a disconnect only
+            # afterwards, when epoll can no longer unregister the closed descriptor. If a forked child keeps
+            # the socket open, its events continue. The next connection may reuse the descriptor.
+            params["connection_class"] = reporting_connection(
+                params["connection_class"], self.poller.watch_again, self.poller.forget_connection
+            )
         return {**params, **socket_options(self.connection.client.hostname)}
 
     def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
@@ -166,6 +172,7 @@ class EventLoopChannel(RedisChannel):
             ]
         self.subclient.psubscribe(*topics)
         self._in_listen = self.subclient.connection
+        self.poller.watch_again()
         self._subscribed = set(self.active_fanout_queues)
 
     def _check_health(self) -> None:
@@ -312,18 +319,3 @@ class EventLoopChannel(RedisChannel):
         if self._in_listen is connection:
             self._in_listen = None
             self._subscribed.clear()
-
-
-def _forgotten_first(connection_class: Any, poller: Poller) -> Any:
-    """Return a connection class whose connections leave the poller before their sockets close.
-
-    Kombu reports a disconnect only afterwards, when epoll can no longer unregister the closed descriptor. If
-    a forked child keeps the socket open, its events continue. The next connection may reuse the descriptor.
-    """
-
-    class Connection(connection_class):  # type: ignore[misc]  # a class that is known at run time
-        def disconnect(self, *args: Any, **kwargs: Any) -> None:
-            poller.forget_connection(self)
-            super().disconnect(*args, **kwargs)
-
-    return Connection

@@ -21,7 +21,8 @@ from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.discard_pace import DiscardPace
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.partition_counts import PartitionCounts
 from celery_dq.transport.redis.store.queue import Queue

@@ -31,7 +31,7 @@ class Queue:
     retention: tuple[int, int] = (0, 0)
     token: int = 0
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         """Prefix of the keys, which stays when the number of partitions or the leader changes."""
         return self.partition.keys.prefix
