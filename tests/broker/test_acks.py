@@ -264,7 +264,7 @@ def test_a_claimed_message_with_a_dedup_key_is_known_to_have_a_lock(kombu_client
     scripts = PartitionScripts(kombu_client.client)
     kombu_client.publish(1)
     (stored,) = kombu_client.client.hvals(scripts.keys.messages)
-    keyed = dataclasses.replace(RedisRecord.unpack(stored), dedup=DedupSection("k").pack())
+    keyed = RedisRecord.unpack(stored)._replace(dedup=DedupSection("k").pack())
     scripts.partition.push([OutgoingRecord(0, "m", keyed.pack())]).run(kombu_client.client)
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
         kombu_client.drain(connection, got, 2)
@@ -289,9 +289,8 @@ def test_the_end_of_a_connection_sends_the_settles_that_wait(
     wait_until(lambda: "unsettled" not in consumer.places(), what=lambda: str(consumer.places()))
     assert consumer.places()[1] == "gone"
     assert consumer.process.in_flight.stale == 0
-    assert kombu_client.lose_lease() in (0, 1)
-    # The first message was settled, so it did not return.
-    assert kombu_client.depth() == 0
+    # The first message was settled, so it does not return. The woken heartbeat may renew its lease once more.
+    wait_until(lambda: kombu_client.lose_lease() <= 1 and kombu_client.depth() == 0, what="its end")
 
 
 def test_a_killed_process_returns_the_messages_whose_settles_waited(

@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "no timer is set for a settle that waits",
         "transport/redis/consuming/fetcher.py",
-        "self.wakeups.asks_at, *self.pipeline.settle_times()]",
+        "self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]",
         "self.wakeups.asks_at]",
         ("tests/broker/test_acks.py",),
     ),
@@ -129,8 +129,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "recovery",
         "acks whose answer is lost wait for the heartbeat",
         "transport/redis/in_flight/in_flight_messages.py",
-        "(reversed(list(letters)))\n        self._with_acks[partition] = None\n",
-        "(reversed(list(letters)))\n",
+        "        box.dead_letters.extendleft(reversed(list(letters)))\n"
+        "        self._with_acks[partition] = None\n",
+        "        box.dead_letters.extendleft(reversed(list(letters)))\n",
         ("tests/broker/test_acks.py", "-k", "at_the_next_turn"),
     ),
     Mutation(
@@ -145,8 +146,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "a dead letter waits for the next heartbeat",
         "transport/redis/in_flight/script_pipeline.py",
-        "urgently = bool(box.releases or box.dead_letters)",
-        "urgently = bool(box.releases)",
+        "urgently = box.releases or box.dead_letters or self",
+        "urgently = box.releases or self",
         ("tests/broker/test_acks.py", "-k", "wait_for_no_claim"),
     ),
     Mutation(

@@ -88,8 +88,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "the end of a task in a paused queue wakes a consumer",
         "transport/redis/lua/ack.lua",
-        " and (known[6] or '0') == '0'\n",
-        "\n",
+        " and (known[6] or '0') == '0' then\n",
+        " then\n",
         (PAUSES,),
     ),
     Mutation(

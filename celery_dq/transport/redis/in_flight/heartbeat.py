@@ -149,6 +149,8 @@ class Heartbeat:
                 extra={"event": "exit_without_answer"},
             )
             return
+        if not self._queues:
+            return
         try:
             client = self._connect()
             for queue in list(self._queues.values()):
@@ -213,6 +215,8 @@ class Heartbeat:
             self._disconnect()
             leave_green_hub()
         finally:
+            # Until here the exit of the process waits for this thread.
+            atexit.unregister(self._send_pending_acks_at_exit)
             self._thread_lock.release()
 
     def _log_not_renewed(self, exc: Exception, level: int) -> None:
@@ -233,8 +237,6 @@ class Heartbeat:
     def _should_end(self) -> bool:
         with self._start_stop:
             self._running = bool(self._queues) and not self._exiting
-            if not self._running:
-                atexit.unregister(self._send_pending_acks_at_exit)
             return not self._running
 
     def _renew_all(self) -> float:

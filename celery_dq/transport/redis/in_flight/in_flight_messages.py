@@ -245,11 +245,12 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        for name in list(self._with_acks):
-            # Removed before the look, so that an ack which another thread adds now is not missed.
-            self._with_acks.pop(name, None)
-            if self.pending_acks(name):
-                self._with_acks[name] = None
+        for name in tuple(self._with_acks):
+            if not self.pending_acks(name):
+                # Removed before the second look, so that an ack which another thread adds now is not missed.
+                self._with_acks.pop(name, None)
+                if self.pending_acks(name):
+                    self._with_acks[name] = None
         return list(self._with_acks)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
