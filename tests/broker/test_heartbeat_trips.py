@@ -12,7 +12,7 @@ import redis
 
 from celery_dq.clock import ManualClock
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import HeartbeatReply

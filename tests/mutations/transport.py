@@ -21,8 +21,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "a claim whose connection broke counts as answered",
         "transport/redis/in_flight/script_pipeline.py",
-        "            in_doubt.claim_unanswered(key)\n        in_flight.restore_acks(",
-        "            in_doubt.claim_answered(key, ())\n        in_flight.restore_acks(",
+        "# The claim may have taken messages.\n            in_doubt.claim_unanswered(key)\n",
+        "# The claim may have taken messages.\n            in_doubt.claim_answered(key, ())\n",
         (
             "tests/broker/test_lost_requests.py",
             "-k",

@@ -409,7 +409,7 @@ class RedisFetcher:
     def _may_wait_for_claim(self, queue: Queue, box: PendingAcks, now: float) -> bool:
         """Return whether the pending finishes of *queue* may wait for its next claim."""
         source = self._subscriptions.get(queue.prefix)
-        if source is None or now - box.oldest_finish_at >= RIDE_ALONG_S:
+        if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
         in_time = self._can_keep_next_look()  # a loop in which messages run may turn too late
         return source.may_have_work or bool(in_time and not source.is_end_awaited(box.finishes))

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError
 
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import (
+from celery_dq.transport.redis.in_flight.in_flight_message import (
     InFlightMessage,
     PendingAcks,
     PendingDeadLetter,
@@ -365,12 +365,13 @@ class ScriptPipeline:
 
     def _restore_acks(self, sent: InFlightCall) -> None:
         in_flight, in_doubt, key = self._process.in_flight, self._process.in_doubt, sent.queue.key
+        # First: acks that are neither pending nor under way are taken for confirmed.
+        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
         if sent.carries_acks:
             in_doubt.count_acks_under_way(key, -1)
         elif sent.on_claimed is not None and sent.resolve_once():
             # The claim may have taken messages.
             in_doubt.claim_unanswered(key)
-        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
 
     def close(self) -> None:
         """Close the connection; acks without an answer become pending again."""

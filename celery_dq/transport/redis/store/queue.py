@@ -74,6 +74,18 @@ class PartitionedQueue:
         self.is_pinned = len(self.partitions) < self.count
         self._homes = Homes(self.count)
 
+    def part_of(self, whole: PartitionedQueue) -> PartitionedQueue | None:
+        """Return the same part of the queue as it is now; None for one partition that has gone.
+
+        Args:
+            whole: The whole queue with its present partitions.
+        """
+        if not self.is_pinned:
+            return whole
+        number = self.partitions[0].partition.keys.partition
+        # Where a queue has one partition, push/0 is the name of another queue.
+        return PartitionedQueue(self.name, [whole.partitions[number]]) if number < whole.count > 1 else None
+
     def home(self, tenant: str) -> Queue:
         """Return the partition in which *tenant* lives.
 
