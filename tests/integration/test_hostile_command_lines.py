@@ -54,7 +54,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("queues push EMPTY", "There is no queue ''. Known queues: 'push'."),
     ("partitions pusj", "Did you mean 'push'?"),
     ("partitions push --set 0", "1<=x<=4096"),
-    ("partitions push --set 2", "has messages"),
+    ("partitions push --set 2 --timeout -1", "is not in the range"),
     ("partitions --set 2", "--set needs a QUEUE"),
     ("tenants pusj", "Did you mean 'push'?"),
     ("top --interval 0", "0.1<=x<=3600"),
