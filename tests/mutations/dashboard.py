@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a filter of dead letters tells hidden arguments",
-        "contrib/django/dashboard/dead_letters.py",
+        "contrib/django/dashboard/letter_filter.py",
         "            if wanted.allows(letter):",
         "            if wanted.allows(each):",
         ("tests/dashboard/test_security.py", "-k", "arguments"),
@@ -84,8 +84,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a change by the dashboard is audited without its user",
         _VIEWS,
-        'with dq.audit.through("dashboard", by=user):',
-        'with dq.audit.through("dashboard"):',
+        'with dq.audit.through("dashboard", by=user, reason=reason):',
+        'with dq.audit.through("dashboard", reason=reason):',
         ("tests/dashboard/test_changes.py", "-k", "visible_at_once"),
     ),
     Mutation(
@@ -135,6 +135,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         'if seen != form.get("seen", seen):',
         "if False:",
         ("tests/dashboard/test_changes.py", "-k", "since_the_preview"),
+    ),
+    Mutation(
+        "shared",
+        "an unknown user needs no password",
+        "contrib/django/dashboard/standalone.py",
+        "self._passwords.get(name, secrets.token_hex())",
+        'self._passwords.get(name, "")',
+        ("tests/dashboard/test_standalone.py", "-k", "changes_and_passwords"),
     ),
     Mutation(
         "shared",

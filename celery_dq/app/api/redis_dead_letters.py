@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -355,9 +355,9 @@ def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
 def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:
     """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
     if "tenant" in changes:
-        record = replace(record, tenant=check_tenant(changes["tenant"]))
+        record = record._replace(tenant=check_tenant(changes["tenant"]))
     if "priority" in changes:
-        record = replace(record, priority=check_priority(changes["priority"]))
+        record = record._replace(priority=check_priority(changes["priority"]))
     if "eta" in changes:
         eta = changes["eta"]
         due_us = 0 if eta is None else check_moment("eta", eta)
@@ -366,9 +366,9 @@ def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> Redi
                 f"eta = {eta}: the message expires at {moment(record.expires_us)}, and would not run; give "
                 "an earlier time"
             )
-        record = replace(record, due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
+        record = record._replace(due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
     packed, body = with_arguments(record.envelope, record.body, changes, accept)
-    return replace(record, envelope=packed, body=body)
+    return record._replace(envelope=packed, body=body)
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

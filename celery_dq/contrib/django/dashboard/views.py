@@ -23,7 +23,7 @@ from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENT
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
 from celery_dq.contrib.django.dashboard.failures import Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to
-from celery_dq.errors import DQError
+from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
 
@@ -94,15 +94,26 @@ class DashboardView(View):
         if not missing:
             return None
         user: Any = self.request.user
-        if not user.is_authenticated and not self._wants_json and self.request.method in ("GET", "HEAD"):
+        if not user.is_authenticated and not self._wants_json:
             # The import needs the models of django.contrib.auth, which ``celery dq web`` has not.
             from django.contrib.auth.views import redirect_to_login
 
-            return redirect_to_login(self.request.get_full_path())
+            return redirect_to_login(self.way_back)
         named = " and ".join(f"celery_dq.{each} ({dict(PERMISSIONS)[each]})" for each in missing)
         needs = f"This needs the permission {named}"
         remedy = "Ask an administrator of the project for it."
         return self.failed(Failure(403, "Not allowed", needs, remedy))
+
+    def refuse_unknown_queue(self, dq: DQ, given: QueryDict) -> None:
+        """Refuse the name of a queue that does not exist. It reads the broker, so it runs in a thread.
+
+        Raises:
+            InvalidRequest: There is no such queue.
+        """
+        name = given.get("queue", "")
+        known = dq.dedup if self.section == "dedup" else dq.queues  # the former has those of other brokers
+        if name and name not in [*known]:
+            raise InvalidRequest(f"There is no queue {name!r}")
 
     def _may(self, permission: str) -> bool:
         return may(self.request, permission)
@@ -225,7 +236,12 @@ class PageView(DashboardView):
         for name in ("format", "notice", "undo"):
             given.pop(name, None)
         key = (self.page, given.urlencode(), arguments)
-        data = self.reads.get(key, lambda: self.read(dq, given, arguments=arguments))
+
+        def read() -> dict[str, Any]:
+            self.refuse_unknown_queue(dq, given)
+            return self.read(dq, given, arguments=arguments)
+
+        data = self.reads.get(key, read)
         self.shown(dq, data)
         return self.rendered(self.page, data)
 
@@ -313,7 +329,7 @@ class ChangeView(DashboardView):
         # The permission is read here, because the connection to the database belongs to this thread.
         self.arguments = self.shows_arguments
         if "confirmed" not in form:
-            asked = self.reads.change(lambda: self.preview(dq, form))
+            asked = self.reads.change(lambda: self._check_and_preview(dq, form))
             if asked is not None:
                 return self.rendered("confirm", {"asked": asked, "back": link_to(page, **query)})
         return self.done(form, self.reads.change(lambda: self._make_and_report(dq, form, name)))
@@ -323,6 +339,10 @@ class ChangeView(DashboardView):
         page, query = self.back(form)
         notice = signing.dumps(sentence, salt=NOTICE)
         return HttpResponseRedirect(link_to(page, **query, notice=notice, undo=self.undo))
+
+    def _check_and_preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
+        self.refuse_unknown_queue(dq, form)
+        return self.preview(dq, form)
 
     def _make_and_report(self, dq: DQ, form: QueryDict, user: str) -> str:
         """Make the change. It is logged and audited even if its answer comes too late for the page."""
