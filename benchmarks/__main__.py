@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
+from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "script_calls": script_calls,
     "flow_files": flow_files,
     "scrapes": scrapes,
+    "dashboard": dashboard,
     "quotas": quotas,
     "fairness": fairness,
     "quiet": quiet,

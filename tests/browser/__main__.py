@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.testing.servers import RedisServer
-from tests.browser.busy_hour import fill
+from tests.browser.busy_hour import fill, write_history
 from tests.browser.chromium import Window, chromium
 from tests.dashboard.shop import make_app
 
@@ -21,7 +21,8 @@ QUEUE, TENANT = "queue/?queue=push", "tenant/?queue=push&tenant=kaffee-werk"
 #: Name of a picture -> page, width, height, whether it is dark, whether it is a phone.
 PICTURES = {
     "dashboard-queues": ("", 1180, 560, False, False),
-    "dashboard-queue-dark": (QUEUE, 1180, 860, True, False),
+    "dashboard-queue-dark": (QUEUE, 1180, 1010, True, False),
+    "dashboard-dead-letters": ("dead-letters/?queue=push", 1180, 560, False, False),
     "dashboard-tenant": (TENANT, 1180, 700, False, False),
     "dashboard-phone-dark": ("", 390, 780, True, True),
 }
@@ -74,7 +75,9 @@ def main() -> int:
     folder = parser.parse_args().folder
     with RedisServer() as server:
         broker_url = server.url(scheme="dq-redis")
-        fill(make_app(broker_url))
+        app = make_app(broker_url)
+        fill(app)
+        write_history(app)
         with dashboard(broker_url) as url:
             take_pictures(url, folder)
     return 0

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["fill"]
+from celery_dq.app.api.history import STEP_MS
+from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
+from celery_dq.inspector.queue_history import HistorySample
+from celery_dq.keys import history_stream
+
+__all__ = ["fill", "write_history"]
 
 
 def fill(app: Any, *, part: float = 1) -> None:
@@ -17,6 +24,11 @@ def fill(app: Any, *, part: float = 1) -> None:
         for order in range(count):
             app.tasks["notify"].apply_async((tenant, order), **options)
 
+    with app.dq.audit.through("app.dq", by="anna@ops-1"):
+        _fill(app, numbers, send, part)
+
+
+def _fill(app: Any, numbers: random.Random, send: Callable[..., None], part: float) -> None:
     quotas = app.dq.quotas
     quotas.set_default("push", rate="6/m", concurrency=8)
     quotas.set("push", "Bluebird Books", rate="200/s", burst=50, weight=2, concurrency=2)
@@ -53,3 +65,27 @@ def fill(app: Any, *, part: float = 1) -> None:
                     partition.dead_letter(worker, tag, reason=reason, worker=worker).run(client)
                 if turn < turns - 1:
                     partition.ack(worker, finish=tags[2:20]).run(client)
+
+
+def write_history(app: Any) -> None:
+    """Write samples of an hour, with a burst that workers catch up with."""
+    numbers = random.Random(7)
+    waiting, published, buckets = 30.0, 0.0, [0] * len(WAIT_BOUNDS_S)
+    with app.dq._broker.channel() as channel:
+        now_ms = int(channel.client.time()[0]) * 1000
+        for step in range(240, 1, -1):
+            burst = 34 * math.exp(-(((step - 60) / 9) ** 2))
+            arrived = (40 + 12 * math.sin(step / 30) + burst) * STEP_MS / 1000 * numbers.uniform(0.9, 1.1)
+            done = min(waiting + arrived, 62 * STEP_MS / 1000 * numbers.uniform(0.92, 1.04))
+            waiting, published = waiting + arrived - done, published + arrived
+            wait_s = waiting / 60
+            for part, factor in ((0.6, 0.3), (0.35, 1.0), (0.05, 4.0)):
+                place = next(place for place, bound in enumerate(WAIT_BOUNDS_S) if wait_s * factor <= bound)
+                buckets[place] += round(done * part)
+            total = sum(buckets)
+            sample = HistorySample(
+                0, round(waiting), wait_s * 5, round(published), total, total, tuple(buckets)
+            )
+            channel.client.xadd(
+                history_stream("online", "push"), {"s": sample.pack()}, id=f"{now_ms - step * STEP_MS}-0"
+            )

@@ -9,7 +9,7 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.busy_hour import fill
+from tests.browser.busy_hour import fill, write_history
 from tests.browser.conftest import Look
 from tests.integration.shop import send
 
@@ -18,7 +18,7 @@ QUEUE, TENANT = "queue/?queue=push", "tenant/?queue=push&tenant=kaffee-werk"
 #: Path of a page -> a selector that has to be there.
 PAGES = {
     "": "td[data-label=waiting]",
-    QUEUE: "#tenant-rows tbody a",
+    QUEUE: ".plot .line",
     TENANT: "input[name=rate]",
     "dead-letters/": "tbody a",
     "dead-letters/?queue=push": "td.choice",
@@ -37,6 +37,7 @@ PAGES = {
 def busy(shop: Any) -> Any:
     """The queues of a busy hour, with fewer messages."""
     fill(shop, part=0.1)
+    write_history(shop)
     return shop
 
 

@@ -102,12 +102,12 @@ def test_a_plot_has_its_axes_and_a_line_without_the_gaps() -> None:
     assert [label for label, _ in rates.times] == ["11:00", "11:15", "11:30", "11:45", "12:00"]
     # Four minutes without a sample are no line.
     assert rates.lines[0].path.count("M") == 2
-    assert rates.lines[0].path.split("M")[-1] == "386.0 82.4"
+    assert rates.lines[0].path.split("M")[-1] == "382.0 81.2"
     assert rates.lines[0].latest == 2
     assert [line.label for line in waits.lines] == ["50 %", "95 %", "99 %", "oldest that waits"]
     assert waits.lines[3].path == ""
     # The longest waits are at the top.
-    assert waits.lines[2].path.split("M")[-1] == "386.0 8.0"
+    assert waits.lines[2].path.split("M")[-1] == "382.0 8.0"
     assert counts.lines[0].latest == 3
 
 

@@ -13,7 +13,7 @@ from celery_dq.inspector.queue_history import HistoryPoint
 __all__ = ["Line", "Plot", "plots"]
 
 #: Size of a plot in units of its SVG, and the margins of its axes.
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 400, 150, 44, 18, 8
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 400, 150, 50, 18, 20, 8
 SPAN = timedelta(hours=1)
 #: Points that are further apart are not connected.
 GAP = timedelta(minutes=3)
@@ -159,7 +159,7 @@ def _path(
 
 
 def _x(at: datetime, end: datetime) -> float:
-    return round(WIDTH - 14 - (WIDTH - LEFT - 14) * ((end - at) / SPAN), 1)
+    return round(WIDTH - RIGHT - (WIDTH - LEFT - RIGHT) * ((end - at) / SPAN), 1)
 
 
 def _height(part: float) -> float:
