@@ -110,7 +110,7 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     keys = partition.keys
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
-        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.count > 1 else "")
+        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.homes.total > 1 else "")
         return "no-worker", f"no worker consumes {partition.name!r}; start one with {which}", None
     before = int(client.zrank(keys.turn, tenant.tenant) or 0)
     turn = f"after {_count(before, 'other tenant')}" if before else "next"
