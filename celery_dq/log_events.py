@@ -50,6 +50,9 @@ EVENTS: Final[dict[str, str]] = {
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
     ),
+    "node_unreachable": (
+        "A node of the Redis Cluster does not answer; its partitions wait for it or for its replica."
+    ),
     "redis_full": "The memory of Redis is full; publishing is refused until workers have emptied its queues.",
     "script_refused": "Redis answered a script with an error; it is sent again a second later.",
     "server_unchecked": (

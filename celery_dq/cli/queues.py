@@ -35,6 +35,11 @@ def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...
     return (*columns, "pause") if any(getattr(row, "pause", None) for row in rows) else columns
 
 
+def with_nodes(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
+    """Add the columns ``slot`` and ``node`` on a Redis Cluster."""
+    return (*columns, "slot", "node") if any(getattr(row, "node", "") for row in rows) else columns
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @command
@@ -45,7 +50,8 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
         require_queue(name, known)
     # The table has no ages, and each costs a look at the tenants.
     rows = [dq.queues[name].snapshot(ages=as_json) for name in names or known]
-    show_table(as_json, rows, with_pauses(_QUEUE_COLUMNS, rows), "No queue is declared yet.")
+    columns = with_nodes(with_pauses(_QUEUE_COLUMNS, rows), rows)
+    show_table(as_json, rows, columns, "No queue is declared yet.")
 
 
 @click.command()

@@ -11,6 +11,7 @@ from typing import Any
 from celery_dq.inspector.pauses import PAUSE_FIELDS, Pause, pause_of_all, read_queue_pause
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, text
+from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
 
@@ -60,6 +61,8 @@ class QueueSnapshot:
         partitions: The same of each partition, by number, named ``push/0`` and so on; () for a queue with
             one partition. All other attributes are of the whole queue: sums, and of a consumer the longest
             lease.
+        slot: Hash slot of the partition on a Redis Cluster; None elsewhere, and of several partitions.
+        node: The master that serves the slot, as ``host:port``; "" without a slot.
     """
 
     name: str
@@ -77,6 +80,8 @@ class QueueSnapshot:
     oldest_waiting_s: float | None
     pause: Pause | None = None
     partitions: tuple[QueueSnapshot, ...] = ()
+    slot: int | None = None
+    node: str = ""
 
     @property
     def tenants(self) -> int:
@@ -116,6 +121,12 @@ def queue_snapshot(partitions: Sequence[Partition], client: Client, *, ages: boo
         ages: Whether to look for the oldest waiting message, one further round trip per 100 tenants.
     """
     found = run_rounds(client, [_counted(partition) for partition in partitions])
+    if partitions[0].keys.on_cluster:
+        slots = [partition.keys.slot for partition in partitions]
+        found = [
+            replace(each, slot=slot, node=node_serving(client, slot))
+            for each, slot in zip(found, slots, strict=True)
+        ]
     if ages:
         # Only these places have tenants.
         places = [

@@ -38,6 +38,7 @@ BROKER_CHECKS = (
     server_checks.stock_messages,
     server_checks.settings_quotas,
     partition_checks.partitions,
+    partition_checks.nodes,
 )
 
 

@@ -11,6 +11,8 @@ import redis
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
+from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ HEALTH_CHECK_SECONDS = 25.0
 class EventLoopChannel(RedisChannel):
     """The part of a channel that an event loop or ``drain_events`` drives."""
 
+    pipeline_class = ScriptPipeline
+    wakeups_class = WakeupGroups
     consumer: ChannelConsumer
     process: ConsumerIdentity
     poller: Poller

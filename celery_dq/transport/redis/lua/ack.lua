@@ -51,7 +51,10 @@ if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == '' and (kn
   else
     call('HSET', KEYS[1], 'held', held)
   end
-  if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then
+    call('RPUSH', P .. 'wake', '1')
+    --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
+  end
   return stale
 end
 --@include state

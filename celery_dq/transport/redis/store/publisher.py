@@ -192,6 +192,8 @@ class RedisPublisher:
         self._clock = clock
         self._queues = queues
         self._connection: PipelinedConnection | None = None
+        #: The markers of the last batch, with their lifetimes in ms.
+        self._pushed_with: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -281,6 +283,7 @@ class RedisPublisher:
         marker_ttl_ms: int | None = None,
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants; return a reply for each."""
+        self._pushed_with.clear()
         try:
             replies = self._route(self._queues(name, False), sequence, messages, marker_ttl_ms)
             routings = 1
@@ -296,7 +299,7 @@ class RedisPublisher:
                 for place, reply in zip(left, routed, strict=True):
                     replies[place] = reply
             if self._options.confirm_replicas:
-                self._confirm(self._options.confirm_replicas)
+                self._confirm(self._options.confirm_replicas, any(each.status == "seen" for each in replies))
         except redis.ResponseError:
             with refusals_named():
                 raise
@@ -333,12 +336,14 @@ class RedisPublisher:
         # Numbers that a partition has seen under another number of partitions say nothing about these.
         count = home.partition.count
         producer = sequence if count == 1 else f"{sequence}.{count}"
+        ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
+        self._pushed_with[home.partition.keys.producer(producer)] = ttl_ms
         if sequence == self._sequence and home.partition not in self._markers:
             self._markers[home.partition] = home.partition.keys.producer(producer)
         return home.partition.push(
             messages,
             producer=producer,
-            marker_ttl_ms=marker_ttl_ms or self._options.producer_marker_ttl_us // 1000,
+            marker_ttl_ms=ttl_ms,
             head_start_us=home.head_start_us,
             wall_us=int(self._clock.wall() * 1_000_000),
         )
@@ -373,8 +378,18 @@ class RedisPublisher:
                 raise answer
         return answers
 
-    def _confirm(self, replicas: int) -> None:
+    def _confirm(self, replicas: int, repeats: bool) -> None:
+        """Wait for replicas.
+
+        Args:
+            replicas: Number of replicas to wait for.
+            repeats: Whether messages were stored before, perhaps over another connection.
+        """
         with self._fully_read() as connection:
+            if repeats:
+                # WAIT waits for the writes of its own connection, and a message that was seen is no write.
+                for marker, ttl_ms in self._pushed_with.items():
+                    connection.ask(("PEXPIRE", marker, ttl_ms))
             confirmed = int(connection.ask(("WAIT", replicas, CONFIRM_TIMEOUT_MS)))
         if confirmed < replicas:
             raise TooFewReplicas(
@@ -399,7 +414,7 @@ class RedisPublisher:
             raise
 
     def _open(self) -> PipelinedConnection:
-        connection = PipelinedConnection(self._pool())
+        connection = PipelinedConnection(self._pool(), may_repeat=True)  # a batch is stored once
         try:
             connection.open()
         except BaseException:
