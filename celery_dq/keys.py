@@ -248,7 +248,7 @@ class PartitionKeys:
 
     @property
     def woken(self) -> str:
-        """CHANNEL, on a Redis Cluster: number of consumers; ``wake`` has got a wake-up."""
+        """CHANNEL: number of consumers, when ``wake`` has got a wake-up; on a Redis Cluster only."""
         return self.prefix + "woken"
 
     @property
@@ -354,6 +354,26 @@ def queue_registry(environment: str, key_prefix: str = "") -> str:
 def audit_stream(environment: str, key_prefix: str = "") -> str:
     """STREAM: changes that were made through ``app.dq``, some 10,000 of them; in no partition's slot."""
     return f"{key_prefix}dq:{environment}:audit"
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationKeys:
+    """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.
+
+    Attributes:
+        prefix: ``global_keyprefix`` of kombu's transport.
+    """
+
+    prefix: str = ""
+
+    @property
+    def state(self) -> str:
+        """HASH: target, producer, and ``sent:<queue>`` -> messages of the queue that the target has."""
+        return f"{self.prefix}dq:migration:state"
+
+    def staged(self, queue: str) -> str:
+        """LIST: messages that were taken from the lists of ``queue``, until the target has them."""
+        return f"{self.prefix}dq:migration:staged:{queue}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ in between.
 ``leaders``                        leaders of singleton queues and other elections
 ``plain``                          snapshots as values of JSON
 ``explain``                        why a tenant or a message waits, as a sentence
-``spill``                          buffered messages on disk
+``spill``, ``quarantine``          buffered messages on disk; refused and damaged ones
 
 ``app.dq``, the command line, the dashboard and the metrics read through here.
 """

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
 from celery_dq.leadership.redis_election import RedisElection, led_names
@@ -46,10 +46,7 @@ class Elections:
                 "zookeeper://host:2181, redis://host/db or rediss://host/db"
             )
         if self._by_zookeeper and importlib.util.find_spec("kazoo") is None:
-            raise ConfigurationError(
-                f"dq_election = {options.election!r} needs kazoo, which is not installed: pip install "
-                "'celery-dq[zookeeper]'"
-            )
+            raise MissingLibrary.needed_by(f"dq_election = {options.election!r}", "kazoo", "zookeeper")
 
     def candidate(self, queue: str) -> Election:
         """Create a candidate for the leadership of `queue`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -39,13 +41,20 @@ def app(redis_cluster: RedisCluster, queue_name: str) -> Any:
     app.close()
 
 
-def opened(url: str) -> Connection:
-    connection = Connection(url)
-    assert connection.transport is not None
-    return connection
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Connection]]:
+    """A function that opens connections, which end with the test."""
+    with ExitStack() as stack:
+
+        def open_connection(url: str) -> Connection:
+            connection = stack.enter_context(Connection(url))
+            assert connection.transport is not None
+            return connection
+
+        yield open_connection
 
 
-def test_the_hosts_of_a_url() -> None:
+def test_the_hosts_of_a_url(opened: Callable[[str], Connection]) -> None:
     connection = opened("dq-rediscluster://shop:s%40crt@h1:7001,h2,[::1]:7003")
     assert addresses_of(connection) == [("h1", 7001), ("h2", 6379), ("::1", 7003)]
     assert (connection.userid, connection.password) == ("shop", "s@crt")
@@ -61,22 +70,24 @@ def test_the_hosts_of_a_url() -> None:
         ("dq-rediscluster://h1:6379?db=1", "broker_transport_options"),
     ],
 )
-def test_a_wrong_url(url: str, words: str) -> None:
+def test_a_wrong_url(opened: Callable[[str], Connection], url: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         opened(url)
 
 
-def test_a_database_is_refused(redis_cluster: RedisCluster) -> None:
+def test_a_database_is_refused(redis_cluster: RedisCluster, opened: Callable[[str], Connection]) -> None:
     with pytest.raises(ConfigurationError, match="only database 0"):
         opened(f"{redis_cluster.url()}/3").channel()
 
 
-def test_a_single_server_is_no_cluster(redis_server: RedisServer) -> None:
+def test_a_single_server_is_no_cluster(
+    redis_server: RedisServer, opened: Callable[[str], Connection]
+) -> None:
     with pytest.raises(ServerError, match=f"dq-redis://127.0.0.1:{redis_server.port}/0"):
         opened(f"dq-rediscluster://127.0.0.1:{redis_server.port}").channel()
 
 
-def test_a_node_is_no_single_server(redis_cluster: RedisCluster) -> None:
+def test_a_node_is_no_single_server(redis_cluster: RedisCluster, opened: Callable[[str], Connection]) -> None:
     with pytest.raises(ServerError, match="dq-rediscluster://"):
         opened(f"dq-redis://127.0.0.1:{redis_cluster.nodes[0].port}/0").channel()
 

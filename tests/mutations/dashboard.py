@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a filter of dead letters tells hidden arguments",
-        "contrib/django/dashboard/dead_letters.py",
+        "contrib/django/dashboard/letter_filter.py",
         "            if wanted.allows(letter):",
         "            if wanted.allows(each):",
         ("tests/dashboard/test_security.py", "-k", "arguments"),
@@ -135,5 +135,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         'if seen != form.get("seen", seen):',
         "if False:",
         ("tests/dashboard/test_changes.py", "-k", "since_the_preview"),
+    ),
+    Mutation(
+        "shared",
+        "an unknown user needs no password",
+        "contrib/django/dashboard/standalone.py",
+        "self._passwords.get(name, secrets.token_hex())",
+        'self._passwords.get(name, "")',
+        ("tests/dashboard/test_standalone.py", "-k", "changes_and_passwords"),
     ),
 )

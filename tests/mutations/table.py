@@ -11,6 +11,7 @@ from tests.mutations import (
     heartbeats,
     leadership,
     metrics,
+    migration,
     operating,
     partitioned_queues,
     partitions,
@@ -45,4 +46,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *metrics.MUTATIONS,
     *shared.MUTATIONS,
     *operating.MUTATIONS,
+    *migration.MUTATIONS,
 )

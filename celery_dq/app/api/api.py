@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
@@ -11,6 +12,7 @@ from celery_dq.app.api.by_queue_name import DeadLettersApi, QueuesApi
 from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.migration import BrokerMigration, MigrationOptions, opened_migration
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.senders import AppSender
 from celery_dq.app.timeouts import Deadline
@@ -48,6 +50,7 @@ class DQ:
 
     def __init__(self, app: Any) -> None:
         self.context = AppContext(f"{app.main or '__main__'} at {id(self):#x}", lambda: resolve(app.conf))
+        self._app = app
         self._broker = BrokerAccess(app, self.context)
         self.queues = QueuesApi(self._broker, self.context)
         self.quotas = QuotasApi(self._broker)
@@ -120,6 +123,24 @@ class DQ:
         if tenant is None or queue is None or task_id is not None:
             raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
         return self.queues[queue].explain(tenant)
+
+    def migration(
+        self, source: str, target: str | None = None, options: MigrationOptions | None = None
+    ) -> AbstractContextManager[BrokerMigration]:
+        """Take over the messages that wait on kombu's Redis transport.
+
+        ``with app.dq.migration("redis://old") as migration: migration.survey(read=True); migration.run()``
+
+        Args:
+            source: The URL of the stock broker.
+            target: The URL of the tenant broker; default: the broker of the app.
+            options: The choices.
+
+        Raises:
+            ConfigurationError: One of the brokers is of another kind.
+            kombu.exceptions.OperationalError: One of the brokers cannot be reached.
+        """
+        return opened_migration(self._app, self._broker, source, target, options or MigrationOptions())
 
     def revoke(self, task_ids: Sequence[str], connection: Any = None) -> None:
         """Cancel tasks in all queues, now or when they are published.

@@ -9,7 +9,8 @@ because they may hold any character.
 ``links``, ``numbers``   addresses of pages, and numbers in forms
 ``views``         the base of pages and of changes: permission, CSRF, headers, formats, confirmation
 ``queues``, ``tenants``, ``messages``, ``dead_letters``, ``dedup_locks``, ``processes``   the pages
-``pauses``        pause and resume
+``pauses``, ``message_edits``, ``letter_edits``, ``replays``   changes
+``letter_filter``, ``times``   the dead letters that are meant, and times in forms
 ``assets``        style, script and icon
 ``standalone``    the web server of ``celery dq web``
 

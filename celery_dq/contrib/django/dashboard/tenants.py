@@ -50,7 +50,8 @@ class QueueView(PageView):
     def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
         """Read the queue. The cost does not depend on the number of its tenants above 4,000."""
         name = required(given, "queue")
-        queue, row = dq.queues[name], QueueRow.read(dq, name)
+        queue = dq.queues[name]
+        row = QueueRow.of(queue.snapshot())
         data: dict[str, Any] = {
             "row": row,
             "delayed": shown(queue.peek(NEXT_MESSAGES, delayed=True), arguments) if row.queue.delayed else [],
@@ -104,6 +105,7 @@ class TenantView(PageView):
         return {
             "queue": name,
             "row": TenantRow(queue.tenant(tenant), origin),
+            "is_known": queue.has_tenant(tenant),
             "queue_pause": queue.snapshot(ages=False).pause,
             "explanation": queue.explain(tenant),
             "next": shown(queue.peek(NEXT_MESSAGES, tenant=tenant), arguments),

@@ -23,7 +23,7 @@ from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENT
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
 from celery_dq.contrib.django.dashboard.failures import Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to
-from celery_dq.errors import DQError
+from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
 
@@ -92,15 +92,26 @@ class DashboardView(View):
         if not missing:
             return None
         user: Any = self.request.user
-        if not user.is_authenticated and not self._wants_json and self.request.method in ("GET", "HEAD"):
+        if not user.is_authenticated and not self._wants_json:
             # The import needs the models of django.contrib.auth, which ``celery dq web`` has not.
             from django.contrib.auth.views import redirect_to_login
 
-            return redirect_to_login(self.request.get_full_path())
+            return redirect_to_login(self.way_back)
         named = " and ".join(f"celery_dq.{each} ({dict(PERMISSIONS)[each]})" for each in missing)
         needs = f"This needs the permission {named}"
         remedy = "Ask an administrator of the project for it."
         return self.failed(Failure(403, "Not allowed", needs, remedy))
+
+    def refuse_unknown_queue(self, dq: DQ, given: QueryDict) -> None:
+        """Refuse the name of a queue that does not exist. It reads the broker, so it runs in a thread.
+
+        Raises:
+            InvalidRequest: There is no such queue.
+        """
+        name = given.get("queue", "")
+        known = dq.dedup if self.section == "dedup" else dq.queues  # the former has those of other brokers
+        if name and name not in [*known]:
+            raise InvalidRequest(f"There is no queue {name!r}")
 
     def _may(self, permission: str) -> bool:
         return may(self.request, permission)
@@ -222,9 +233,12 @@ class PageView(DashboardView):
         for name in ("format", "notice"):
             given.pop(name, None)
         key = (self.page, given.urlencode(), arguments)
-        return self.rendered(
-            self.page, self.reads.get(key, lambda: self.read(dq, given, arguments=arguments))
-        )
+
+        def read() -> dict[str, Any]:
+            self.refuse_unknown_queue(dq, given)
+            return self.read(dq, given, arguments=arguments)
+
+        return self.rendered(self.page, self.reads.get(key, read))
 
 
 @dataclass(frozen=True)
@@ -240,6 +254,8 @@ class Confirmation:
         count: Number of these things, if it is more than `rows` has.
         fields: Values of the form that are sent with the confirmation.
         is_dangerous: Whether the change cannot be undone.
+        rate_of: The unit of a rate that the user may give; "" asks for none.
+        page: Name of the page that makes the change; "" is the one that has asked.
     """
 
     title: str
@@ -250,6 +266,13 @@ class Confirmation:
     count: int = 0
     fields: Mapping[str, str] = field(default_factory=dict)
     is_dangerous: bool = False
+    rate_of: str = ""
+    page: str = ""
+
+    @property
+    def path(self) -> str:
+        """The name of the address that makes the change."""
+        return f"celery_dq:{self.page}"
 
 
 class ChangeView(DashboardView):
@@ -296,11 +319,19 @@ class ChangeView(DashboardView):
         # The permission is read here, because the connection to the database belongs to this thread.
         self.arguments = self.shows_arguments
         if "confirmed" not in form:
-            asked = self.reads.change(lambda: self.preview(dq, form))
+            asked = self.reads.change(lambda: self._check_and_preview(dq, form))
             if asked is not None:
                 return self.rendered("confirm", {"asked": asked, "back": link_to(page, **query)})
-        sentence = self.reads.change(lambda: self._make_and_report(dq, form, name))
+        return self.done(form, self.reads.change(lambda: self._make_and_report(dq, form, name)))
+
+    def done(self, form: QueryDict, sentence: str) -> HttpResponseBase:
+        """Return the answer after the change: by default the page that follows, with the sentence."""
+        page, query = self.back(form)
         return HttpResponseRedirect(link_to(page, **query, notice=signing.dumps(sentence, salt=NOTICE)))
+
+    def _check_and_preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
+        self.refuse_unknown_queue(dq, form)
+        return self.preview(dq, form)
 
     def _make_and_report(self, dq: DQ, form: QueryDict, user: str) -> str:
         """Make the change. It is logged and audited even if its answer comes too late for the page."""

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
@@ -22,6 +20,7 @@ from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWin
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.consuming.partition_consumers import PartitionConsumers, QueueConsumer
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
@@ -62,10 +61,7 @@ class ChannelConsumer:
         #: The fetcher; None if nothing was ever consumed.
         self.live_fetcher: RedisFetcher | None = None
         self._inbox = Inbox()
-        #: Tag, callback and ``no_ack`` of the consumers of each partition, by the prefix of its keys.
-        self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
-        #: The partitions of each consumer.
-        self._partitions: dict[str, tuple[Queue, ...]] = {}
+        self._consumers = PartitionConsumers()
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
@@ -80,52 +76,59 @@ class ChannelConsumer:
 
     # -- consumers -------------------------------------------------------------
 
-    def start_consumer(
-        self, queue: PartitionedQueue, tag: str, callback: Callable[[Any], Any], no_ack: bool
-    ) -> None:
+    def start_consumer(self, consumer: QueueConsumer) -> None:
         """Start a consumer of a queue; several consumers of one partition take turns."""
         # The worker sets its capacity before it consumes. Each look-up would cost a system call.
         self._capacity = self._channel.capacity
         self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
-        leaderships = self._channel.context.leaderships
         if not self._consumers:
             self._process.heartbeat.add_check(self._check_consumption)
-        self._partitions[tag] = queue.partitions
-        for each in queue.partitions:
-            first = each.prefix not in self._consumers
-            self._consumers.setdefault(each.prefix, deque()).append((tag, callback, no_ack))
-            if first and leaderships is not None and leaderships.is_singleton(each.name):
+        self._start_fetching(self._consumers.add(consumer))
+
+    def _start_fetching(self, partitions: Sequence[Queue]) -> None:
+        leaderships = self._channel.context.leaderships
+        for each in partitions:
+            if leaderships is not None and leaderships.is_singleton(each.name):
                 self._singleton_delivery_of(leaderships).add(each)
-            elif first:
+            else:
                 self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
                 self.fetcher.subscribe(each)
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""
-        ended = []
-        for each in self._partitions.pop(tag, ()):
-            consumers = self._consumers.pop(each.prefix)
-            kept = deque(consumer for consumer in consumers if consumer[0] != tag)
-            if kept:
-                self._consumers[each.prefix] = kept
-            else:
-                ended.append(each)
-        if not ended:
-            return
-        sources = list(filter(None, map(self._stop_fetching, ended)))
+        if ended := self._consumers.remove(tag):
+            self._end_fetching(ended)
+        if not self._consumers:
+            self._process.heartbeat.remove_check(self._check_consumption)
+
+    def follow_partitions(self, queue_now: Callable[[PartitionedQueue], PartitionedQueue | None]) -> None:
+        """Let each consumer consume its queue as it is now; None stands for a partition that has gone."""
+        for consumer in self._consumers.all:
+            now = queue_now(consumer.queue)
+            begun, ended = self._consumers.assign(consumer, () if now is None else now.partitions)
+            if now is not None and now.count != consumer.queue.count:
+                consumer.queue = now
+                for each in now.partitions:  # the heartbeat learns their number
+                    self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
+                    self._process.heartbeat.drop_lease(each, soon=False)
+            self._start_fetching(begun)
+            if ended:
+                self._end_fetching(ended)
+
+    def _end_fetching(self, ended: Sequence[Queue]) -> None:
+        """End fetching from partitions without a consumer, and release their undelivered messages."""
+        sources = []
+        for each in ended:
+            if self.singleton_delivery is not None and each.name in self.singleton_delivery:
+                self.singleton_delivery.remove(each.name)
+            elif (source := self.fetcher.unsubscribe(each.prefix)) is not None:
+                sources.append(source)
         self._channel.read_all_answers()
+        # The messages of partitions that go on come again, in their order.
         self._release_inbox(ended[0].name)
         self._channel.send_all_acks()
         for source in sources:
             self._process.heartbeat.drop_lease(source.queue)
-        if not self._consumers:
-            self._process.heartbeat.remove_check(self._check_consumption)
-
-    def _stop_fetching(self, queue: Queue) -> Subscription | None:
-        if self.singleton_delivery is not None and queue.name in self.singleton_delivery:
-            self.singleton_delivery.remove(queue.name)
-            return None
-        return self.fetcher.unsubscribe(queue.prefix)
 
     def _singleton_delivery_of(self, leaderships: Leaderships) -> SingletonDelivery:
         if self.singleton_delivery is None:
@@ -331,12 +334,11 @@ class ChannelConsumer:
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.in_flight.get(tag)
-        consumers = self._consumers.get(message.prefix)
         capacity = self._capacity
         closing = capacity is not None and capacity.closing
         # Where a delivered message runs at once, its predecessor must be over.
         may = message.may_start if self._runs_in_loop else message.may_deliver
-        if held is None or not consumers or closing or not may():
+        if held is None or not self._consumers.has(message.prefix) or closing or not may():
             # The lease or the term may be lost, so another worker may have the message by now.
             self._release(message)
             self.fetcher.look_again(message.prefix)
@@ -346,18 +348,17 @@ class ChannelConsumer:
             with self._process.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self._delivered_at - message.claimed_at)
-        consumers.rotate(-1)
-        consumer_tag, callback, no_ack = consumers[-1]
-        message.delivery_info["consumer_tag"] = consumer_tag
+        consumer = self._consumers.next_for(message.prefix)
+        message.delivery_info["consumer_tag"] = consumer.tag
         message.started = held.delivered = capacity is None
-        if no_ack:
+        if consumer.no_ack:
             channel.qos.forget(tag)
             channel.in_flight.finish(tag)
         if self._runs_in_loop:
             self.fetcher.hand_over_before_blocking()
         self.watchdog.consumer_busy()
         try:
-            callback(message)
+            consumer.callback(message)
         finally:
             self.watchdog.consumer_idle()
         return True
@@ -439,8 +440,8 @@ class ChannelConsumer:
         if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
             leaderships.remove_listener(self._channel.poller.wake)
         self._release_inbox()
-        for tag in list(self._partitions):
-            self.stop_consumer(tag)
+        for consumer in self._consumers.all:
+            self.stop_consumer(consumer.tag)
         if self.live_fetcher is not None:
             self.live_fetcher.close()
 

@@ -17,6 +17,7 @@ import redis
 from redis.exceptions import MovedError, NoScriptError
 
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.redis.in_flight.script_pipeline import (
     RETRY_UNAVAILABLE_S,
     ClaimFailure,
@@ -69,7 +70,7 @@ class NodePipelines(ScriptPipeline):
         self,
         process: ConsumerIdentity,
         pool: redis.ConnectionPool,
-        may_wait_for_claim: Callable[[Queue, float], bool],
+        may_wait_for_claim: Callable[[Queue, PendingAcks, float], bool],
     ) -> None:
         super().__init__(process, pool, may_wait_for_claim)
         self._pool = pool
