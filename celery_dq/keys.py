@@ -356,6 +356,11 @@ def audit_stream(environment: str, key_prefix: str = "") -> str:
     return f"{key_prefix}dq:{environment}:audit"
 
 
+def history_stream(environment: str, queue: str = "<queue>", key_prefix: str = "") -> str:
+    """STREAM: samples of the counters of a queue, of the last hour in which a program looked at it."""
+    return f"{key_prefix}dq:{environment}:history:{queue}"
+
+
 @dataclasses.dataclass(frozen=True)
 class MigrationKeys:
     """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.

@@ -48,6 +48,7 @@ PURE = (
     "curator.names",
     "producer.buffer",
     "producer.segment",
+    "producer.quarantine",
 )
 
 
@@ -207,6 +208,7 @@ def test_only_installed_packages_are_imported() -> None:
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
         "prometheus_client",
+        "rich",
         "waitress",
     }
     known = {"celery_dq", *sys.stdlib_module_names, *brought}

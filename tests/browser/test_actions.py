@@ -169,3 +169,25 @@ def test_a_replay_by_filter_shows_its_progress_and_stops(shop: Any, look: Look) 
         expect(page.get_by_role("heading", name="2 dead letters sent again")).to_be_visible()
         assert len(dead) == 0
         assert window.problems == []
+
+
+def test_a_change_of_a_quota_has_a_reason_and_is_undone(shop: Any, look: Look) -> None:
+    quotas = shop.dq.quotas
+    quotas.set("push", "a", rate="5/s", burst=3)
+    with look("view_queues", "change_quotas") as window:
+        page = window.page
+        page.goto(TENANT)
+        page.get_by_label("Rate").fill("7/s")
+        press(page, "Preview the change")
+        page.get_by_label("Reason").fill("ticket 12")
+        press(page, "Change the quota")
+        assert quotas.get("push", "a").rate == 7
+        assert shop.dq.audit()[0].details.endswith("; reason: ticket 12")
+        page.reload()
+        press(page, "Undo the last change")
+        expect(page.locator(".notice")).to_contain_text("The change is undone")
+        assert (quotas.get("push", "a").rate, quotas.get("push", "a").burst) == (5, 3)
+        expect(page.get_by_role("button", name="Undo the last change")).to_have_count(0)
+        page.goto("audit/?queue=push")
+        expect(page.get_by_text("reason: ticket 12")).to_be_visible()
+        assert window.problems == []

@@ -26,6 +26,7 @@ PAGES = {
     "dedup/?queue=push": "h1",
     "leaders/": "h1",
     "workers/": "tbody th",
+    "audit/": "tbody th",
     "message/?id=nowhere": ".explanation",
     "message/?id={waiting}": ".edits",
     "dead-letters/letter/?queue=push&id={dead}": "textarea",

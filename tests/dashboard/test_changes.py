@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from celery_dq.contrib.django.dashboard.quotas import Undo
 from tests.integration.shop import claim, dead_letter, send
 
 KEY = "the key"
@@ -22,7 +23,8 @@ class Change(NamedTuple):
     Attributes:
         path: Its path below the dashboard.
         permission: The permission that it needs.
-        fields: Fields of the form; ``{id}``, ``{key}``, ``{dead}`` stand for message, dedup key, dead letter.
+        fields: Fields of the form; ``{id}``, ``{key}``, ``{dead}`` stand for message, dedup key, dead letter;
+            ``{undo}`` for the undo of the tenant's quota.
         asks: Whether a preview comes first.
     """
 
@@ -40,6 +42,7 @@ CHANGES = {
     "pause": Change("tenant/pause/", "pause_tenants", TENANT, False),
     "resume": Change("tenant/resume/", "pause_tenants", TENANT, False),
     "queue pause": Change("queue/pause/", "pause_queues", {"queue": "push", "length": "1h"}, True),
+    "quota undo": Change("tenant/quota/undo/", "change_quotas", {**TENANT, "undo": "{undo}"}, False),
     "queue resume": Change("queue/resume/", "pause_queues", {"queue": "push"}, False),
     "cancel": Change("message/cancel/", "cancel_messages", MESSAGE, True),
     "reschedule": Change("message/reschedule/", "edit_messages", {**MESSAGE, "due": "1h"}, False),
@@ -98,9 +101,9 @@ def state_of(shop: Any) -> tuple[Any, ...]:
 def fields_of(shop: Any, change: Change, task: str) -> dict[str, str]:
     """The fields of the form of a change."""
     (lock,), (letter,) = shop.dq.dedup["push"].list(), shop.dq.dead_letters["push"].list()
-    return {
-        name: value.format(id=task, key=lock.key, dead=letter.id) for name, value in change.fields.items()
-    }
+    undo = Undo.of("push", "a", None, shop.dq.quotas.get("push", "a"))
+    known = {"id": task, "key": lock.key, "dead": letter.id, "undo": undo}
+    return {name: value.format(**known) for name, value in change.fields.items()}
 
 
 def hidden_fields(page: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tests.integration.shop import claim, dead_letter, send
 SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 PAGES = (
     *("", "queue/?queue=push", "tenant/?queue=push&tenant=a", "message/?id=nowhere", "dead-letters/"),
-    *("dead-letters/?queue=push", "dedup/", "dedup/?queue=push", "leaders/", "workers/"),
+    *("dead-letters/?queue=push", "dedup/", "dedup/?queue=push", "leaders/", "workers/", "audit/"),
 )
 #: Failures, which have the same headers.
 FAILURES = (
@@ -93,6 +93,7 @@ def test_names_are_escaped_everywhere(shop: Any, operator: Any) -> None:
         ("dead-letters/", {"queue": SCRIPT, "tenant": SCRIPT, "reason": SCRIPT}),
         ("dedup/", {"queue": SCRIPT}),
         ("workers/", {}),
+        ("audit/", {"queue": SCRIPT}),
         ("queue/", {"queue": "push", "state": SCRIPT}),
     ]
     for path, query in pages:

@@ -146,8 +146,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "a dead letter waits for the next heartbeat",
         "transport/redis/in_flight/script_pipeline.py",
-        "urgently = bool(box.releases or box.dead_letters)",
-        "urgently = bool(box.releases)",
+        "urgently = box.releases or box.dead_letters or self",
+        "urgently = box.releases or self",
         ("tests/broker/test_acks.py", "-k", "wait_for_no_claim"),
     ),
     Mutation(
@@ -165,5 +165,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self.count_of(partition) or box.moves or box",
         "box or box.moves or self.count_of(partition)",
         ("tests/unit/test_in_flight_messages.py",),
+    ),
+    Mutation(
+        "singleton",
+        "acks that the heartbeat has sent are not confirmed",
+        "transport/redis/in_flight/heartbeat.py",
+        "                    in_flight.confirm((*settles, *finishes))\n",
+        "",
+        ("tests/broker/test_acks.py", "-k", "the_heartbeat_sends"),
     ),
 )

@@ -11,6 +11,7 @@ from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.api.by_queue_name import DeadLettersApi, QueuesApi
 from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
+from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.api.migration import BrokerMigration, MigrationOptions, opened_migration
 from celery_dq.app.api.quotas import QuotasApi
@@ -44,6 +45,7 @@ class DQ:
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
         dedup: ``app.dq.dedup["cache"].list()``.
         leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
+        history: ``app.dq.history("push")``: rates and waiting times of the last hour.
         audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
     """
@@ -57,6 +59,7 @@ class DQ:
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
         self.leaders = Leaders(app, self._broker)
+        self.history = HistoryApi(self._broker)
         self.audit = self._broker.audit
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
         self.calls_are_wrapped = False

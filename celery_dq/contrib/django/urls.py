@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from celery_dq.contrib.django.dashboard.assets import asset
+from celery_dq.contrib.django.dashboard.audit import AuditView
 from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersView, PurgeView, ReplayView
 from celery_dq.contrib.django.dashboard.dedup_locks import DedupLocksView, ReleaseView
 from celery_dq.contrib.django.dashboard.letter_edits import LetterEditView, LetterView
@@ -18,8 +19,9 @@ from celery_dq.contrib.django.dashboard.pauses import (
 )
 from celery_dq.contrib.django.dashboard.processes import LeadersView, WorkersView
 from celery_dq.contrib.django.dashboard.queues import QueuesView
+from celery_dq.contrib.django.dashboard.quotas import QuotaRemovalView, QuotaUndoView, QuotaView
 from celery_dq.contrib.django.dashboard.replays import ReplayStepsView
-from celery_dq.contrib.django.dashboard.tenants import QueueView, QuotaRemovalView, QuotaView, TenantView
+from celery_dq.contrib.django.dashboard.tenants import QueueView, TenantView
 
 app_name = "celery_dq"
 
@@ -31,6 +33,7 @@ urlpatterns = [
     path("tenant/", TenantView.as_view(), name="tenant"),
     path("tenant/quota/", QuotaView.as_view(), name="quota"),
     path("tenant/quota/remove/", QuotaRemovalView.as_view(), name="quota-remove"),
+    path("tenant/quota/undo/", QuotaUndoView.as_view(), name="quota-undo"),
     path("tenant/pause/", PauseView.as_view(), name="pause"),
     path("tenant/resume/", ResumeView.as_view(), name="resume"),
     path("message/", MessageView.as_view(), name="message"),
@@ -48,5 +51,6 @@ urlpatterns = [
     path("dedup/release/", ReleaseView.as_view(), name="release"),
     path("leaders/", LeadersView.as_view(), name="leaders"),
     path("workers/", WorkersView.as_view(), name="workers"),
+    path("audit/", AuditView.as_view(), name="audit"),
     path("assets/<str:name>", asset, name="asset"),
 ]

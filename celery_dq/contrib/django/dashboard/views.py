@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 JSON_VERSION = 1
 #: Salt of signed notices, and the seconds for which one is shown.
 NOTICE, NOTICE_S = "celery_dq.notice", 60
+#: Characters of the reason of a change.
+LONGEST_REASON = 200
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -192,6 +194,7 @@ class DashboardView(View):
             "may_view": may_view,
             "is_get": self.request.method in ("GET", "HEAD"),
             "notice": self._notice,
+            "undo": self.request.GET.get("undo", ""),
             "query": self.request.GET,
         }
         text = render_to_string(f"celery_dq/{page}.html", {**data, **chrome, **more}, request=self.request)
@@ -230,7 +233,7 @@ class PageView(DashboardView):
     def get(self, request: HttpRequest) -> HttpResponse:
         """Show the page."""
         dq, arguments, given = self.dq, self.shows_arguments, request.GET.copy()
-        for name in ("format", "notice"):
+        for name in ("format", "notice", "undo"):
             given.pop(name, None)
         key = (self.page, given.urlencode(), arguments)
 
@@ -238,7 +241,12 @@ class PageView(DashboardView):
             self.refuse_unknown_queue(dq, given)
             return self.read(dq, given, arguments=arguments)
 
-        return self.rendered(self.page, self.reads.get(key, read))
+        data = self.reads.get(key, read)
+        self.shown(dq, data)
+        return self.rendered(self.page, data)
+
+    def shown(self, dq: DQ, data: Mapping[str, Any]) -> None:
+        """React to a look at the page. By default nothing happens."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +288,11 @@ class ChangeView(DashboardView):
 
     Attributes:
         arguments: Whether the user may see the arguments of tasks.
+        undo: Signed text with which the page that follows undoes the change; None if it cannot.
     """
 
     arguments = False
+    undo: str | None = None
     http_method_names = ["post", "options"]  # noqa: RUF012 - as Django declares it
 
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
@@ -327,7 +337,8 @@ class ChangeView(DashboardView):
     def done(self, form: QueryDict, sentence: str) -> HttpResponseBase:
         """Return the answer after the change: by default the page that follows, with the sentence."""
         page, query = self.back(form)
-        return HttpResponseRedirect(link_to(page, **query, notice=signing.dumps(sentence, salt=NOTICE)))
+        notice = signing.dumps(sentence, salt=NOTICE)
+        return HttpResponseRedirect(link_to(page, **query, notice=notice, undo=self.undo))
 
     def _check_and_preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
         self.refuse_unknown_queue(dq, form)
@@ -335,7 +346,8 @@ class ChangeView(DashboardView):
 
     def _make_and_report(self, dq: DQ, form: QueryDict, user: str) -> str:
         """Make the change. It is logged and audited even if its answer comes too late for the page."""
-        with dq.audit.through("dashboard", by=user):
+        reason = form.get("reason", "").strip()[:LONGEST_REASON]
+        with dq.audit.through("dashboard", by=user, reason=reason):
             sentence = self.make(dq, form)
         logger.info(
             "%s used the dashboard: %s",
