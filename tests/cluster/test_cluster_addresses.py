@@ -48,7 +48,8 @@ def opened() -> Iterator[Callable[[str], Connection]]:
 
         def open_connection(url: str) -> Connection:
             connection = stack.enter_context(Connection(url))
-            assert connection.transport is not None
+            # Kombu closes a transport only if it was ever connected.
+            stack.callback(connection.transport.close_connection, connection)
             return connection
 
         yield open_connection
