@@ -17,6 +17,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.queue import Queue
 from tests.brokers import ACTIVE, BROKERS
 from tests.workers import WorkerProcess, make_app
@@ -163,7 +164,7 @@ def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
         pool = redis.ConnectionPool(port=server.port)
         process = ConsumerIdentity(600.0)  # no round by itself
         for keys in partitions:
-            queue = Queue(keys.queue, Partition(keys, process.scripts, len(partitions)))
+            queue = Queue(keys.queue, Partition(keys, process.scripts, PartitionMap(len(partitions))))
             process.heartbeat.keep_lease(queue, lambda: lambda: redis.Redis(connection_pool=pool))
         process.heartbeat._renew_all()
         took = []

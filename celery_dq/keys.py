@@ -77,7 +77,8 @@ class PartitionKeys:
     def state(self) -> str:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
-        A pause of the whole queue is in paused_since and paused_until, in µs. partitions is their number.
+        A pause of the whole queue is in paused_since and paused_until, in µs. partitions is the map of the
+        queue, sealed the seq at which it came, opened the version after which no tenant arrives.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -155,6 +156,26 @@ class PartitionKeys:
     def pause_ends(self) -> str:
         """ZSET: tenant -> µs when its pause ends by itself."""
         return self.prefix + "pause_ends"
+
+    @property
+    def arriving(self) -> str:
+        """ZSET: tenant that moves to this partition, and is not served yet -> µs since when."""
+        return self.prefix + "arriving"
+
+    @property
+    def arrived(self) -> str:
+        """SET: tenants that have moved to this partition, until the end of the change."""
+        return self.prefix + "arrived"
+
+    @property
+    def outbox(self) -> str:
+        """LIST: number, tenant, then a packed entry for each of its messages that move elsewhere now."""
+        return self.prefix + "outbox"
+
+    @property
+    def imported(self) -> str:
+        """HASH: number of another partition -> number of the last outbox from there."""
+        return self.prefix + "imported"
 
     @property
     def delayed(self) -> str:

@@ -20,13 +20,20 @@ _COLUMNS = ("name", "waiting", "held", "delayed", "consumers", "oldest_waiting_s
     "--set",
     "count",
     type=click.IntRange(1, MAX_PARTITIONS),
-    help="Change the number of partitions of QUEUE, which must be empty.",
+    help="Change the number of partitions of QUEUE, and move tenants with their messages.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for running tasks of tenants that move.",
 )
 @command
-def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None) -> None:
+def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, timeout: float) -> None:
     """Show the partitions of QUEUE, by default of all queues with several; or change their number.
 
-    A second --set completes an interrupted one.
+    The same --set goes on with a change that is not complete.
     """
     known = list(dq.queues)
     if queue is not None:
@@ -36,7 +43,7 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None) -> N
             raise click.UsageError("--set needs a QUEUE.")
         if not dq.serves_queues():
             raise InvalidRequest("--set needs partitions, which this broker does not have.")
-        _set(dq, as_json, queue, count)
+        _set(dq, as_json, queue, count, timeout)
         return
     rows: list[QueueSnapshot] = []
     for name in known if queue is None else [queue]:
@@ -45,10 +52,18 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None) -> N
     show_table(as_json, rows, _COLUMNS, "No queue has several partitions.")
 
 
-def _set(dq: DQ, as_json: bool, queue: str, count: int) -> None:
-    change = dq.queues[queue].set_partitions(count)
-    lines = [f"{queue!r} has {change.after} partitions (before: {change.before})."]
+def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
+    change = dq.queues[queue].set_partitions(count, timeout=timeout)
+    if change.is_complete:
+        lines = [f"{queue!r} has {change.after} partitions (before: {change.before})."]
+    else:
+        lines = [
+            f"{queue!r} gets {change.after} partitions (before: {change.before}).",
+            f"Tenants that still move: {change.moving}. Run the command again to complete it.",
+        ]
     if change.moved:
-        lines.append(f"Messages published meanwhile were moved to their partitions: {change.moved}.")
+        lines.append(f"Messages and dead letters moved: {change.moved}.")
     lines.append(f"Set dq_queues[{queue!r}]['partitions'] = {count} in the settings.")
     show(as_json, change, "\n".join(lines))
+    if not change.is_complete:
+        raise SystemExit(1)

@@ -138,6 +138,10 @@ def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> lis
         found.append(("paused", f"its quota has paused = True; {call} resumes it", None))
     if tenant.paused_since is not None:
         found.append(_paused_by_call(tenant.paused_until, f"app.dq.quotas.resume({whose})", "it"))
+    if client.zscore(partition.keys.arriving, tenant.tenant) is not None:
+        found.append(
+            ("moving", "it moves here, and its tasks still wait or run in its former partition", None)
+        )
     whole = queue_pause(partition, client)
     if whole is not None:
         found.append(_paused_by_call(whole.until, f"app.dq.queues[{queue!r}].resume()", "the queue"))

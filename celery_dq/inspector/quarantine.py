@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from celery_dq.errors import CorruptRecord, CorruptSegment, InvalidRequest
+from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.quarantine import read_contents
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.transport.redis.store.record import RedisRecord
 
-__all__ = ["QuarantinedFile", "QuarantinedMessage", "quarantined_file", "quarantined_files", "read_messages"]
+__all__ = ["QuarantinedFile", "QuarantinedMessage", "quarantined_file", "quarantined_files"]
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,16 @@ def quarantined_file(folder: Path | None, name: str) -> QuarantinedFile:
     )
 
 
-def read_messages(data: bytes) -> tuple[str, Sequence[BufferedMessage], str]:
-    """Return the lane of a file, its readable messages, and why the rest cannot be read."""
-    try:
-        header, start, seed = read_header(data)
-    except CorruptSegment as exc:
-        return "", (), str(exc)
-    found = scan(data, start, seed)
-    messages = []
-    for sequence, _, payload in found.records:
-        end = 1 + payload[0]
-        messages.append(BufferedMessage(sequence, payload[1:end], payload[end:]))
-    return header.lane, messages, found.problem
-
-
 def _look_at(path: Path) -> QuarantinedFile:
     data, status = path.read_bytes(), path.stat()
-    lane, messages, problem = read_messages(data)
+    contents = read_contents(data)
     at = datetime.fromtimestamp(status.st_mtime, timezone.utc)
-    described = tuple(_described(lane, each) for each in messages)
-    return QuarantinedFile(path.name, path, len(data), at, described, problem)
+    queue = contents.destination.partition("/")[2] if contents.destination.startswith("p") else ""
+    described = tuple(_described(queue, each) for each in contents.messages)
+    return QuarantinedFile(path.name, path, len(data), at, described, contents.problem)
 
 
-def _described(lane: str, message: BufferedMessage) -> QuarantinedMessage:
-    queue = lane.partition("/")[2] if lane.startswith("p") else ""
+def _described(queue: str, message: BufferedMessage) -> QuarantinedMessage:
     task = tenant = ""
     if queue:
         with suppress(CorruptRecord):

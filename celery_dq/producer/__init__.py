@@ -6,6 +6,7 @@ Messages of a dead process are *adopted* and *replayed*.
 
 ``buffer``, ``segment``                        which message is next, and the bytes of a file; pure
 ``spill_log``, ``segment_index``, ``pending_sync``, ``fsync``, ``folder_lock``   the files
+``quarantine``                                 files of refused messages and damaged data; pure
 ``message_store``                              buffer and spill log under one lock
 ``sender``, ``kombu_sender``, ``confirms``     sends a batch
 ``flusher``                                    the thread, and when it waits

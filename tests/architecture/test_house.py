@@ -48,6 +48,7 @@ PURE = (
     "curator.names",
     "producer.buffer",
     "producer.segment",
+    "producer.quarantine",
 )
 
 

@@ -199,6 +199,19 @@ def test_acks_whose_answer_is_lost_are_sent_at_the_next_turn(consumer: TwoMessag
     assert in_flight.partitions_with_acks() == []
 
 
+def test_acks_that_the_heartbeat_sends_are_confirmed(
+    kombu_client: KombuClient, consumer: TwoMessages
+) -> None:
+    """Messages of a singleton queue wait for that."""
+    heartbeat, in_flight = consumer.process.heartbeat, consumer.process.in_flight
+    both = [in_flight.get(each.delivery_tag) for each in (consumer.first, consumer.second)]
+    consumer.second.settle()
+    consumer.first.finish()
+    heartbeat.send_pending_acks(heartbeat.queue(both[0].partition), kombu_client.client)
+    assert consumer.places() == ["gone", "settled"]
+    assert [each.confirmed for each in both] == [True, True]
+
+
 def test_dead_letters_and_releases_wait_for_no_claim(consumer: TwoMessages) -> None:
     consumer.hold_claims_back()
     consumer.process.in_flight.dead_letter(consumer.first.delivery_tag, "a fault", b"")

@@ -10,7 +10,9 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.kombu_client import KombuClient
@@ -23,12 +25,15 @@ TENANTS = [f"shop-{number}" for number in range(40)]
 
 def set_partitions(kombu_client: KombuClient, count: int, before: int) -> None:
     """Change the number, as ``celery dq partitions`` does for an empty queue."""
+    client = kombu_client.client
+    stored = PartitionMap.parse((client.hget(kombu_client.keys.state, "partitions") or b"1").decode())
+    now = stored.begin(count).end()
     partitions = [
-        Partition(PartitionKeys("online", "push", number), load_scripts(), count)
+        Partition(PartitionKeys("online", "push", number), load_scripts(), now)
         for number in range(max(count, before))
     ]
-    assert partitions[0].set_partitions(count).run(kombu_client.client)
-    run_all([each.declare_partitions(count, "follow") for each in partitions[1:]], kombu_client.client)
+    assert set_map(partitions[0], stored, now).run(client) == now
+    run_all([each.declare_partitions(now, "follow") for each in partitions[1:]], client)
 
 
 def consumed(kombu_client: KombuClient, most: int = 12) -> list[int]:

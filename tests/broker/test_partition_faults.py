@@ -10,6 +10,8 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.transport.redis.store import publisher
 from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.move_calls import set_map
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.broker.kombu_client import KombuClient
 from tests.broker.test_partitions import FOUR, batch_of, declare, keys_of, stored
@@ -65,7 +67,7 @@ def test_the_name_of_another_queue_is_no_partition(
 
 def test_a_partition_is_subscribed_once_when_the_number_changes(kombu_client: KombuClient) -> None:
     with kombu_client.connect() as connection, kombu_client.consuming(connection) as first:
-        kombu_client.partition.set_partitions(4).run(kombu_client.client)
+        set_map(kombu_client.partition, PartitionMap(), PartitionMap(4)).run(kombu_client.client)
         with kombu_client.consuming(connection) as second:
             subscribed = [each.queue.key for each in connection.default_channel.consumer.subscriptions()]
             assert subscribed == [each.prefix for each in keys_of()]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from celery.bin.base import CLIContext
+from celery.bin.celery import celery
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from celery_dq.cli import dq
@@ -150,3 +152,9 @@ def _twice(run: Run, shop: Any, plot: Path) -> str:
     for _ in range(2):
         shop.tasks["notify"].delay("b")
     return run("dedup", "repetition", "push", "--consumers", "2", "--plot", str(plot)).output
+
+
+def test_the_shell_completes_the_commands() -> None:
+    completion = ShellComplete(celery, {}, "celery", "_CELERY_COMPLETE")
+    assert [each.value for each in completion.get_completions(["dq"], "qu")] == ["queues", "quotas"]
+    assert [each.value for each in completion.get_completions(["dq", "peek"], "--del")] == ["--delayed"]

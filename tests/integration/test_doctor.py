@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from kombu import Connection
 import celery_dq
 from celery_dq.app.checks.doctor import Finding, check_server, check_settings
 from celery_dq.cli import dq
+from celery_dq.clock import SystemClock
 from celery_dq.compat.table import READ_VERSIONS
 from celery_dq.dedup import dedup
 from celery_dq.errors import ConfigurationError
@@ -233,3 +236,46 @@ def test_the_command_ends_with_status_1(make_app: MakeApp) -> None:
         done = CliRunner().invoke(dq, ["doctor", "--json"], obj=context)
     assert done.exit_code == 1
     assert [each["code"] for each in json.loads(done.stdout) if each["level"] == "error"] == ["E011"]
+
+
+def test_the_clock_of_this_machine(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "W027" not in faults(check_server(shop))
+    for ahead_s, words in ((5.0, "5.0 s ahead of"), (-5.0, "5.0 s behind")):
+        monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: time.time() + ahead_s))  # noqa: B023
+        assert (
+            f"The clock of this machine is {words} the clock of Redis" in faults(check_server(shop))["W027"]
+        )
+
+
+def test_too_few_replicas(broker_url: str, make_app: MakeApp) -> None:
+    app = make_app(broker_url, dq_confirm_replicas=1)
+    assert "dq_confirm_replicas = 1, and 0 replicas are connected" in faults(check_server(app))["E028"]
+
+
+def test_the_folder_of_the_buffer(make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"dq_buffer_folder": str(tmp_path), "dq_buffer_max_spill_bytes": 1 << 60}
+    text = faults(check_settings(make_app("dq-redis://localhost/0", **conf)))["W029"]
+    assert "dq_buffer_max_spill_bytes is 1,152,921,504,606,846,976" in text
+    found = faults(check_settings(make_app("dq-redis://localhost/0", dq_buffer_folder="/dev/shm/shop")))
+    assert "is on tmpfs, which is in memory" in found["W030"]
+
+
+def test_watching_shows_new_and_solved_problems(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter(("appear", "stay", "vanish", "end"))
+
+    def act(seconds: float) -> None:
+        step = next(steps)
+        if step == "end":
+            raise KeyboardInterrupt
+        with shop.dq._broker.channel() as channel:
+            if step == "appear":
+                channel.queue_declare("pusch")
+            elif step == "vanish":
+                shop.dq.queues["pusch"].forget()
+
+    monkeypatch.setattr(time, "sleep", act)
+    context = CLIContext(app=shop, no_color=True, workdir=None)
+    result = CliRunner().invoke(dq, ["doctor", "--watch"], obj=context)
+    changes = [line.split(" ", 2)[1:] for line in result.output.splitlines() if line[:2] == "20"]
+    assert [(sign, "'pusch'" in text) for sign, text in changes] == [("+", True), ("-", True)]
+    assert result.exit_code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -19,23 +18,14 @@ from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
-from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.home import home_of
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
-from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.apps import DQCelery
 from tests.integration.partitioned_shop import (
     COUNT,
     TENANTS,
     A,
     B,
-    C,
     D,
     claim_in,
-    dead_letter_of,
     opened,
     tombstones,
 )
@@ -114,17 +104,9 @@ def test_pauses_and_their_ends_follow_the_number_of_partitions(wide: Any, queue:
     assert [each.pause for each in queue.snapshot().partitions] == [None] * COUNT
 
 
-def test_the_number_of_a_queue_with_messages_or_dead_letters_stays(wide: Any, queue: Any) -> None:
-    dead_letter_of(wide, D)
-    with pytest.raises(InvalidRequest, match="dead letters in partitions that would go"):
-        queue.set_partitions(2)
-    assert queue.set_partitions(5).after == 5
-    assert wide.dq.dead_letters["push"].replay() == 1
-    with pytest.raises(InvalidRequest, match=r"has messages \(1 wait, 0 in flight\)"):
-        queue.set_partitions(4)
+def test_the_number_must_be_possible(wide: Any, queue: Any) -> None:
     with pytest.raises(InvalidRequest, match="from 1 to 4096"):
         queue.set_partitions(4097)
-    assert len(queue.snapshot().partitions) == 5
 
 
 def test_a_partition_gets_no_name_of_another_queue(shop: Any) -> None:
@@ -150,8 +132,11 @@ def test_an_interrupted_change_is_named_and_completed(
         with pytest.raises(KeyboardInterrupt):
             queue.set_partitions(9)
     assert [each.code for each in problems(wide)] == ["W022", "W023"]
-    assert "push/1, push/2, push/3, push/4" in problems(wide)[1].problem
+    assert "from 4 to 9 partitions is not complete" in problems(wide)[1].problem
     assert wide.dq.quotas.live("push") == live
+    with pytest.raises(InvalidRequest, match="to 9 partitions is not complete. Complete it first"):
+        queue.set_partitions(4)
+    assert queue.set_partitions(9).before == 4
     assert queue.set_partitions(4).before == 9
     assert problems(wide) == []
     assert wide.dq.quotas.live("push") == live
@@ -159,36 +144,6 @@ def test_an_interrupted_change_is_named_and_completed(
         assert [client.hlen(each.keys.quotas) for each in partitions] == [2] * 4
     send(wide, *TENANTS)
     assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 1, 1]
-
-
-def test_messages_of_a_faster_client_are_moved_out_of_partitions_that_go(
-    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide.dq.quotas.set("push", C, rate=5)  # declares the queue
-
-    def published_first(calls: Any, client: Any) -> Any:
-        with opened(wide) as (partitions, _):
-            keys = partitions[0].keys
-        for number, tenant, due_us in ((2, C, 0), (3, D, 4 * 10**15)):
-            record = RedisRecord(
-                tenant=tenant,
-                task="notify",
-                priority=0,
-                due_us=due_us,
-                expires_us=0,
-                envelope=envelope.pack({}, {}, "application/json", "utf-8"),
-                body="[]",
-            )
-            behind = Partition(replace(keys, partition=number), load_scripts(), COUNT)
-            behind.push([OutgoingRecord(0, f"task-{number}", record.pack())]).run(client)
-        return run_all(calls, client)
-
-    monkeypatch.setattr(partition_count, "run_all", published_first)
-    assert queue.set_partitions(2).moved == 2
-    now = queue.snapshot()
-    assert (now.waiting, now.delayed) == (1, 1)
-    assert wide.dq.find("task-2")[0].partition == home_of(C, 2)
-    assert wide.dq.find("task-3")[0].partition == home_of(D, 2)
 
 
 def test_a_queue_with_live_quotas_is_not_split_by_the_settings_alone(shop: Any) -> None:
@@ -261,8 +216,6 @@ def test_the_command_line_shows_and_changes_partitions(wide: Any, queue: Any) ->
         ["push/3", "1", "0", "0", "0"],
     ]
     assert run_cli(wide, "partitions").output.splitlines()[1].startswith("push/0")
-    refused = run_cli(wide, "partitions", "push", "--set", "2")
-    assert (refused.exit_code, "has messages" in refused.output) == (1, True)
     (row,) = json.loads(run_cli(wide, "queues", "--json", "push").output)
     assert (row["waiting"], [each["waiting"] for each in row["partitions"]]) == (4, [2, 0, 1, 1])
     assert run_cli(wide, "queues", "push").output.splitlines()[1].split()[:3] == ["push", "4", "4"]

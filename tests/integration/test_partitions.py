@@ -18,6 +18,8 @@ from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.inspector.live_quotas import LiveQuotas
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.move_calls import set_map
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from tests.integration.partitioned_shop import (
     A2,
@@ -344,7 +346,7 @@ def test_a_move_that_the_destination_has_refused_loses_nothing(wide: Any, queue:
     (task_id,) = send(wide, C)
     with wide.dq._broker.open_all(["push", "slow"]) as (source, destination):
         # As if another client had just given the destination more partitions.
-        destination.partitions[0].set_partitions(2).run(source.client)
+        set_map(destination.partitions[0], PartitionMap(), PartitionMap(2)).run(source.client)
         mover = Mover(source.home(C), destination.partitions[0], source.client, 0)
         with pytest.raises(PartitionsChanging, match="move again"):
             mover.move([task_id])

@@ -11,13 +11,23 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, derived_by
+from celery_dq.transport.redis.store.move_calls import (
+    Outbox,
+    departed,
+    drop_exported,
+    export_messages,
+    import_messages,
+    open_tenants,
+    set_map,
+)
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
-TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL"}
+TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL", "SET"}
 PLACES = {"turn", "throttled", "at_concurrency", "paused"}
 
 
@@ -80,9 +90,15 @@ class TestContract:
 def test_the_python_layer_sends_the_declared_arguments() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
+    homes, outbox = PartitionMap(4), Outbox("1", "t", 0, "0", ((b"", b""),))
     calls: list[tuple[ScriptCall[Any], int]] = [
-        (partition.declare_partitions(4), 2),
-        (partition.set_partitions(4), 1),
+        (partition.declare_partitions(homes), 2),
+        (set_map(partition, homes, homes), 2),
+        (export_messages(partition, "t", ids=["a"]), 4 + 1),
+        (import_messages(partition, partition, outbox, homes, 0), 7 + 2),
+        (drop_exported(partition, outbox), 1),
+        (departed(partition, ["t"]), 1 + 1),
+        (open_tenants(partition, homes, [("t", "0")]), 3 + 2),
         (partition.push([OutgoingRecord(1, "a", b"")]), 6 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),

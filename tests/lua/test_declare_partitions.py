@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from tests.lua.partition_scripts import PartitionScripts, make_quota, make_record, tags_of
 
 
 def declare(scripts: PartitionScripts, count: int, mode: Any = "declare") -> tuple[int, bool]:
-    return tuple(scripts.partition.declare_partitions(count, mode).run(scripts.client))  # type: ignore[return-value]
+    declared = scripts.partition.declare_partitions(PartitionMap(count), mode).run(scripts.client)
+    return declared.homes.count, declared.is_new
 
 
 def push(scripts: PartitionScripts, count: int, *sequences: int, due_us: float = 0) -> list[str]:
     """Push messages as a client does that knows `count` partitions; return the verdicts."""
-    partition = Partition(scripts.keys, scripts.partition.scripts, count)
+    partition = Partition(scripts.keys, scripts.partition.scripts, PartitionMap(count))
     messages = [OutgoingRecord(each, f"m{each}", make_record(due_us=int(due_us))) for each in sequences]
     return [each.status for each in partition.push(messages, producer="p").run(scripts.client)]
 
@@ -133,19 +136,19 @@ def test_a_queue_with_live_quotas_or_pauses_keeps_its_number(scripts: PartitionS
     assert declare(scripts, 4) == (4, True), "a worker brings the quota of the settings again"
 
 
-def test_the_number_is_set_by_hand_when_no_message_is_there(scripts: PartitionScripts) -> None:
-    def set_partitions(count: int) -> bool:
-        return scripts.partition.set_partitions(count).run(scripts.client)
-
-    assert set_partitions(4)
+def test_the_map_is_changed_by_the_client_that_knows_the_stored_one(scripts: PartitionScripts) -> None:
+    first = PartitionMap()
+    moving = first.begin(4)
+    assert str(moving) == "4<1#1"
+    assert set_map(scripts.partition, first, moving).run(scripts.client) == moving
+    assert set_map(scripts.partition, first, first.begin(8)).run(scripts.client) == moving
     assert push(scripts, 1, 1) == ["misrouted"]
-    assert push(scripts, 4, 1) == ["accepted"]
-    assert not set_partitions(2)
-    (entry,) = scripts.claim(1).entries
-    scripts.settle(entry.tag)
-    assert not set_partitions(2), "it runs"
-    scripts.finish(entry.tag)
-    assert set_partitions(2)
-    assert push(scripts, 4, 2) == ["misrouted"]
-    with pytest.raises(redis.ResponseError, match="partitions must be a number"):
-        set_partitions(0)
+    assert set_map(scripts.partition, moving, moving.end()).run(scripts.client) == PartitionMap(4, None, 2)
+
+
+def test_an_older_map_does_not_come_back(scripts: PartitionScripts) -> None:
+    later = PartitionMap(4).begin(8).end()
+    follow = scripts.partition.declare_partitions(later, "follow")
+    assert follow.run(scripts.client) == (later, True)
+    older = scripts.partition.declare_partitions(PartitionMap(4).begin(8), "follow")
+    assert older.run(scripts.client) == (later, False)

@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from celery_dq.clock import ManualClock
+from celery_dq.metrics.shared_state import MAX_AGE_S, SharedState
+from celery_dq.metrics.state import BrokerState
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -138,3 +141,30 @@ def test_a_client_that_sends_nothing_delays_no_other(make_app: MakeApp, serve: S
     parts: Any = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port)):
         assert scrape_soon(url)("celery_dq_up") == 1
+
+
+class HangingReader:
+    """A reader of the state that waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = 0, threading.Event()
+
+    def begin(self) -> BrokerState:
+        self.begun += 1
+        return BrokerState()
+
+    def read(self, state: BrokerState) -> None:
+        assert self.go_on.wait(30)
+        state.up = True
+
+
+def test_scrapes_of_a_broker_that_hangs_begin_one_reading() -> None:
+    clock, reader = ManualClock(), HangingReader()
+    reads: Any = reader
+    shared = SharedState(reads, 0.0, clock)
+    for _ in range(3):
+        assert shared.get().up is None
+        clock.advance(MAX_AGE_S)
+    assert reader.begun == 1
+    reader.go_on.set()
+    wait_until(lambda: shared.get().up and reader.begun == 2)

@@ -176,6 +176,25 @@ def test_an_interrupted_migration_has_one_target(
             migration.run()
 
 
+def test_an_interrupt_leaves_a_migration_that_the_next_run_completes(
+    stock: Any, shop: Any, migrate: Migrate, redis_url: str
+) -> None:
+    send(stock, "a", "b")
+    send(stock, "c", queue="mail")
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with shop.dq.migration(redis_url) as migration:
+        migration.survey(read=False)
+        with pytest.raises(KeyboardInterrupt):
+            migration.run(interrupt)
+    (entry,) = shop.dq.audit()
+    assert (entry.count, "interrupted; at least 1" in entry.details) == (1, True)
+    assert migrate()["migrated"] == 2
+    assert len(waiting_ids(shop)) + len(waiting_ids(shop, "mail")) == 3
+
+
 def test_the_audit_names_the_source_without_its_password(stock: Any, shop: Any, migrate: Migrate) -> None:
     send(stock, "a", "b")
     migrate()

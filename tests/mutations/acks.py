@@ -166,4 +166,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "box or box.moves or self.count_of(partition)",
         ("tests/unit/test_in_flight_messages.py",),
     ),
+    Mutation(
+        "singleton",
+        "acks that the heartbeat has sent are not confirmed",
+        "transport/redis/in_flight/heartbeat.py",
+        "                    in_flight.confirm((*settles, *finishes))\n",
+        "",
+        ("tests/broker/test_acks.py", "-k", "the_heartbeat_sends"),
+    ),
 )

@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 _READ = ("tests/integration/test_partitions.py",)
 _OPERATIONS = ("tests/integration/test_partitioned_operations.py",)
 _COUNT = ("tests/integration/test_partition_count.py",)
+_MOVES = ("tests/integration/test_tenant_moves.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -171,19 +172,59 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "custody",
-        "messages in partitions that go are left behind",
-        "app/api/partition_count.py",
-        "for each in partitions[count:])",
-        "for each in partitions[count + 99 :])",
-        (*_COUNT, "-k", "faster_client"),
+        "a tenant that moves is served before its former home has nothing of it",
+        "transport/redis/lua/push.lua",
+        "if is_moving > 0 then",
+        "if is_moving > 9 then",
+        (*_MOVES, "-k", "everything_of_a_tenant"),
     ),
     Mutation(
         "custody",
-        "the number of partitions of a queue with messages may change",
-        "transport/redis/lua/set_partitions.lua",
-        "if call('HLEN', P .. 'messages') > 0 or",
-        "if",
-        ("tests/lua/test_declare_partitions.py", "-k", "set_by_hand"),
+        "a tenant has left its partition while its tasks run there",
+        "transport/redis/lua/departed.lua",
+        " and not slots[i] and",
+        " and",
+        (*_MOVES, "-k", "everything_of_a_tenant"),
+    ),
+    Mutation(
+        "custody",
+        "an outbox is stored again after a kill",
+        "transport/redis/lua/import_messages.lua",
+        "if last and tonumber(last) >= number then",
+        "if last and tonumber(last) > number then",
+        (*_MOVES, "-k", "loses"),
+    ),
+    Mutation(
+        "custody",
+        "a message that moves has not crashed a worker any more",
+        "transport/redis/lua/import_messages.lua",
+        "if deliveries ~= '' then",
+        "if deliveries == nil then",
+        (*_MOVES, "-k", "everything_of_a_tenant"),
+    ),
+    Mutation(
+        "rate",
+        "a tenant may use its burst again after a move",
+        "transport/redis/lua/open_tenants.lua",
+        "if arrival > now then",
+        "if arrival < now then",
+        (*_MOVES, "-k", "everything_of_a_tenant"),
+    ),
+    Mutation(
+        "calls",
+        "a message whose answer was lost is sent by the new map only",
+        "transport/redis/store/publisher.py",
+        "if used is None else self._queue_of(name, used)",
+        "if used is not name else self._queue_of(name, used)",
+        (*_MOVES, "-k", "lost_answer"),
+    ),
+    Mutation(
+        "calls",
+        "a late client brings an old map back",
+        "transport/redis/lua/declare_partitions.lua",
+        "if stored and version(stored) > version(wanted) then",
+        "if stored and version(stored) < 0 then",
+        ("tests/lua/test_declare_partitions.py", "-k", "older_map"),
     ),
     Mutation(
         "custody",

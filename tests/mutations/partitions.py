@@ -230,8 +230,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "calls",
         "a consumer of one partition consumes another one when it has gone",
         "transport/redis/store/queue.py",
-        "if number < whole.count > 1 else None",
-        "if number < whole.count > 1 else whole",
+        "            return None\n        return PartitionedQueue",
+        "            return whole\n        return PartitionedQueue",
         ("tests/broker/test_changed_partitions.py",),
     ),
 )

@@ -11,6 +11,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp, Stored
@@ -45,7 +46,7 @@ def give_partitions(stored: Stored) -> None:
     """Empty the queue and give it four partitions, as an operator does while producers run."""
     stored.client.flushdb()
     for keys in KEYS:
-        Partition(keys, load_scripts()).declare_partitions(4, "follow").run(stored.client)
+        Partition(keys, load_scripts()).declare_partitions(PartitionMap(4), "follow").run(stored.client)
 
 
 def test_a_call_to_a_partition_that_does_not_exist_is_refused(

@@ -108,8 +108,7 @@ class SlowProxy(Proxy):
         writer.close()
 
 
-@pytest.mark.parametrize("most", [1, 3])
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize(("pool", "most"), [("prefork", 1), ("prefork", 3), ("threads", 3), ("solo", 1)])
 def test_a_message_that_waits_for_a_late_confirmation_begins_when_it_comes(
     redis_posting: PostingWorkers, redis_server: RedisServer, pool: str, most: int
 ) -> None:

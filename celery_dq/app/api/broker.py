@@ -17,8 +17,8 @@ from celery_dq.inspector.redis_values import Client, check_text, text
 from celery_dq.keys import queue_registry
 from celery_dq.options.sections import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
-from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.refusals import refusals_named
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,24 @@ class OpenQueue(NamedTuple):
     partitions: tuple[Partition, ...]
     client: Client
 
+    @property
+    def homes(self) -> PartitionMap:
+        """The map of the queue."""
+        return self.partitions[0].homes
+
     def home(self, tenant: str) -> Partition:
         """Return the partition in which a tenant lives."""
-        return self.partitions[home_of(tenant, len(self.partitions))]
+        return self.partitions[self.homes.home(tenant)]
 
     def of(self, tenant: str | None) -> tuple[Partition, ...]:
-        """Return the partitions that concern a tenant: its home; with None, which means all tenants, all."""
-        return self.partitions if tenant is None else (self.home(tenant),)
+        """Return the partitions that concern a tenant: its home, and the one from which it moves.
+
+        With None, which means all tenants, return all.
+        """
+        if tenant is None:
+            return self.partitions
+        numbers = {self.homes.home(tenant): None, self.homes.old_home(tenant): None}
+        return tuple(self.partitions[number] for number in numbers)
 
 
 class BrokerAccess:
@@ -126,10 +137,10 @@ class BrokerAccess:
         for queue in queues:
             check_text("queue", queue)
         with self.channel(connection) as channel:
-            counts = stored_counts(channel, queues, declare=declare)
+            maps = stored_maps(channel, queues, declare=declare)
             yield [
-                OpenQueue(partitions_of(channel, queue, count), channel.client)
-                for queue, count in zip(queues, counts, strict=True)
+                OpenQueue(partitions_of(channel, queue, homes), channel.client)
+                for queue, homes in zip(queues, maps, strict=True)
             ]
 
     @contextmanager
@@ -137,8 +148,8 @@ class BrokerAccess:
         """Borrow a connection to the partition of a queue in which a tenant lives; see :meth:`open`."""
         check_text("queue", queue)
         with self.channel() as channel:
-            (count,) = stored_counts(channel, [queue], declare=declare)
-            home = channel.context.partition(queue, home_of(tenant, count), count)
+            (homes,) = stored_maps(channel, [queue], declare=declare)
+            home = channel.context.partition(queue, homes.home(tenant), homes)
             yield OpenPartition(home, channel.client)
 
     def serves_queues(self) -> bool:
@@ -197,13 +208,13 @@ class BrokerAccess:
             return sorted(names - _single_partitions(channel, [*names]).keys())
 
 
-def partitions_of(channel: Any, queue: str, count: int) -> tuple[Partition, ...]:
-    """Return the partitions of a queue that has so many of them."""
-    return tuple(channel.context.partition(queue, number, count) for number in range(count))
+def partitions_of(channel: Any, queue: str, homes: PartitionMap) -> tuple[Partition, ...]:
+    """Return the partitions of a queue with this map, during a change also those that go."""
+    return tuple(channel.context.partition(queue, number, homes) for number in range(homes.total))
 
 
-def stored_counts(channel: Any, queues: Sequence[str], *, declare: bool) -> list[int]:
-    """Return the number of partitions of each queue, as the broker has stored it.
+def stored_maps(channel: Any, queues: Sequence[str], *, declare: bool) -> list[PartitionMap]:
+    """Return the map of each queue, as the broker has stored it.
 
     Args:
         channel: A channel of the tenant broker.
@@ -212,34 +223,34 @@ def stored_counts(channel: Any, queues: Sequence[str], *, declare: bool) -> list
     """
     for queue, whole in _single_partitions(channel, queues).items():
         raise InvalidRequest(f"{queue!r} is one partition of queue {whole!r}: name {whole!r}")
-    counts = []
-    for queue, stored in zip(queues, _read_counts(channel, queues), strict=True):
+    maps: list[PartitionMap] = []
+    for queue, stored in zip(queues, _read_maps(channel, queues), strict=True):
         if stored is None and declare and channel.context.options.queue(queue).partitions > 1:
-            counts.append(int(channel.queues(queue, refresh=True).count))
+            maps.append(channel.queues(queue, refresh=True).homes)
         else:
-            counts.append(int(stored or 1))
-    return counts
+            maps.append(stored or PartitionMap())
+    return maps
 
 
-def _read_counts(channel: Any, queues: Sequence[str]) -> list[bytes | None]:
+def _read_maps(channel: Any, queues: Sequence[str]) -> list[PartitionMap | None]:
     if not queues:
         return []
     pipeline = channel.client.pipeline(transaction=False)
     for queue in queues:
-        (first,) = partitions_of(channel, queue, 1)
+        (first,) = partitions_of(channel, queue, PartitionMap())
         pipeline.hget(first.keys.state, "partitions")
-    return list(pipeline.execute())
+    return [None if each is None else PartitionMap.parse(text(each)) for each in pipeline.execute()]
 
 
 def _single_partitions(channel: Any, queues: Sequence[str]) -> dict[str, str]:
     """Return those of these names that are one partition of a queue, such as ``push/3``, with the queue."""
     named = [(queue, *queue.rpartition("/")[::2]) for queue in queues]
     found = [(queue, whole, number) for queue, whole, number in named if whole and number.isdecimal()]
-    counts = _read_counts(channel, [whole for _, whole, _ in found])
+    maps = _read_maps(channel, [whole for _, whole, _ in found])
     return {
         queue: whole
-        for (queue, whole, number), count in zip(found, counts, strict=True)
-        if int(number) < int(count or 1) > 1
+        for (queue, whole, number), homes in zip(found, maps, strict=True)
+        if homes is not None and int(number) < homes.total > 1
     }
 
 

@@ -17,13 +17,13 @@ from celery_dq.inspector.quarantine import (
     QuarantinedFile,
     quarantined_file,
     quarantined_files,
-    read_messages,
 )
 from celery_dq.inspector.spill import Spill, survey
 from celery_dq.options.buffer import BufferOptions
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, ProducerSnapshot
 from celery_dq.producer.flusher import Undelivered
+from celery_dq.producer.quarantine import read_contents
 from celery_dq.producer.sender import Sender, State
 
 __all__ = ["BufferApi"]
@@ -214,17 +214,19 @@ class BufferApi:
             DQError: The broker cannot be reached, or refuses the messages again. The file stays.
         """
         file = quarantined_file(self.folder, name)
-        lane, messages, problem = read_messages(file.path.read_bytes())
-        if problem:
-            raise InvalidRequest(f"{name} cannot be sent: {problem}. Look at it by 'show', or remove it")
+        contents = read_contents(file.path.read_bytes())
+        if contents.problem:
+            raise InvalidRequest(
+                f"{name} cannot be sent: {contents.problem}. Look at it by 'show', or remove it"
+            )
         sender = self._make_sender(self._app)
         try:
             producer = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-            sender.send(lane, producer, messages)
+            sender.send(contents.destination, producer, contents.messages)
         finally:
             sender.close()
         file.path.unlink(missing_ok=True)
-        return len(messages)
+        return len(contents.messages)
 
     def remove_quarantined(self, name: str) -> None:
         """Remove a file from the quarantine, with its messages.

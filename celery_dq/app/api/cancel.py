@@ -81,15 +81,16 @@ def _tombstones(
     """Return the partitions that get tombstones: queue and partition -> places of the ids.
 
     A claimed task gets one in its partition, so that it does not run again. An unknown one gets one in all.
+    So does a claimed one while tenants move: its message may be on its way to another partition.
     """
     wanted: dict[tuple[int, Partition], list[int]] = {}
     for number, queue in enumerate(queues):
         if len(queue.partitions) == 1:
             continue
         for place, outcome in enumerate(outcomes[number]):
-            if outcome == "claimed":
+            if outcome == "claimed" and queue.homes.before is None:
                 wanted.setdefault((number, places[number, place]), []).append(place)
-            elif outcome == "none":
+            elif outcome in ("none", "claimed"):
                 for partition in queue.partitions:
                     wanted.setdefault((number, partition), []).append(place)
     return wanted

@@ -12,7 +12,7 @@ from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import as_moved
+from celery_dq.transport.redis.store.record import as_moved, tenant_of
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.rounds import run_one
@@ -79,7 +79,11 @@ class Mover:
             self._sequence += 1
             outgoing.append(OutgoingRecord(self._sequence, task_id_of(entry.id), as_moved(entry.record)))
         push = self._destination.push(
-            outgoing, producer=self._name, marker_ttl_ms=LEASE_MS, head_start_us=self._head_start_us
+            outgoing,
+            producer=self._name,
+            marker_ttl_ms=LEASE_MS,
+            head_start_us=self._head_start_us,
+            moving=self._destination.homes.moves(tenant_of(outgoing[0].record)),  # all have one tenant
         )
         tags = [entry.tag for entry in taken]
         try:

@@ -1,30 +1,31 @@
-"""Change the number of partitions of an empty queue."""
+"""Change the number of partitions of a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_counts
-from celery_dq.app.api.move import Mover
+from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_maps
+from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.messages import peek_delayed
 from celery_dq.inspector.pauses import PAUSE_FIELDS
-from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
-from celery_dq.inspector.redis_values import CHUNK, Client, check_count, scan_all, text
-from celery_dq.inspector.tenants import in_order_of_service
+from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_seconds, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options.sections import MAX_PARTITIONS, Options
-from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_rounds
+from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 
 __all__ = ["PartitionsChange", "set_partitions"]
 
+#: Seconds between two looks for tenants whose running tasks have ended.
+LOOK_EVERY_S = 0.05
 _OF_ALL = (DEFAULT_QUOTA, CONFIG_QUOTA)
 
 
@@ -36,13 +37,18 @@ class PartitionsChange:
         queue: Name of the queue.
         before: Number of partitions before.
         after: Number of partitions now.
-        moved: Number of messages that were published during the change and moved to their tenants' homes.
+        moved: Number of messages that this call has moved to their tenants' new homes.
+        moving: Number of tenants whose moves have not ended, because their tasks run or they have messages
+            with dedup keys; 0 when the change is complete.
+        is_complete: Whether the change is complete. Else the same call goes on with it.
     """
 
     queue: str
     before: int
     after: int
     moved: int = 0
+    moving: int = 0
+    is_complete: bool = True
 
 
 @dataclass
@@ -80,24 +86,39 @@ class _Stored:
         self.pause_ends |= {name: each for name, each in other.pause_ends.items() if text(name) in tenants}
 
 
-def set_partitions(broker: BrokerAccess, options: Options, queue: str, count: int) -> PartitionsChange:
-    """Change the number of partitions of a queue without messages. Its consumers follow at a heartbeat.
+def set_partitions(
+    broker: BrokerAccess,
+    options: Options,
+    queue: str,
+    count: int,
+    *,
+    timeout_s: float = 60.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> PartitionsChange:
+    """Change the number of partitions of a queue, and move tenants to their new homes.
 
-    Own quotas and pauses follow their tenants to new homes. Partition 0 decides: as soon as it has the new
-    number, clients that know the old one are refused, and publish again by the new one. A second call
-    completes one that was interrupted.
+    Own quotas, pauses, messages and dead letters follow their tenants. Partition 0 decides: as soon as it has
+    the new map, clients that know the old one are refused, and publish again by the new one. A second call
+    goes on with a change that was interrupted.
+
+    Args:
+        broker: Access to the broker.
+        options: The app's settings.
+        queue: Name of the queue.
+        count: The new number.
+        timeout_s: Longest wait, in seconds, for tasks that run.
+        sleep: Waits between two looks.
 
     Raises:
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
-            the name of a partition, or the queue has messages or in-flight messages, or dead letters in a
-            partition that would go.
+            the name of a partition, or another change is under way.
     """
     check_count("partitions", count)
+    check_seconds("timeout", timeout_s)
     if count > MAX_PARTITIONS:
         raise InvalidRequest(f"partitions = {count}: give a whole number from 1 to {MAX_PARTITIONS}")
     if count > 1 and any(each.name == queue for each in options.singletons):
         raise InvalidRequest(f"{queue!r} is a singleton queue, which has one partition")
-    head_start_us = options.queue(queue).head_start_us
     with (
         broker.channel() as channel,
         broker.audit.change(channel.client, "partitions_set", queue) as audited,
@@ -109,81 +130,73 @@ def set_partitions(broker: BrokerAccess, options: Options, queue: str, count: in
                 f"{namesake!r} is another queue, and would be the name of a partition: empty and delete it "
                 f"(celery amqp queue.delete {namesake}), or give one of the two another name"
             )
-        (before,) = stored_counts(channel, [queue], declare=False)
-        known = _known(partitions_of(channel, queue, MAX_PARTITIONS), client)
-        partitions = partitions_of(channel, queue, count) + tuple(
-            channel.context.partition(queue, number, count) for number in range(count, max(before, known))
-        )
-        found = queue_snapshot(partitions, client, ages=False)
-        _refuse_messages(queue, count, found)
-        _copy(partitions, client, before, count)
-        if not partitions[0].set_partitions(count).run(client):
-            raise InvalidRequest(f"Messages were published to {queue!r} meanwhile; it keeps its partitions.")
+        (homes,) = stored_maps(channel, [queue], declare=False)
+        before = homes.count if homes.before is None else homes.before
+        if homes.before is not None and homes.count != count:
+            raise InvalidRequest(
+                f"A change of {queue!r} to {homes.count} partitions is not complete. Complete it first: "
+                f"celery dq partitions {queue} --set {homes.count}"
+            )
+        if homes.before is None:
+            now = homes.begin(count)
+            # The quotas are in the future homes before the first message.
+            _copy(partitions_of(channel, queue, now), client)
+            homes = _decide(partitions_of(channel, queue, now)[0], client, homes, now)
+        partitions = partitions_of(channel, queue, homes)
+        run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
         audited.count, audited.details = 1, f"{before} -> {count}"
-        run_all([each.declare_partitions(count, "follow") for each in partitions[1:]], client)
-        moved = sum(_move_all(each, partitions, client, count, head_start_us) for each in partitions[count:])
-        _remove(partitions, client, count)
-    return PartitionsChange(queue, before, count, moved)
+        moves = TenantMoves(client, partitions, options.queue(queue).head_start_us)
+        waited = 0.0
+        while (moving := moves.step()) or not moves.end():
+            if waited >= timeout_s:
+                return PartitionsChange(queue, before, count, moves.moved, moving, False)
+            sleep(LOOK_EVERY_S)
+            waited += LOOK_EVERY_S
+        ended = _decide(partitions[0], client, homes, homes.end())
+        run_all([each.declare_partitions(ended, "follow") for each in partitions[1:]], client)
+        _remove(partitions, client)
+    return PartitionsChange(queue, before, count, moves.moved)
 
 
-def _known(partitions: Sequence[Partition], client: Client) -> int:
-    """Return the number of partitions that store their number: more than partition 0 says after a crash."""
-    known = 1
-    for start in range(0, len(partitions), AT_ONCE):
-        stored = run_rounds(client, [_number_in(each) for each in partitions[start : start + AT_ONCE]])
-        if not any(stored):
-            break
-        known = max(start + place + 1 for place, count in enumerate(stored) if count is not None)
-    return known
-
-
-def _number_in(partition: Partition) -> Rounds[bytes | None]:
-    ((count,),) = yield lambda pipe: pipe.hmget(partition.keys.state, "partitions")
-    return None if count is None else bytes(count)
-
-
-def _refuse_messages(queue: str, count: int, found: QueueSnapshot) -> None:
-    waiting = found.waiting + found.delayed + found.discards
-    if waiting or found.held:
+def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:
+    stored = set_map(first, before, now).run(client)
+    if stored != now:
         raise InvalidRequest(
-            f"{queue!r} has messages ({waiting} wait, {found.held} in flight), and their tenants would get "
-            f"other partitions. Let workers finish them, or run: celery dq purge {queue}"
+            f"Another change of the partitions of queue {first.keys.queue!r} is under way: run it again"
         )
-    dead = sum(each.dead for each in found.partitions[count:])
-    if dead:
-        raise InvalidRequest(
-            f"{queue!r} has {dead} dead letters in partitions that would go: replay them, or run: "
-            f"celery dq dead purge {queue} --all"
-        )
+    return now
 
 
-# The partitions have no messages, so that plain writes are enough: no tenant has to be placed again.
+# A future home serves none of these tenants yet, so plain writes are enough: none has to be placed again.
 
 
-def _copy(partitions: Sequence[Partition], client: Client, before: int, after: int) -> None:
+def _copy(partitions: Sequence[Partition], client: Client) -> None:
     """Copy quotas and pauses to the future homes of their tenants, and to new partitions what all have."""
+    homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
     writes = [_Stored() for _ in partitions]
+    tombstones = {name: end for each in stored for name, end in each.tombstones.items()}
     for number, each in enumerate(stored):
+        writes[number].tombstones = tombstones  # the tenant of a task that comes later is not known
         for tenant in each.tenants():
-            home = home_of(tenant, after)
-            if home_of(tenant, before) != number:
+            home = homes.home(tenant)
+            if homes.old_home(tenant) != number:
                 writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
             elif home != number:
                 writes[home].add(each, {tenant})
-    for number in range(before, after):
+    for number in range(homes.before or 0, homes.count):
         writes[number].gone.update(_OF_ALL)
         writes[number].add(stored[0], set(), _OF_ALL)
-        writes[number].tombstones = stored[0].tombstones
         writes[number].queue_pause = stored[0].queue_pause
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
 
 
-def _remove(partitions: Sequence[Partition], client: Client, count: int) -> None:
+def _remove(partitions: Sequence[Partition], client: Client) -> None:
     """Remove the quotas and pauses of tenants that live elsewhere."""
+    homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
     writes = [
-        _Stored(gone={quota_field(each) for each in own.tenants() if home_of(each, count) != number})
+        _Stored(gone={quota_field(each) for each in own.tenants() if homes.home(each) != number})
         for number, own in enumerate(stored)
     ]
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
@@ -249,20 +262,3 @@ def _put_hash(pipe: Any, *, key: str, part: dict[Any, Any]) -> None:
 
 def _put_zset(pipe: Any, *, key: str, part: dict[bytes, float]) -> None:
     pipe.zadd(key, part)
-
-
-def _move_all(
-    source: Partition, partitions: Sequence[Partition], client: Client, count: int, head_start_us: int
-) -> int:
-    """Move the messages that a partition got before it got the new number; return how many there were."""
-    moved, step = 0, 1
-    while step:
-        step = 0
-        for _, each in in_order_of_service([source], client, CHUNK):
-            home = partitions[home_of(each.tenant, count)]
-            step += Mover(source, home, client, head_start_us).move_tenant(each.tenant)
-        for message in peek_delayed([source], client, CHUNK):
-            home = partitions[home_of(message.tenant, count)]
-            step += Mover(source, home, client, head_start_us).move([message.id])
-        moved += step
-    return moved

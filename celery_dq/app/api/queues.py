@@ -309,20 +309,20 @@ class QueueApi:
 
     # Partitions.
 
-    def set_partitions(self, count: int) -> PartitionsChange:
-        """Change the number of partitions. The queue must be empty, with no message in flight.
+    def set_partitions(self, count: int, *, timeout: float = 60.0) -> PartitionsChange:
+        """Change the number of partitions, and move tenants with their messages to their new homes.
 
-        Quotas and pauses stay in force. Consumers that run then have to be restarted, because they consume
-        the partitions that they knew at their start. A second call completes an interrupted one.
+        The same call goes on with a change that is not complete.
 
         Args:
             count: The new number, 1 to 4096. Give ``dq_queues`` the same one.
+            timeout: Seconds to wait for running tasks of tenants that move.
 
         Raises:
-            InvalidRequest: The queue has messages, or dead letters in partitions that would go; or the
-                number is out of range.
+            InvalidRequest: Another change is not complete, or the number is out of range.
         """
-        return set_partitions(self._broker, self._context.options, self.name, count)
+        options = self._context.options
+        return set_partitions(self._broker, options, self.name, count, timeout_s=timeout)
 
     # Editing.
 

@@ -74,31 +74,34 @@ class QuotasApi:
             InvalidTenant: The name cannot be a tenant's.
         """
         name = check_tenant(tenant)
-        with self._broker.open_home(queue, name, declare=True) as opened:
-            partition, client = opened
+        with self._broker.open(queue, declare=True) as opened:
+            partitions, client = opened.of(name), opened.client
+            partition = partitions[0]
             base = stored_quota(partition, client, name)
             quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
             pauses = parts.get("paused")
             if pauses:
-                pause([partition], client, name, None, self._broker.audit)
+                pause(partitions, client, name, None, self._broker.audit)
                 quota = replace(quota, paused=base.paused)
             if quota != base or pauses is None or len(parts) > 1:
                 with self._change(client, queue, "quota_set", name) as change:
                     change.details = str(quota)
-                    partition.set_quota(name, quota.pack(), by=self._author).run(client)
+                    run_all(
+                        [each.set_quota(name, quota.pack(), by=self._author) for each in partitions], client
+                    )
                     change.count = 1
             if pauses is False:
-                resume([partition], client, name, self._broker.audit)
+                resume(partitions, client, name, self._broker.audit)
             return quota_in_force(partition, client, name)
 
     def remove(self, queue: str, tenant: str | int) -> None:
         """Remove a tenant's own quota: the default holds for it again."""
         name = check_tenant(tenant)
         with (
-            self._broker.open_home(queue, name) as (partition, client),
-            self._change(client, queue, "quota_removed", name) as change,
+            self._broker.open(queue) as opened,
+            self._change(opened.client, queue, "quota_removed", name) as change,
         ):
-            partition.set_quota(name, None).run(client)
+            run_all([each.set_quota(name, None) for each in opened.of(name)], opened.client)
             change.count = 1
 
     def pause(self, queue: str, tenant: str | int, *, until: datetime | timedelta | None = None) -> Quota:
@@ -118,16 +121,18 @@ class QuotasApi:
             InvalidRequest: `until` is over already, by the clock of the server.
         """
         name = check_tenant(tenant)
-        with self._broker.open_home(queue, name, declare=True) as (partition, client):
-            pause([partition], client, name, until, self._broker.audit)
-            return quota_in_force(partition, client, name)
+        with self._broker.open(queue, declare=True) as opened:
+            partitions, client = opened.of(name), opened.client
+            pause(partitions, client, name, until, self._broker.audit)
+            return quota_in_force(partitions[0], client, name)
 
     def resume(self, queue: str, tenant: str | int) -> Quota:
         """Undo :meth:`pause`. Returns the quota in force, which may be a default that pauses all tenants."""
         name = check_tenant(tenant)
-        with self._broker.open_home(queue, name) as (partition, client):
-            resume([partition], client, name, self._broker.audit)
-            return quota_in_force(partition, client, name)
+        with self._broker.open(queue) as opened:
+            partitions, client = opened.of(name), opened.client
+            resume(partitions, client, name, self._broker.audit)
+            return quota_in_force(partitions[0], client, name)
 
     def paused(self, queue: str) -> dict[str, Pause]:
         """The tenants that :meth:`pause` has paused, with begin and end of the pause, the earliest first."""

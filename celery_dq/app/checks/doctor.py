@@ -33,6 +33,8 @@ SERVER_CHECKS = {
 #: Checks of the tenant broker, which are called with the app and a channel after the broker was reached.
 BROKER_CHECKS = (
     server_checks.redis_server,
+    server_checks.clock_offset,
+    server_checks.replicas,
     server_checks.rights,
     server_checks.stock_messages,
     server_checks.settings_quotas,

@@ -11,6 +11,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
+from celery_dq.inspector.redis_values import text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
@@ -31,16 +32,16 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
         return  # the check of the rights reports it
     with broker.open_all(names) as queues:
         for name, queue in zip(names, queues, strict=True):
-            count, wanted = len(queue.partitions), broker.options.queue(name).partitions
+            count, wanted = queue.homes.count, broker.options.queue(name).partitions
             if wanted not in (1, count) and _is_declared(queue):
                 yield Finding(
                     "warning",
                     "W022",
                     f"dq_queues[{name!r}]['partitions'] is {wanted}, and the broker has {count} partitions "
                     f"of queue {name!r}, which all clients use.",
-                    f"Mend it; or empty the queue, and run celery dq partitions {name} --set {wanted}.",
+                    f"Mend it, or run celery dq partitions {name} --set {wanted}.",
                 )
-            if count > 1:
+            if queue.homes.total > 1:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
                 yield from _differences(name, queue)
                 yield from _paused_in_part(name, found)
@@ -53,15 +54,23 @@ def _is_declared(queue: OpenQueue) -> bool:
 
 def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
     stored = run_rounds(queue.client, [_settings_in(each) for each in queue.partitions])
-    numbers = [int(each[0] or 1) for each in stored]
-    odd = [place for place, number in enumerate(numbers) if number != numbers[0]]
-    if odd:
+    homes, maps = queue.homes, [text(each[0] or b"1") for each in stored]
+    odd = [place for place, each in enumerate(maps) if each != maps[0]]
+    if homes.before is not None:
+        yield Finding(
+            "warning",
+            "W023",
+            f"A change of queue {name!r} from {homes.before} to {homes.count} partitions is not complete: "
+            "some tenants may wait for the end of their moves.",
+            f"Complete it: celery dq partitions {name} --set {homes.count}.",
+        )
+    elif odd:
         yield Finding(
             "warning",
             "W023",
             f"A change of the number of partitions of queue {name!r} was interrupted: {_named(name, odd)} do "
-            f"not know that it has {numbers[0]}.",
-            f"Complete it: celery dq partitions {name} --set {numbers[0]}.",
+            f"not know that it has {homes.count}.",
+            f"Complete it: celery dq partitions {name} --set {homes.count}.",
         )
     for place, what, remedy in (
         (1, "default quota that was set live", f"Set it again: celery dq quotas set {name} --rate …."),

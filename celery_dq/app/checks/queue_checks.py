@@ -26,10 +26,11 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
     named = queues_of_settings(app, dq.options)
     try:
         known = [*dq.queues]
+        unnamed = [name for name in known if name not in named]
+        snapshots = list(dq.queues.snapshots(*unnamed, ages=False)) if unnamed else []
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    unnamed = [name for name in known if name not in named]
-    found = [each for each in dq.queues.snapshots(*unnamed, ages=False) if unnamed and _is_unused(each)]
+    found = [each for each in snapshots if _is_unused(each)]
     if not found:
         return
     others = [name for name in known if name not in {each.name for each in found}]

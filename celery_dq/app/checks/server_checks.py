@@ -13,6 +13,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.settings_checks import uses_dedup
+from celery_dq.clock import SystemClock
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.errors import (
     AccessDenied,
@@ -21,6 +22,7 @@ from celery_dq.errors import (
     ServerError,
     ZooKeeperUnreachable,
 )
+from celery_dq.inspector.redis_values import server_time_us
 from celery_dq.inspector.tenants import settings_quota
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.refusals import BrokerRefused
@@ -30,6 +32,8 @@ from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
 
 #: Seconds within which a server must answer.
 PATIENCE_S = 3.0
+#: Seconds between the clocks of this machine and of Redis, from which on they are reported.
+MOST_OFFSET_S = 1.0
 #: Names of the lists of Celery's Redis transport, for its four priorities.
 _STOCK_LISTS = ("{}", "{}\x06\x163", "{}\x06\x166", "{}\x06\x169")
 _REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, AccessDenied, OSError)
@@ -89,6 +93,39 @@ def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
             "W012",
             "The server keeps no append-only file: what it holds in memory is lost when it dies.",
             "Set appendonly yes on the Redis server.",
+        )
+
+
+def clock_offset(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether the clocks of this machine and of Redis agree."""
+    clock = SystemClock()
+    began = clock.wall()
+    try:
+        offset_s = (began + clock.wall()) / 2 - server_time_us(channel.client) / 1e6
+    except redis.exceptions.NoPermissionError:
+        return  # a publisher does not need the right
+    if abs(offset_s) > MOST_OFFSET_S:
+        side = "ahead of" if offset_s > 0 else "behind"
+        yield Finding(
+            "warning",
+            "W027",
+            f"The clock of this machine is {abs(offset_s):.1f} s {side} the clock of Redis: an ETA or an "
+            "expiry that this machine computes comes by as much too late or too early.",
+            "Let NTP set both clocks.",
+        )
+
+
+def replicas(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether enough replicas are connected for ``dq_confirm_replicas``."""
+    wanted = dq_of(app).options.confirm_replicas
+    info = server_info(channel.client, "replication") if wanted else None
+    if info is not None and int(info.get("connected_slaves", 0)) < wanted:
+        yield Finding(
+            "error",
+            "E028",
+            f"dq_confirm_replicas = {wanted}, and {info.get('connected_slaves', 0)} replicas are connected "
+            "to the server: every publish fails, although its message is stored.",
+            "Start replicas, or lower the setting.",
         )
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from celery_dq.app.api.api import dq_of
@@ -18,8 +19,17 @@ from celery_dq.compat.table import READ_VERSIONS, unread
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
+from celery_dq.inspector.spill import spill_files
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME, refuse_misspelt, schemes_in
 from celery_dq.worker.unenforced import unenforced
+
+_IN_MEMORY = "which is in memory: its messages do not survive the machine"
+_REMOTE = "a file system of another machine, where locks and writes are not certain"
+#: Kinds of file systems on which a buffer keeps no promise, with the reason.
+_UNSAFE_FILE_SYSTEMS = {
+    **dict.fromkeys(("tmpfs", "ramfs"), _IN_MEMORY),
+    **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), _REMOTE),
+}
 
 
 def options(app: Any) -> Finding:
@@ -167,6 +177,38 @@ def buffer_folder(app: Any) -> Iterator[Finding]:
         )
         return
     yield Finding("ok", "I008", f"dq_buffer_folder {folder} can be written.")
+    most, free = dq_of(app).options.buffer.max_spill_bytes, disk_usage(nearest).free
+    files = dq_of(app).buffer.folder
+    used = spill_files(files).bytes if files is not None and files.exists() else 0
+    if free < most - used:
+        yield Finding(
+            "warning",
+            "W029",
+            f"dq_buffer_folder = {folder!r} has room for {free:,} bytes only, and dq_buffer_max_spill_bytes "
+            f"is {most:,}. When the disk is full, calls fail.",
+            "Make room, or lower dq_buffer_max_spill_bytes.",
+        )
+    kind = _file_system(nearest)
+    if kind in _UNSAFE_FILE_SYSTEMS:
+        yield Finding(
+            "warning",
+            "W030",
+            f"dq_buffer_folder = {folder!r} is on {kind}, {_UNSAFE_FILE_SYSTEMS[kind]}.",
+            "Name a folder on a local disk.",
+        )
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of the file system that holds a path; "" where the system does not list them."""
+    with suppress(OSError):
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        parents = {str(each) for each in (path.resolve(), *path.resolve().parents)}
+        # The last of several mounts at one place is the one in use.
+        found = [
+            (len(place), number, kind) for number, (place, kind) in enumerate(mounts) if place in parents
+        ]
+        return max(found)[2] if found else ""
+    return ""
 
 
 def _broker_url(app: Any) -> Any:

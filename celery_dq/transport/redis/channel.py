@@ -74,7 +74,7 @@ class Channel(EventLoopChannel):
         self._subscribed: set[str] = set()
         self._broken = False
         self._health_checked_at = self.process.clock.monotonic()
-        self._seen_partitions = self.process.partition_counts.changes
+        self._seen_partitions = self.process.partition_maps.changes
         self._gone_partitions: set[str] = set()
         self._registered = False
         self._apply_environment_prefix()
@@ -84,7 +84,14 @@ class Channel(EventLoopChannel):
         self.consumer = ChannelConsumer(
             self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
         )
-        self.publisher = RedisPublisher(lambda: self.pool, options, self.process.clock, self.queues)
+        self.publisher = RedisPublisher(
+            lambda: self.pool,
+            options,
+            self.process.clock,
+            self.queues,
+            self.context.queue_of,
+            self.process.partition_maps,
+        )
         self.context.check_server(self.client)
 
     # -- parts, queues ---------------------------------------------------------
@@ -110,7 +117,7 @@ class Channel(EventLoopChannel):
             redis.RedisError: Redis did not answer.
         """
         found = None if refresh else self._queues.get(name)
-        if found is None or found.count != self.process.partition_counts.get(found.whole_name):
+        if found is None or found.homes != self.process.partition_maps.get(found.whole_name):
             found = self._queues[name] = self.context.queues(name, self.client, refresh=refresh)
         return found
 
@@ -251,11 +258,7 @@ class Channel(EventLoopChannel):
             self.publisher.push(queue, [stamped])
 
     def create_publish_batch(self, max_size: int) -> RedisPublishBatch:
-        """Return a batch for ``Producer.batch()`` of kombu.
-
-        Args:
-            max_size: Number of messages after which the batch is flushed.
-        """
+        """Return a batch for ``Producer.batch()`` of kombu, which is flushed after *max_size* messages."""
         return RedisPublishBatch(self, max_size)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
@@ -320,7 +323,7 @@ class Channel(EventLoopChannel):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         queues = self.queues(queue)
         # An empty queue costs one round trip, however many partitions it has.
-        targets = queues.partitions if queues.count == 1 else with_messages(queues, self.client)
+        targets = queues.partitions if len(queues.partitions) == 1 else with_messages(queues, self.client)
         for target in targets:
             message = self._get_from(target, no_ack)
             if message is not None:

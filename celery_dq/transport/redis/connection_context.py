@@ -18,6 +18,7 @@ from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import identity
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
@@ -155,37 +156,52 @@ class ConnectionContext:
                 )
             # Nine digits are more than any queue has, and Python refuses to read thousands of them.
             number = int(one["number"][:9])
-            if number < whole.count > 1:
+            if number < whole.homes.total > 1:
                 return PartitionedQueue(name, [whole.partitions[number]])
             if whole.count > 1:
                 raise ConfigurationError(
                     f"queue = {_shown(name)}, but queue {whole.name!r} has {whole.count} partitions: name "
                     f"one from {whole.name}/0 to {whole.name}/{whole.count - 1}"
                 )
-        count = None if refresh else self.process.partition_counts.get(name)
-        if count is None:
-            count = self._declare(name, client, repair=refresh)
-            self.process.partition_counts.learn(name, count)
-        if count > 1 and self.leaderships is not None and self.leaderships.is_singleton(name):
+        homes = None if refresh else self.process.partition_maps.get(name)
+        if homes is None:
+            homes = self._declare(name, client, repair=refresh)
+            self.process.partition_maps.learn(name, homes)
+        return self.queue_of(name, homes)
+
+    def queue_of(self, name: str, homes: PartitionMap) -> PartitionedQueue:
+        """Return the queue called *name* with the partitions of a map.
+
+        Raises:
+            ConfigurationError: The queue is a singleton queue, and the map has several.
+        """
+        if (
+            (count := homes.total) > 1
+            and self.leaderships is not None
+            and self.leaderships.is_singleton(name)
+        ):
             raise ConfigurationError(
                 f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
                 f"all of it in order: empty it, and run celery dq partitions {name} --set 1"
             )
-        return PartitionedQueue(name, [self._partition(name, number, count) for number in range(count)])
+        return PartitionedQueue(name, [self._partition(name, number, homes) for number in range(count)])
 
-    def partition(self, name: str, number: int, count: int) -> Partition:
-        """Return one partition of the queue called *name*, which has *count* partitions."""
-        return self._partition(name, number, count).partition
+    def partition(self, name: str, number: int, homes: PartitionMap) -> Partition:
+        """Return one partition of the queue called *name* with this map."""
+        return self._partition(name, number, homes).partition
 
-    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> int:
-        """Declare a queue's partitions; return their number as the broker has stored it.
+    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> PartitionMap:
+        """Declare a queue's partitions; return their map as the broker has stored it.
+
+        No message is sent by a map before all partitions have it: a tenant's former home must have stopped to
+        accept its messages when the new one accepts the first.
 
         Args:
             name: Name of the queue.
             client: A redis client.
-            repair: Write the number into every partition, because one of them had another number.
+            repair: Write the map into every partition, because one of them had another one.
         """
-        wanted, known = self.options.queue(name).partitions, self.process.partition_counts.get(name) or 1
+        wanted, known = self.options.queue(name).partitions, self.process.partition_maps.get(name)
         if wanted > 1 and (namesake := namesake_of(name, wanted, self.registry_key, client)) is not None:
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but %s is the name of another queue, so that the "
@@ -198,24 +214,26 @@ class ConnectionContext:
                 extra={"event": "partitions_differ", "queue": name},
             )
             wanted = 1
-        arbiter = self._partition(name, 0, 1).partition
-        # A number that this process has seen is missing only where Redis has lost data.
+        arbiter = self._partition(name, 0, PartitionMap()).partition
+        # A map that this process has seen is missing only where Redis has lost data.
         call = (
-            arbiter.declare_partitions(known, "restore") if known > 1 else arbiter.declare_partitions(wanted)
+            arbiter.declare_partitions(PartitionMap(wanted))
+            if known is None or known.total == 1
+            else arbiter.declare_partitions(known, "restore")
         )
         declared = call.run(client)
-        count = declared.partitions
-        if count > 1 and (declared.is_new or repair):
+        homes, count = declared.homes, declared.homes.count
+        if homes.total > 1 and (declared.is_new or repair or homes.before is not None):
             calls = [
-                self._partition(name, number, count).partition.declare_partitions(count, "follow")
-                for number in range(1, count)
+                self._partition(name, number, homes).partition.declare_partitions(homes, "follow")
+                for number in range(1, homes.total)
             ]
             run_all(calls, client)
-        if wanted not in (1, count) and self.process.partition_counts.get(name) != count:
+        if wanted not in (1, count) and (known is None or known.count != count):
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but the broker has %d partitions of queue %s, which are "
-                "used. A queue that has consumers or stores anything keeps its number. To change it, empty "
-                "the queue, and run celery dq partitions %s --set %d.",
+                "used. A queue that has consumers or stores anything keeps its number. To change it, run "
+                "celery dq partitions %s --set %d.",
                 name,
                 wanted,
                 count,
@@ -224,21 +242,21 @@ class ConnectionContext:
                 wanted,
                 extra={"event": "partitions_differ", "queue": name},
             )
-        return count
+        return homes
 
-    def _partition(self, name: str, number: int, count: int) -> Queue:
+    def _partition(self, name: str, number: int, homes: PartitionMap) -> Queue:
         options = self.options.queue(name)
         keys = PartitionKeys(self.options.environment, name, number, self.options.key_prefix)
         aging = options.priority_aging_us
         return Queue(
             name,
-            Partition(keys, self.process.scripts, count),
+            Partition(keys, self.process.scripts, homes),
             max_deliveries=options.max_deliveries,
             head_start_us=STRICT_PRIORITY_US if aging is None else aging,
             retention=(
                 (self.options.dead_letter_retention_us or 0) // 1000,
                 # Rounded up, so that no partition has the limit 0, which is none.
-                -(-(self.options.dead_letter_limit or 0) // count),
+                -(-(self.options.dead_letter_limit or 0) // homes.count),
             ),
         )
 

@@ -97,7 +97,7 @@ class EventLoopChannel(RedisChannel):
         fetcher = self.consumer.live_fetcher
         if fetcher is not None:
             try:
-                if self._seen_partitions != self.process.partition_counts.changes:
+                if self._seen_partitions != self.process.partition_maps.changes:
                     self.follow_partitions()
                 fetcher.tick()
             except self.connection_errors:
@@ -106,10 +106,10 @@ class EventLoopChannel(RedisChannel):
 
     def follow_partitions(self) -> None:
         """Consume the partitions that the queues have now, because the number of some has changed."""
-        for name in self.process.partition_counts.take_doubts():
+        for name in self.process.partition_maps.take_doubts():
             with suppress(ConfigurationError):  # logged below, where the queue is consumed
                 self.queues(name, refresh=True)
-        self._seen_partitions = self.process.partition_counts.changes
+        self._seen_partitions = self.process.partition_maps.changes
         self.consumer.follow_partitions(self._queue_now)
 
     def _queue_now(self, queue: PartitionedQueue) -> PartitionedQueue | None:
@@ -139,15 +139,16 @@ class EventLoopChannel(RedisChannel):
                 whole.name,
                 extra={"event": "partition_gone", "queue": queue.name},
             )
-        elif now is not None and (now.count != queue.count or now.name in self._gone_partitions):
+        elif now is not None and (now.homes != queue.homes or now.name in self._gone_partitions):
             self._gone_partitions.discard(now.name)
             logger.info(
-                "Queue %s has %d partitions now (before: %d); worker %s consumes %s.",
+                "Queue %s has %d partitions now (before: %d); worker %s consumes %s, in %d partitions.",
                 whole.name,
                 whole.count,
                 queue.count,
                 self.process.consumer,
                 now.name,
+                len(now.partitions),
                 extra={"event": "partitions_followed", "queue": whole.name},
             )
         return now

@@ -106,7 +106,7 @@ class ChannelConsumer:
         for consumer in self._consumers.all:
             now = queue_now(consumer.queue)
             begun, ended = self._consumers.assign(consumer, () if now is None else now.partitions)
-            if now is not None and now.count != consumer.queue.count:
+            if now is not None and now.homes != consumer.queue.homes:
                 consumer.queue = now
                 for each in now.partitions:  # the heartbeat learns their number
                     self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)

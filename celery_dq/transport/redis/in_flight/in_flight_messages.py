@@ -75,9 +75,8 @@ class InFlightMessages:
     def add(self, partition: str, message_id: str, claim: str) -> InFlightMessage | None:
         """Add a claimed message, unless its claim is void.
 
-        A claim is void when its answer is read after the loss of its lease was noticed. Another worker may
-        have the message then. The message is released: the broker ignores that for a message that was reaped,
-        and returns any other message to its place.
+        A claim is void when its answer is read after the loss of its lease was noticed: another worker may
+        have the message. It is released, which the broker ignores for a message that was reaped.
 
         Args:
             partition: :attr:`Queue.key` of its queue.

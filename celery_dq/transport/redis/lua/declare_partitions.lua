@@ -12,13 +12,15 @@
 --   running HASH
 --   dedup_locks HASH
 --   leases ZSET
+--   arrived SET
 -- ARGV
---   partitions: the number of partitions that the client wants or, for a partition that follows, that partition 0 has
---   mode: 'declare' stores the number only where none is stored, the partition is bare and no consumer has a living lease;
---     'restore', of a client that has seen this number in the broker, does so despite consumers; 'follow' in any case
+--   map: the number of partitions that the client wants or, for a partition that follows, the map that partition 0 has:
+--     '7', '7#3' (version 3) or, while tenants move from 4 to 7 partitions, '7<4#2'
+--   mode: 'declare' stores it only where none is stored, the partition is bare and no consumer has a living lease;
+--     'restore', of a client that has seen this map in the broker, does so despite consumers; 'follow' unless the stored
+--     one has a higher version
 -- RETURNS
---   an array of two: the number of partitions that is stored now, 1 without one; '1' when this call has stored it, else
---   '0'
+--   an array of two: the map that is stored now, '1' without one; '1' when this call has stored it, else '0'
 -- COST
 --   2 to 10 commands
 -- GUARANTEE
@@ -27,10 +29,12 @@
 --@include partition
 --@include clock
 local wanted, mode = ARGV[1], ARGV[2]
-if not (tonumber(wanted) and tonumber(wanted) >= 1) then
-  return redis.error_reply('DQINVALID declare_partitions: partitions must be a number from 1')
+if not string.match(wanted, '^[1-9]%d*') then
+  return redis.error_reply('DQINVALID declare_partitions: the map must begin with a number from 1')
 end
-local stored, held, epoch, paused_until = unpack(call('HMGET', KEYS[1], 'partitions', 'held', 'epoch', 'paused_until'))
+local stored, held, epoch, paused_until, seq =
+  unpack(call('HMGET', KEYS[1], 'partitions', 'held', 'epoch', 'paused_until', 'seq'))
+local function version(map) return tonumber(string.match(map, '#(%d+)$') or 0) end
 -- A thing that has a place by its tenant would stay here when the tenant gets another home. A quota of the settings comes again.
 local function is_bare()
   return tonumber(held or 0) == 0 and tonumber(epoch or 0) == 0 and tonumber(paused_until or 0) <= now
@@ -45,6 +49,8 @@ end
 if stored == wanted or mode ~= 'follow' and (stored or wanted == '1' or not is_free()) then
   return {stored or '1', '0'}
 end
+if stored and version(stored) > version(wanted) then return {stored, '0'} end
 --@include out_of_memory_guard
-call('HSET', KEYS[1], 'partitions', wanted)
+call('HSET', KEYS[1], 'partitions', wanted, 'sealed', seq or '0')
+if not string.find(wanted, '<', 1, true) then call('UNLINK', P .. 'arrived') end
 return {wanted, '1'}

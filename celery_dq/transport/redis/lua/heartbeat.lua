@@ -21,8 +21,8 @@
 --   an array: '1' when the lease was still there, '0' when it had been lost, '-1' when the
 --   consumer is fenced out and nothing was done; the number of reaped messages; the number of the last claim; µs until
 --   there may be messages to reap: until the first lease of any consumer expires, below 0 when there are more now, or
---   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); the number of partitions
---   of the queue, '0' when this partition has none stored; then three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
+--   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); the map of the queue, ''
+--   when this partition has none stored; then three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
 -- COST
 --   seven commands when the partition has no message, no dead letter and no lost consumer; else some 20, one per
 --   consumer up to 100, and those of a release per lost consumer
@@ -42,7 +42,7 @@
 --@uses wake
 read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', '0'} end
+if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', ''} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 renew_lease(consumer, alive, tonumber(ARGV[2]))
 -- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
@@ -53,7 +53,7 @@ if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and cal
   state.held, state.next_look_owner = 0, ''
   save()
   return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first),
-    text(state.partitions)}
+    state.partitions}
 end
 local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
@@ -74,5 +74,5 @@ elseif limit > 0 then
 end
 dq.wake()
 save()
-return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, text(state.partitions),
+return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, state.partitions,
   unpack(report)}

@@ -13,7 +13,8 @@
 --   marker_ttl_ms: how long its last sequence is remembered
 --   head_start_us: by how much each step of priority goes before its time
 --   wall_us: the publisher's clock, from which its countdowns count
---   partitions: the number of partitions of the queue, by which the client chose this one
+--   map: the map of the queue by which the client chose this partition, with a '!' behind it when the tenants of these
+--     messages move here by it
 --   count: number of messages, at most 1000
 --   (sequence, id, record)*: the producer's number, ascending; the task id; the record
 -- RETURNS
@@ -23,15 +24,17 @@
 --   declined (not kept) or '6' declined although its result is awaited, because there are too many followers. When the
 --   lock was not free, behind the message id come a zero byte, the id of the message that covers it or is ahead of it,
 --   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
---   number of partitions, and nothing changed
+--   map, and nothing changed
 -- COST
 --   11 commands for one plain message, and four more where others wait, see `push_plain`; else O(log n) per message, some 15 commands and one per
 --   tenant of the call
 -- GUARANTEE
---   Everything is checked before anything is written. Sending a call again with the same producer and sequences
+--   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
+--   `open_tenants`. Sending a call again with the same producer and sequences
 --   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
 --   task id of a message that the leader holds takes the place of that one.
 --@include partition
+local map, is_moving = string.gsub(ARGV[5], '!$', '')
 local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
 if not count or count > 1000 or #ARGV ~= 6 + 3 * count then
   return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
@@ -54,6 +57,7 @@ end
 --@uses accept
 --@uses retry_of
 --@uses dedup
+--@uses arrivals
 --@uses wake
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
 --@ready add_waiting newcomers with_backlog pack_single enter_turn
@@ -98,9 +102,14 @@ for i = 1, #seen do
   if c then replies[at] = '3' .. task .. '\0' .. (c.tail or c.heir or c.head) .. '\0' end
 end
 if #messages == 0 then return replies end
-if math.max(state.partitions, 1) ~= tonumber(ARGV[5]) then
+if dq.stored_map() ~= map then
   for i = 1, #messages do replies[order[i]] = '7' .. ids[i] end
   return replies
+end
+if is_moving > 0 then
+  local tenants = {}
+  for i = 1, #messages do tenants[i] = messages[i].tenant end
+  dq.expect(tenants, dq.map_version(map))
 end
 
 state.head = head

@@ -1,21 +1,20 @@
--- Changes how many partitions the queue has. Called on partition 0, which decides; the others follow it.
+-- Changes the map of the queue. Called on partition 0, which decides; the others follow it.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
 -- DERIVES
---   messages HASH
+--   none
 -- ARGV
---   partitions: the new number
+--   before: the map that is replaced
+--   map: the new map, such as '7<4#1'
 -- RETURNS
---   1 when it is stored; 0 when the partition has messages, and nothing was changed
+--   the map that is stored now: the new one, or another one when another client was faster
 -- COST
---   3 commands
+--   two commands
 -- GUARANTEE
---   From then on, this partition refuses messages of clients that know another number.
+--   From then on, this partition refuses messages of clients that know another map.
 --@include partition
-if not (tonumber(ARGV[1]) and tonumber(ARGV[1]) >= 1) then
-  return redis.error_reply('DQINVALID set_partitions: partitions must be a number from 1')
-end
-if call('HLEN', P .. 'messages') > 0 or tonumber(call('HGET', KEYS[1], 'held') or 0) > 0 then return 0 end
-call('HSET', KEYS[1], 'partitions', ARGV[1])
-return 1
+local stored, seq = unpack(call('HMGET', KEYS[1], 'partitions', 'seq'))
+if (stored or '1') ~= ARGV[1] then return stored or '1' end
+call('HSET', KEYS[1], 'partitions', ARGV[2], 'sealed', seq or '0')
+return ARGV[2]

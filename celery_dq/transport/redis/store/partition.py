@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, ScriptSet
+from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
     Brought,
@@ -74,13 +75,13 @@ class Partition:
     Args:
         keys: the keys of the partition.
         scripts: the set of :func:`load_scripts`.
-        count: number of partitions of the queue.
+        homes: the map of the queue.
     """
 
-    def __init__(self, keys: PartitionKeys, scripts: ScriptSet, count: int = 1) -> None:
+    def __init__(self, keys: PartitionKeys, scripts: ScriptSet, homes: PartitionMap | None = None) -> None:
         self.keys = keys
         self.scripts = scripts
-        self.count = count
+        self.homes = homes or PartitionMap()
         #: The key that each script gets, and from which it derives the others.
         self._state = (keys.state,)
 
@@ -90,17 +91,17 @@ class Partition:
         return f"{self.keys.queue}/{self.keys.partition}" if self.count > 1 else self.keys.queue
 
     def declare_partitions(
-        self, count: int, mode: Literal["declare", "restore", "follow"] = "declare"
+        self, homes: PartitionMap, mode: Literal["declare", "restore", "follow"] = "declare"
     ) -> ScriptCall[Declared]:
-        """Store the number of partitions of the queue where none is stored and the partition is bare.
+        """Store the map of the queue where none is stored and the partition is bare.
 
         Args:
-            count: the wanted number.
+            homes: the wanted map.
             mode: ``declare`` stores nothing while a consumer lives. ``restore`` does, because this process
-                has seen the number in the broker before. ``follow`` stores it in any case: it is the number
-                in partition 0, and this is another one.
+                has seen the map in the broker before. ``follow`` stores it unless a later one is stored: it
+                is the map in partition 0, and this is another one.
         """
-        return self._call("declare_partitions", (count, mode), read_declared)
+        return self._call("declare_partitions", (str(homes), mode), read_declared)
 
     def push(
         self,
@@ -110,6 +111,7 @@ class Partition:
         marker_ttl_ms: int = 3_600_000,
         head_start_us: int = STRICT_PRIORITY_US,
         wall_us: int = 0,
+        moving: bool = False,
     ) -> ScriptCall[list[PushReply]]:
         """Accept messages; with a ``producer``, a sequence that was accepted before changes nothing.
 
@@ -119,9 +121,11 @@ class Partition:
             marker_ttl_ms: how long the producer's last sequence is remembered.
             head_start_us: by how much each step of priority goes before its time.
             wall_us: the publisher's wall clock, for messages with a countdown.
+            moving: whether the tenants of these messages move here; see :class:`PartitionMap`.
         """
         _check_chunk(messages)
-        fixed = (producer, marker_ttl_ms, head_start_us, wall_us, self.count, len(messages))
+        homes = f"{self.homes}{MOVING}" if moving else str(self.homes)
+        fixed = (producer, marker_ttl_ms, head_start_us, wall_us, homes, len(messages))
         return self._call("push", chain(fixed, *messages), read_push_reply)
 
     def claim(
@@ -396,10 +400,6 @@ class Partition:
     def locate(self, task_id: str) -> ScriptCall[dict[str, str]]:
         """Find the state of a task, by the names in the contract of the script; empty when it is not here."""
         return self._call("locate", (task_id,), read_pairs)
-
-    def set_partitions(self, count: int) -> ScriptCall[bool]:
-        """Change the number of partitions, on partition 0. The reply says whether it had no messages."""
-        return self._call("set_partitions", (count,), read_flag)
 
     def _call(self, script: str, args: Iterable[Argument], parse: Callable[[Any], T]) -> ScriptCall[T]:
         return ScriptCall(self.scripts[script], self._state, tuple(args), parse)

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import redis
@@ -27,7 +26,10 @@ from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, DedupRequest
 from celery_dq.transport import envelope
+from celery_dq.transport.redis.store.message_times import due_us, expires_us
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
+from celery_dq.transport.redis.store.partition_maps import PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.record import RedisRecord, tenant_of
@@ -41,8 +43,6 @@ from celery_dq.transport.tenant import check_priority, check_tenant
 STAMPS = "dq_stamps"
 #: Properties that the transport sets at delivery, so that they are not stored.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", "tenant", STAMPS, DEDUP_PROPERTY, COUNTDOWN)
-#: The first time, in µs, that a double would not hold exactly: in the year 2255.
-LATEST_US = 9_000_000_000_000_000
 #: Milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
@@ -101,8 +101,8 @@ def stamp(
         tenant=check_tenant(properties.get("tenant", "")),
         task=task if isinstance(task, str) else "",
         priority=check_priority(properties.get("priority")),
-        due_us=_due(headers.get("eta")),
-        expires_us=_expires(headers.get("expires"), properties.get("expiration"), now_us),
+        due_us=due_us(headers.get("eta")),
+        expires_us=expires_us(headers.get("expires"), properties.get("expiration"), now_us),
         envelope=_envelope(message, headers, properties, queue),
         body=body,
         dedup=request.section if request is not None else b"",
@@ -137,39 +137,6 @@ def _envelope(
         raise InvalidMessage(f"a header or property cannot be written as JSON: {exc}") from exc
 
 
-def _due(eta: Any) -> int:
-    return 0 if eta is None else _instant_us("eta", eta)
-
-
-def _expires(expires: Any, expiration: Any, now_us: int) -> int:
-    if expires is not None:
-        return _instant_us("expires", expires)
-    if expiration is None:
-        return 0
-    try:
-        return now_us + int(float(expiration) * 1000)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidMessage(f"expiration = {expiration!r} is not a number of milliseconds") from None
-
-
-def _instant_us(name: str, value: Any) -> int:
-    """Return an ISO 8601 text or a datetime as µs since the epoch. A value without a time zone is UTC."""
-    try:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
-        if value.tzinfo is None:
-            value = value.replace(tzinfo=timezone.utc)
-        # 0 means that there is no time, so times before 1970 become 1.
-        instant_us = max(int(value.timestamp() * 1_000_000), 1)
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        raise InvalidMessage(
-            f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text"
-        ) from None
-    if instant_us >= LATEST_US:
-        raise InvalidMessage(f"{name} = {value} is too far away: the year 2255 is the last; leave it out")
-    return instant_us
-
-
 class RedisPublisher:
     """The producer sequence of one channel.
 
@@ -178,6 +145,8 @@ class RedisPublisher:
         options: Lifetime of markers, number of replicas to wait for.
         clock: Source of wall time, for relative expirations and countdowns.
         queues: Returns the queue with a name; with True, as the broker now has it.
+        queue_of: Returns the queue with a name as it is by a map.
+        maps: The maps of this process, and those of pushes that were not answered.
     """
 
     def __init__(
@@ -186,11 +155,15 @@ class RedisPublisher:
         options: Options,
         clock: Clock,
         queues: Callable[[str, bool], PartitionedQueue],
+        queue_of: Callable[[str, PartitionMap], PartitionedQueue],
+        maps: PartitionMaps,
     ) -> None:
         self._pool = pool
         self._options = options
         self._clock = clock
         self._queues = queues
+        self._queue_of = queue_of
+        self._maps = maps
         self._connection: PipelinedConnection | None = None
         self._begin()
 
@@ -198,8 +171,8 @@ class RedisPublisher:
         self._owner = OwnerProcess()
         self._sequence = uuid.uuid4().hex
         self._numbers: dict[str, int] = {}
-        #: The key of a queue to its marker of this sequence.
-        self._markers: dict[Partition, str] = {}
+        #: Partition, and whether its tenants move there, to the key of the marker of this sequence.
+        self._markers: dict[tuple[Partition, bool], str] = {}
 
     def _reset_after_fork(self) -> None:
         """Start a new producer sequence after a fork: parent and child must not share numbers or answers."""
@@ -282,8 +255,11 @@ class RedisPublisher:
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants; return a reply for each."""
         try:
-            replies = self._route(self._queues(name, False), sequence, messages, marker_ttl_ms)
-            routings = 1
+            # A message that may be stored by an older map is recognised by that map only.
+            used = self._maps.take_unanswered(name, sequence)
+            queue = self._queues(name, False) if used is None else self._queue_of(name, used)
+            replies = self._route(queue, sequence, messages, marker_ttl_ms)
+            routings = 0
             while left := [place for place, reply in enumerate(replies) if reply.status == "misrouted"]:
                 if routings == ROUTINGS:
                     raise PartitionsChanging(
@@ -310,37 +286,51 @@ class RedisPublisher:
         marker_ttl_ms: int | None,
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants, as far as this process knows them."""
-        if queue.count == 1 or len(messages) == 1:
-            home = queue.partitions[0] if queue.count == 1 else queue.home(tenant_of(messages[0][2]))
-            call = self._call(home, sequence, messages, marker_ttl_ms)
-            return call.parse(self._ask(call))
-        routed: dict[int, tuple[Queue, list[int]]] = {}
+        homes = queue.homes
+        self._maps.note_unanswered(queue.name, sequence, homes)
+        if homes.total == 1 or len(messages) == 1:
+            tenant = "" if homes.total == 1 else tenant_of(messages[0][2])
+            call = self._call(queue.home(tenant), sequence, messages, marker_ttl_ms, homes.moves(tenant))
+            answer = self._ask(call)
+            self._maps.take_unanswered(queue.name, sequence)
+            return call.parse(answer)
+        routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
         for place, (_, _, record) in enumerate(messages):
-            home = queue.home(tenant_of(record))
-            routed.setdefault(home.partition.keys.partition, (home, []))[1].append(place)
+            tenant = tenant_of(record)
+            home = queue.home(tenant)
+            key = home.partition.keys.partition, homes.moves(tenant)
+            routed.setdefault(key, (home, []))[1].append(place)
         calls = [
-            self._call(home, sequence, [messages[place] for place in places], marker_ttl_ms)
-            for home, places in routed.values()
+            self._call(home, sequence, [messages[place] for place in places], marker_ttl_ms, moving)
+            for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        for (_, places), call, answer in zip(routed.values(), calls, self._ask_together(calls), strict=True):
+        answers = self._ask_together(calls)
+        self._maps.take_unanswered(queue.name, sequence)
+        for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
             replies.update(zip(places, call.parse(answer), strict=True))
         return [replies[place] for place in range(len(messages))]
 
     def _call(
-        self, home: Queue, sequence: str, messages: Sequence[OutgoingRecord], marker_ttl_ms: int | None
+        self,
+        home: Queue,
+        sequence: str,
+        messages: Sequence[OutgoingRecord],
+        marker_ttl_ms: int | None,
+        moving: bool,
     ) -> ScriptCall[list[PushReply]]:
-        # Numbers that a partition has seen under another number of partitions say nothing about these.
-        count = home.partition.count
-        producer = sequence if count == 1 else f"{sequence}.{count}"
-        if sequence == self._sequence and home.partition not in self._markers:
-            self._markers[home.partition] = home.partition.keys.producer(producer)
+        # Numbers that a partition has seen under another map, or of other tenants, say nothing about these.
+        homes = str(home.partition.homes)
+        producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
+        if sequence == self._sequence and (home.partition, moving) not in self._markers:
+            self._markers[home.partition, moving] = home.partition.keys.producer(producer)
         return home.partition.push(
             messages,
             producer=producer,
             marker_ttl_ms=marker_ttl_ms or self._options.producer_marker_ttl_us // 1000,
             head_start_us=home.head_start_us,
             wall_us=int(self._clock.wall() * 1_000_000),
+            moving=moving,
         )
 
     def _ask(self, call: ScriptCall[list[PushReply]]) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from celery_dq.errors import InvalidMessage
-from celery_dq.transport.redis.store.home import Homes
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
 
 
@@ -44,7 +43,7 @@ class Queue:
     @property
     def partition_name(self) -> str:
         """The name under which a worker consumes this partition alone: ``push/3``; ``push`` if it is all."""
-        return f"{self.name}/{self.partition.keys.partition}" if self.partition.count > 1 else self.name
+        return f"{self.name}/{self.partition.keys.partition}" if self.partition.homes.total > 1 else self.name
 
     def consumer(self, process: str) -> str:
         """Return the name under which *process* consumes; the scripts read the fencing token from it."""
@@ -56,13 +55,15 @@ class PartitionedQueue:
 
     Args:
         name: The name that ``-Q`` and kombu use.
-        partitions: The partitions, in the order of their numbers; of a pinned one, that one.
+        partitions: The partitions, in the order of their numbers, during a change also those that go; of a
+            pinned one, that one.
 
     Attributes:
         name: As above.
         partitions: As above.
         whole_name: The name of the whole queue.
-        count: Number of partitions of the whole queue.
+        homes: The map of the whole queue.
+        count: Number of partitions that the whole queue has or gets.
         is_pinned: Whether this is one partition of several, named as ``push/3``.
     """
 
@@ -70,9 +71,9 @@ class PartitionedQueue:
         self.name = name
         self.partitions = tuple(partitions)
         self.whole_name = self.partitions[0].name
-        self.count = self.partitions[0].partition.count
-        self.is_pinned = len(self.partitions) < self.count
-        self._homes = Homes(self.count)
+        self.homes = self.partitions[0].partition.homes
+        self.count = self.homes.count
+        self.is_pinned = len(self.partitions) < self.homes.total
 
     def part_of(self, whole: PartitionedQueue) -> PartitionedQueue | None:
         """Return the same part of the queue as it is now; None for one partition that has gone.
@@ -84,7 +85,9 @@ class PartitionedQueue:
             return whole
         number = self.partitions[0].partition.keys.partition
         # Where a queue has one partition, push/0 is the name of another queue.
-        return PartitionedQueue(self.name, [whole.partitions[number]]) if number < whole.count > 1 else None
+        if not number < whole.homes.total > 1:
+            return None
+        return PartitionedQueue(self.name, [whole.partitions[number]])
 
     def home(self, tenant: str) -> Queue:
         """Return the partition in which *tenant* lives.
@@ -97,4 +100,4 @@ class PartitionedQueue:
                 f"queue = {self.name!r} is one partition of queue {self.whole_name!r}, and the tenant of a "
                 f"message decides its partition: send it to {self.whole_name!r}"
             )
-        return self.partitions[self._homes.of(tenant)]
+        return self.partitions[self.homes.home(tenant)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+from celery_dq.transport.redis.store.partition_map import PartitionMap
+
 _PushStatus = Literal[
     "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted"
 ]
@@ -123,7 +125,7 @@ class HeartbeatReply(NamedTuple):
         fenced: as in a claim; nothing was done.
         claim: number of the last claim before this; messages of later claims are not lost.
         next_end_s: seconds until there may be messages to reap; infinite when the call was not to reap.
-        partitions: number of partitions of the queue, as this one has stored it; 0 when it has none stored.
+        homes: the map of the queue, as this partition has stored it; None without one.
         lost: the reaped messages.
     """
 
@@ -132,7 +134,7 @@ class HeartbeatReply(NamedTuple):
     fenced: bool = False
     claim: int = 0
     next_end_s: float = math.inf
-    partitions: int = 0
+    homes: PartitionMap | None = None
     lost: tuple[Reaped, ...] = ()
 
 
@@ -154,9 +156,9 @@ class Brought(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """The number of partitions of a queue, and whether the call has stored it."""
+    """The map of a queue, and whether the call has stored it."""
 
-    partitions: int
+    homes: PartitionMap
     is_new: bool
 
 
@@ -241,9 +243,9 @@ def read_heartbeat_reply(reply: Any) -> HeartbeatReply:
     next_end_s = math.inf if reply[3] in (b"-", "-") else int(reply[3]) / 1e6
     texts = [read_text(each) for each in reply[5:]]
     lost = tuple(map(Reaped, texts[::3], texts[1::3], [each == "1" for each in texts[2::3]]))
-    return HeartbeatReply(
-        alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, int(reply[4]), lost
-    )
+    stored = read_text(reply[4])
+    homes = PartitionMap.parse(stored) if stored else None
+    return HeartbeatReply(alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, homes, lost)
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:
@@ -279,8 +281,8 @@ def read_purge_reply(reply: Any) -> PurgeReply:
 
 
 def read_declared(reply: Any) -> Declared:
-    """Return the number of partitions that a partition has stored."""
-    return Declared(int(reply[0]), int(reply[1]) == 1)
+    """Return the map that a partition has stored."""
+    return Declared(PartitionMap.parse(read_text(reply[0])), int(reply[1]) == 1)
 
 
 def read_dead_lettered(reply: Any) -> Literal["dead", "stale", "no record"]:

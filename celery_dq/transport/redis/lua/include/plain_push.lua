@@ -22,14 +22,14 @@
 -- a limit, and its own tenant has either no backlog or more than one message. For such a message the rules of the other
 -- includes come down to these commands; tests/lua/test_plain.py compares both. Returns the string of its reply, or nil
 -- when the message is not plain: then nothing was written.
-local function push_plain(producer, marker_ttl_ms, head, partitions, sequence, id, record)
+local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
   local priority, due, _, length = read_header(record)
   if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
     or not tonumber(sequence) then return nil end
   if call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
     P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
   local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
-  if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= partitions then return nil end
+  if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= map then return nil end
   local marker = producer ~= '' and P .. 'producer:' .. producer
   local last = marker and call('GET', marker)
   if last and tonumber(sequence) <= tonumber(last) then return nil end

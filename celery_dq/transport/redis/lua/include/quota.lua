@@ -3,6 +3,7 @@
 -- DERIVES
 --   quotas HASH
 --   pauses ZSET
+--   arriving ZSET
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
@@ -10,7 +11,7 @@
 --   limiter ZSET
 --@include state
 -- The quota of a tenant is its own, else the default that was set live, else the one of the settings, else no limit.
--- A tenant is paused by its entry in `pauses`, or by its quota.
+-- A tenant is paused by its entry in `pauses` or, while it moves here, in `arriving`, or by its quota.
 dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
 
 function dq.read_quota(packed, source)
@@ -24,7 +25,7 @@ end
 -- Whether a tenant may have a limit or a pause, or may have had one. When none has, tenants wait in `turn` only and have
 -- no finish tags. The scripts that set the first quota or pause do so before they ask.
 dq.has_limits = call('EXISTS', P .. 'quotas', P .. 'pauses', P .. 'throttled', P .. 'at_concurrency', P .. 'paused',
-  P .. 'finish_tags', P .. 'limiter') > 0
+  P .. 'finish_tags', P .. 'limiter', P .. 'arriving') > 0
 
 function dq.quotas_of(tenants)
   local found = {}
@@ -48,10 +49,10 @@ function dq.quotas_of(tenants)
     local own = rows[before + i]
     found[i] = own and dq.read_quota(own, 'tenant') or shared
   end
-  if call('EXISTS', P .. 'pauses') == 1 then
-    local since = call('ZMSCORE', P .. 'pauses', unpack(tenants))
+  if call('EXISTS', P .. 'pauses', P .. 'arriving') > 0 then
+    local since, arriving = call('ZMSCORE', P .. 'pauses', unpack(tenants)), call('ZMSCORE', P .. 'arriving', unpack(tenants))
     for i = 1, #tenants do
-      if since[i] then
+      if since[i] or arriving[i] then
         local paused = {}
         for name, part in pairs(found[i]) do paused[name] = part end
         paused.paused, paused.is_paused_by_quota = true, found[i].paused

@@ -1,0 +1,52 @@
+"""The times in the headers and properties of a message, in microseconds since the epoch."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from celery_dq.errors import InvalidMessage
+
+#: The first time, in µs, that a double would not hold exactly: in the year 2255.
+LATEST_US = 9_000_000_000_000_000
+
+
+def due_us(eta: Any) -> int:
+    """Return the header ``eta`` in µs since the epoch; 0 without one."""
+    return 0 if eta is None else _instant_us("eta", eta)
+
+
+def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
+    """Return when a message expires, in µs since the epoch; 0 for never.
+
+    Args:
+        expires: The header ``expires``.
+        expiration: The property ``expiration``, in milliseconds from now.
+        now_us: Wall time in µs.
+    """
+    if expires is not None:
+        return _instant_us("expires", expires)
+    if expiration is None:
+        return 0
+    try:
+        return now_us + int(float(expiration) * 1000)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidMessage(f"expiration = {expiration!r} is not a number of milliseconds") from None
+
+
+def _instant_us(name: str, value: Any) -> int:
+    """Return an ISO 8601 text or a datetime as µs since the epoch. A value without a time zone is UTC."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=timezone.utc)
+        # 0 means that there is no time, so times before 1970 become 1.
+        instant_us = max(int(value.timestamp() * 1_000_000), 1)
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise InvalidMessage(
+            f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text"
+        ) from None
+    if instant_us >= LATEST_US:
+        raise InvalidMessage(f"{name} = {value} is too far away: the year 2255 is the last; leave it out")
+    return instant_us

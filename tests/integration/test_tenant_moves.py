@@ -1,0 +1,105 @@
+"""A change of the number of partitions while messages wait, run and are published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from tests.integration.moving_world import TENANTS, MovingWorld
+from tests.integration.partitioned_shop import claim_in, dead_letter_of
+from tests.integration.shop import send
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_change_loses_doubles_and_reorders_nothing(wide: Any, seed: int) -> None:
+    url = wide.conf.broker_url.removeprefix("dq-")
+    world = MovingWorld(wide, url, seed)
+    try:
+        for _ in range(20):
+            world.publish()
+        for count in (7, 3, 4):
+            kills = 1
+            while not world.move(count, world.random.randint(1, 60) if kills < 8 else None):
+                kills += 1
+                for _ in range(3):
+                    actors = (world.publish, world.publish, world.claim, world.end, world.cancel)
+                    world.random.choice(actors)()
+                if kills > 8:
+                    world.claim()
+                    world.end()
+            assert len(wide.dq.queues["push"].snapshot().partitions) == count
+        world.drain()
+        found = world.verdict()
+        assert found == {"lost": [], "doubled": [], "disordered": [], "revoked": []}
+        assert world.kills >= 10
+        now = wide.dq.queues["push"].snapshot()
+        assert (now.waiting, now.held, now.delayed) == (0, 0, len(world.delayed))
+        assert sum(map(len, world.published.values())) > 2 * len(TENANTS)
+    finally:
+        world.kombu.close()
+
+
+def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    old, new = PartitionMap(7, 4).old_home(moving), PartitionMap(7, 4).home(moving)
+    dead_letter_of(wide, moving)
+    wide.dq.quotas.set("push", moving, rate="1/h", burst=3)
+    send(wide, moving, moving)
+    crashed, first = claim_in(wide, moving, 2)
+    delayed = wide.tasks["notify"].apply_async((moving, 9), countdown=3600).id
+    keyed = wide.tasks["notify"].apply_async((moving, 10), dedup={"key": "{order}"}).id
+    with wide.dq._broker.open_home("push", moving) as (home, client):
+        home.release("worker:1", [crashed.tag], mode="crashed").run(client)
+        limit = client.zscore(home.keys.limiter, moving)
+        change = queue.set_partitions(7, timeout=0)
+        assert (change.moving, change.is_complete, change.moved) == (1, False, 3)
+        late = wide.tasks["notify"].apply_async((moving, 11)).id
+        assert [each.state for each in wide.dq.find(late)] == ["waiting"]
+        assert claim_in(wide, moving, 10) == [], "a task of it runs in the former home"
+        # The tag of a delivery in the former home works; the message with a key is served there.
+        assert home.ack("worker:1", finish=[first.tag]).run(client) == 0
+        wide.dq.quotas.set("push", moving, rate=None)
+        (entry,) = home.claim("worker:1", lease_ms=60_000, want=9).run(client).entries
+        assert entry.id == keyed
+        assert home.ack("worker:1", finish=[entry.tag]).run(client) == 0
+    with wide.dq._broker.open("push") as (partitions, client):
+        assert partitions[old].keys.partition == old
+        assert client.zscore(partitions[old].keys.limiter, moving) is None, "it has no rate any more"
+        client.zadd(partitions[old].keys.limiter, {moving: limit})
+    assert queue.set_partitions(7, timeout=5).is_complete
+    with wide.dq._broker.open("push") as (partitions, client):
+        assert client.zscore(partitions[new].keys.limiter, moving) == limit
+        assert client.hlen(partitions[old].keys.messages) == 0
+        assert client.exists(partitions[new].keys.arrived) == 0
+    assert [each.id for each in wide.dq.dead_letters["push"].list()] != []
+    assert wide.dq.find(delayed)[0].partition == new
+    (again,) = claim_in(wide, moving, 10)
+    assert (again.id, again.deliveries) == (crashed.id, 1), "its crash counts, so it is claimed alone"
+
+
+def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    ask = PipelinedConnection.ask
+    changes: list[Any] = []
+
+    def change_after(connection: PipelinedConnection, command: tuple[Any, ...]) -> Any:
+        answer = ask(connection, command)
+        if not changes:
+            changes.append(queue.set_partitions(7, timeout=5))
+            wide.dq.quotas.get("push", moving)
+            with wide.dq._broker.channel() as channel:
+                channel.queues("push", refresh=True)  # this process has learned the new number
+            raise redis.ConnectionError("the answer was lost")
+        return answer
+
+    send(wide, moving)
+    monkeypatch.setattr(PipelinedConnection, "ask", change_after)
+    send(wide, moving)
+    assert changes[0].is_complete
+    assert queue.snapshot().waiting == 2
