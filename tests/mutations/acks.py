@@ -146,8 +146,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "a dead letter waits for the next heartbeat",
         "transport/redis/in_flight/script_pipeline.py",
-        "urgently = bool(box.releases or box.dead_letters)",
-        "urgently = bool(box.releases)",
+        "urgently = box.releases or box.dead_letters or self",
+        "urgently = box.releases or self",
         ("tests/broker/test_acks.py", "-k", "wait_for_no_claim"),
     ),
     Mutation(

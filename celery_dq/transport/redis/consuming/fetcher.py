@@ -34,7 +34,8 @@ from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, PendingAcks
+from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
+from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.in_flight.script_pipeline import (
     RETRY_AFTER_REFUSAL_S,
     ClaimFailure,
