@@ -177,6 +177,7 @@ class ConnectionContext:
         if homes is None:
             homes = self._declare(name, client, repair=refresh)
             self.process.partition_maps.learn(name, homes)
+            homes = self.process.partition_maps.get(name) or homes
         return self.queue_of(name, homes)
 
     def queue_of(self, name: str, homes: PartitionMap) -> PartitionedQueue:
@@ -185,14 +186,11 @@ class ConnectionContext:
         Raises:
             ConfigurationError: The queue is a singleton queue, and the map has several.
         """
-        if (
-            (count := homes.total) > 1
-            and self.leaderships is not None
-            and self.leaderships.is_singleton(name)
-        ):
+        count, leaderships = homes.total, self.leaderships
+        if count > 1 and leaderships is not None and leaderships.is_singleton(name):
             raise ConfigurationError(
                 f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
-                f"all of it in order: empty it, and run celery dq partitions {name} --set 1"
+                f"all of it in order: run celery dq partitions {name} --set 1"
             )
         return PartitionedQueue(name, [self._partition(name, number, homes) for number in range(count)])
 

@@ -292,8 +292,11 @@ class RedisPublisher:
         homes = queue.homes
         self._maps.note_unanswered(queue.name, sequence, homes)
         if homes.total == 1 or len(messages) == 1:
-            tenant = "" if homes.total == 1 else tenant_of(messages[0][2])
-            call = self._call(queue.home(tenant), sequence, messages, marker_ttl_ms, homes.moves(tenant))
+            home, moving = queue.partitions[0], False
+            if homes.total > 1:
+                tenant = tenant_of(messages[0][2])
+                home, moving = queue.home(tenant), homes.moves(tenant)
+            call = self._call(home, sequence, messages, marker_ttl_ms, moving)
             answer = self._ask(call)
             self._maps.take_unanswered(queue.name, sequence)
             return call.parse(answer)
@@ -323,7 +326,7 @@ class RedisPublisher:
         moving: bool,
     ) -> ScriptCall[list[PushReply]]:
         # Numbers that a partition has seen under another map, or of other tenants, say nothing about these.
-        homes = str(home.partition.homes)
+        homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
         ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
         self._pushed_with[home.partition.keys.producer(producer)] = ttl_ms
