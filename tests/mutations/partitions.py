@@ -172,10 +172,26 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "messages of a partition that a consumer gave up stay in its inbox",
+        "transport/redis/consuming/inbox.py",
+        "if message.prefix in prefixes:",
+        "if message.queue in prefixes:",
+        ("tests/properties/test_inbox.py",),
+    ),
+    Mutation(
+        "calls",
+        "a consumer keeps the partitions that it is to give up",
+        "transport/redis/consuming/consumed_partitions.py",
+        "if each.prefix not in wanted:",
+        "if each.prefix not in kept:",
+        ("tests/broker/test_changed_partitions.py", "-k", "exactly"),
+    ),
+    Mutation(
+        "calls",
         "a consumer of one partition receives nothing",
         "transport/redis/consuming/channel_consumer.py",
-        "self._consumers.get(message.prefix)",
-        "self._consumers.get(message.queue)",
+        "self._consumed.next_consumer(message.prefix)",
+        "self._consumed.next_consumer(message.queue)",
         (BROKER, "-k", "consumed_alone"),
     ),
     Mutation(

@@ -7,6 +7,7 @@
 ``fetcher``             claims messages without polling and without blocking
 ``claim_window``        how many messages a worker claims beyond its free slots
 ``inbox``               claimed messages before their delivery, in fair order
+``consumed_partitions`` the consumers of a channel, and the partitions of each, which may change
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
 ``channel_consumer``    the consuming half of a channel; measures free capacity

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.consumed_partitions import ConsumedPartitions, TaggedConsumer
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
@@ -62,10 +62,7 @@ class ChannelConsumer:
         #: The fetcher; None if nothing was ever consumed.
         self.live_fetcher: RedisFetcher | None = None
         self._inbox = Inbox()
-        #: Tag, callback and ``no_ack`` of the consumers of each partition, by the prefix of its keys.
-        self._consumers: dict[str, deque[tuple[str, Callable[[Any], Any], bool]]] = {}
-        #: The partitions of each consumer.
-        self._partitions: dict[str, tuple[Queue, ...]] = {}
+        self._consumed = ConsumedPartitions()
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
@@ -87,39 +84,47 @@ class ChannelConsumer:
         # The worker sets its capacity before it consumes. Each look-up would cost a system call.
         self._capacity = self._channel.capacity
         self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
-        leaderships = self._channel.context.leaderships
-        if not self._consumers:
+        if not self._consumed:
             self._process.heartbeat.add_check(self._check_consumption)
-        self._partitions[tag] = queue.partitions
-        for each in queue.partitions:
-            first = each.prefix not in self._consumers
-            self._consumers.setdefault(each.prefix, deque()).append((tag, callback, no_ack))
-            if first and leaderships is not None and leaderships.is_singleton(each.name):
+        self._consumed.add(TaggedConsumer(tag, callback, no_ack))
+        self.consume_exactly(tag, queue.partitions)
+
+    def consume_exactly(self, tag: str, partitions: Sequence[Queue]) -> None:
+        """Consume exactly these partitions of its queue with one consumer, from now on.
+
+        Undelivered messages of the other partitions are released. Delivered ones run to their end, under
+        leases that end with them.
+
+        Args:
+            tag: The tag of the consumer.
+            partitions: The partitions; none of them leaves a consumer that gets no messages.
+        """
+        begun, ended = self._consumed.change(tag, partitions)
+        if ended:
+            self._stop_partitions(ended)
+        leaderships = self._channel.context.leaderships
+        for each in begun:
+            if leaderships is not None and leaderships.is_singleton(each.name):
                 self._singleton_delivery_of(leaderships).add(each)
-            elif first:
+            else:
                 self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
                 self.fetcher.subscribe(each)
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""
-        ended = []
-        for each in self._partitions.pop(tag, ()):
-            consumers = self._consumers.pop(each.prefix)
-            kept = deque(consumer for consumer in consumers if consumer[0] != tag)
-            if kept:
-                self._consumers[each.prefix] = kept
-            else:
-                ended.append(each)
-        if not ended:
-            return
+        self.consume_exactly(tag, ())
+        self._consumed.remove(tag)
+        if not self._consumed:
+            self._process.heartbeat.remove_check(self._check_consumption)
+
+    def _stop_partitions(self, ended: Sequence[Queue]) -> None:
         sources = list(filter(None, map(self._stop_fetching, ended)))
         self._channel.read_all_answers()
-        self._release_inbox(ended[0].name)
+        for message in self._inbox.take_partitions({each.prefix for each in ended}):
+            self._release(message)
         self._channel.send_all_acks()
         for source in sources:
             self._process.heartbeat.drop_lease(source.queue)
-        if not self._consumers:
-            self._process.heartbeat.remove_check(self._check_consumption)
 
     def _stop_fetching(self, queue: Queue) -> Subscription | None:
         if self.singleton_delivery is not None and queue.name in self.singleton_delivery:
@@ -329,12 +334,12 @@ class ChannelConsumer:
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.in_flight.get(tag)
-        consumers = self._consumers.get(message.prefix)
+        consumer = self._consumed.next_consumer(message.prefix)
         capacity = self._capacity
         closing = capacity is not None and capacity.closing
         # Where a delivered message runs at once, its predecessor must be over.
         may = message.may_start if self._runs_in_loop else message.may_deliver
-        if held is None or not consumers or closing or not may():
+        if held is None or consumer is None or closing or not may():
             # The lease or the term may be lost, so another worker may have the message by now.
             self._release(message)
             self.fetcher.look_again(message.prefix)
@@ -344,18 +349,16 @@ class ChannelConsumer:
             with self._process.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self._delivered_at - message.claimed_at)
-        consumers.rotate(-1)
-        consumer_tag, callback, no_ack = consumers[-1]
-        message.delivery_info["consumer_tag"] = consumer_tag
+        message.delivery_info["consumer_tag"] = consumer.tag
         message.started = held.delivered = capacity is None
-        if no_ack:
+        if consumer.no_ack:
             channel.qos.forget(tag)
             channel.in_flight.finish(tag)
         if self._runs_in_loop:
             self.fetcher.hand_over_before_blocking()
         self.watchdog.consumer_busy()
         try:
-            callback(message)
+            consumer.callback(message)
         finally:
             self.watchdog.consumer_idle()
         return True
@@ -437,7 +440,7 @@ class ChannelConsumer:
         if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
             leaderships.remove_listener(self._channel.poller.wake)
         self._release_inbox()
-        for tag in list(self._partitions):
+        for tag in self._consumed.tags():
             self.stop_consumer(tag)
         if self.live_fetcher is not None:
             self.live_fetcher.close()
