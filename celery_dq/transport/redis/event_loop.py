@@ -80,6 +80,8 @@ class EventLoopChannel(RedisChannel):
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
+        if self.consumer.allocated_partitions is not None:
+            self.consumer.allocated_partitions.follow()
         fetcher = self.consumer.live_fetcher
         if fetcher is not None:
             try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.redis.consuming.allocated_partitions import AllocatedPartitions
 from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consumed_partitions import ConsumedPartitions, TaggedConsumer
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
@@ -72,6 +73,8 @@ class ChannelConsumer:
         self._capacity: WorkerCapacity | None = None
         #: Plain kombu runs its callbacks in the loop, as the solo pool does.
         self._runs_in_loop = True
+        #: Restricts the consumers to the allocated partitions; None without an allocation.
+        self.allocated_partitions: AllocatedPartitions | None = None
         #: Delivery of the singleton queues; None while the channel consumes none.
         self.singleton_delivery: SingletonDelivery | None = None
 
@@ -87,7 +90,14 @@ class ChannelConsumer:
         if not self._consumed:
             self._process.heartbeat.add_check(self._check_consumption)
         self._consumed.add(TaggedConsumer(tag, callback, no_ack))
-        self.consume_exactly(tag, queue.partitions)
+        allocation = self._channel.context.allocation
+        if allocation is None:
+            self.consume_exactly(tag, queue.partitions)
+            return
+        if self.allocated_partitions is None:
+            self.allocated_partitions = AllocatedPartitions(allocation, self.consume_exactly)
+            allocation.add_listener(self._channel.poller.wake)
+        self.allocated_partitions.start(tag, queue)
 
     def consume_exactly(self, tag: str, partitions: Sequence[Queue]) -> None:
         """Consume exactly these partitions of its queue with one consumer, from now on.
@@ -112,6 +122,8 @@ class ChannelConsumer:
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.stop(tag)
         self.consume_exactly(tag, ())
         self._consumed.remove(tag)
         if not self._consumed:
@@ -204,44 +216,6 @@ class ChannelConsumer:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
         return True
-
-    # -- one at a time -------------------------------------------------------
-
-    def claim_one(self, target: Queue) -> list[tuple[ClaimedEntry, str]]:
-        """Claim one message now, as delivered to the caller.
-
-        Args:
-            target: The queue.
-
-        Returns:
-            Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
-
-        Raises:
-            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
-        """
-        process, key = self._process, target.key
-        while True:
-            sent_at = process.clock.monotonic()
-            process.in_doubt.claim_sent(key)
-            try:
-                claimed = target.partition.claim(
-                    target.consumer(process.consumer),
-                    lease_ms=process.lease_ms,
-                    want=1,
-                    hold=None,
-                    max_deliveries=target.max_deliveries,
-                ).run(self._channel.client)
-            except BaseException:
-                process.in_doubt.claim_unanswered(key)
-                raise
-            taken = []
-            for entry, held in process.claimed(target, claimed, sent_at):
-                if held is not None:
-                    held.delivered = True
-                    taken.append((entry, held.tag))
-            process.in_doubt.claim_answered(key, (entry.claim for entry in claimed.entries))
-            if taken or not claimed.entries:
-                return taken
 
     # -- from claim to callback ------------------------------------------------
 
@@ -418,6 +392,8 @@ class ChannelConsumer:
 
     def _check_consumption(self, now: float) -> None:
         """Check, in the heartbeat thread, whether this consumer still consumes."""
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.broker_answered()
         fetcher = self.live_fetcher
         if (self.overdue_at(loop_turns=False) or math.inf) < now:
             # A task blocks the event loop, which would send the releases.
@@ -439,6 +415,8 @@ class ChannelConsumer:
         """Release undelivered messages, and stop all consumers."""
         if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
             leaderships.remove_listener(self._channel.poller.wake)
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.remove_listener(self._channel.poller.wake)
         self._release_inbox()
         for tag in self._consumed.tags():
             self.stop_consumer(tag)
