@@ -12,7 +12,7 @@ from celery_dq.allocation.assignment import RunningWorker, pack, unpack
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
 from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import ask_all
+from celery_dq.zookeeper.transaction import ask_all, check_size, create
 
 __all__ = ["Members", "Registration"]
 
@@ -43,6 +43,7 @@ class Registration:
 
         Raises:
             ZooKeeperUnreachable: ZooKeeper does not answer. The node may have been written.
+            MessageTooLarge: The worker consumes more queues than a node can hold.
         """
         data = pack({"queues": dict(member.queues), "draining": member.draining})
         self._session.open(self._session.timeout_s)
@@ -52,6 +53,8 @@ class Registration:
         # An error may come after the write.
         self._written = None
         path = self._nodes.member(self._worker, session_id)
+        # A request that is too large would break the connection.
+        check_size([create(path, data)])
         try:
             stat = self._ask(
                 lambda client: client.create_async(

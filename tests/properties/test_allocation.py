@@ -61,6 +61,12 @@ def test_few_partitions_move_when_a_worker_comes_or_goes(
     assert before.moved(after) == after.moved(before) <= 1.3 * optimum
 
 
+def test_few_partitions_move_when_a_queue_gets_more() -> None:
+    workers = [f"w{number}" for number in range(7)]
+    before, after = (Assignment(place(partitions_of({"push": count}), workers)) for count in (1000, 1100))
+    assert before.moved(after) <= 30
+
+
 @given(MEMBERS)
 @settings(max_examples=60)
 def test_an_assignment_serves_each_queue_by_workers_that_consume_it(members: list[RunningWorker]) -> None:

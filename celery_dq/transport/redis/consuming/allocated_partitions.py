@@ -28,8 +28,8 @@ class AllocatedPartitions:
 
     def start(self, tag: str, queue: PartitionedQueue) -> None:
         """Let a consumer consume the allocated partitions of a queue, or the pinned one."""
+        self._queues[tag] = queue
         if not queue.is_pinned:
-            self._queues[tag] = queue
             self.allocation.consumes(queue.name, queue.count)
         self._consume_exactly(tag, self._served(queue))
 
@@ -46,7 +46,7 @@ class AllocatedPartitions:
                 self._consume_exactly(tag, self._served(queue))
 
     def _served(self, queue: PartitionedQueue) -> Sequence[Queue]:
-        served = None if queue.is_pinned else self.allocation.served(queue.name)
+        served = self.allocation.served(queue.name)
         if served is None:
             return queue.partitions
         return [each for number, each in enumerate(queue.partitions) if number in served]
