@@ -230,7 +230,7 @@ class Follower:
             return
         self._withdrawn = False
         queues = {queue: count for queue, count in self._counts.items() if self._is_allocated(queue, count)}
-        if not (queues or self._registration.is_written):
+        if not (queues or self._registration.may_exist):
             return
         self._registration.write(RunningWorker(self.worker, queues, self.draining))
         if self._flipped or now - self._read_at > READ_EVERY_S:
@@ -260,7 +260,7 @@ class Follower:
                 extra={"event": "allocation_withdrawn"},
             )
             self._withdrawn = True
-        if self._registration.is_written:
+        if self._registration.may_exist:
             self._registration.remove()
         self._flipped = True
 

@@ -30,13 +30,10 @@ class Registration:
         self._session = session
         self._nodes = nodes
         self._worker = worker
-        #: The session and the data of the node; None without a node.
-        self._written: tuple[int | None, bytes] | None = None
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the worker has registered, and has not left."""
-        return self._written is not None
+        #: The session and the data of the node; None if the node may be missing or other.
+        self._written: tuple[int, bytes] | None = None
+        #: Whether there may be a node.
+        self.may_exist = False
 
     def write(self, member: RunningWorker) -> bool:
         """Create or change the node; return whether a request was needed.
@@ -51,7 +48,7 @@ class Registration:
         if self._written == (session_id, data) or session_id is None:
             return False
         # An error may come after the write.
-        self._written = None
+        self._written, self.may_exist = None, True
         path = self._nodes.member(self._worker, session_id)
         # A request that is too large would break the connection.
         check_size([create(path, data)])
@@ -74,12 +71,14 @@ class Registration:
         Raises:
             ZooKeeperUnreachable: ZooKeeper does not answer. The node ends with the session.
         """
+        # The answer may be lost after the deletion.
+        self._written = None
         session_id = self._session.id
         if session_id is not None:
             with contextlib.suppress(NoNodeError):
                 path = self._nodes.member(self._worker, session_id)
                 self._ask(lambda client: client.delete_async(path))
-        self._written = None
+        self.may_exist = False
 
     def _ask(self, request: Callable[[Any], Any]) -> Any:
         return self._session.ask(request, self._session.timeout_s)

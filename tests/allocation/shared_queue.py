@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_dq.allocation.assignment import compute
 from celery_dq.allocation.members import Members
 from celery_dq.allocation.published import Generation, PublishedAssignment
 from celery_dq.keys import PartitionKeys
@@ -76,6 +77,16 @@ class SharedQueue(WorkerApp):
 
         wait_until(is_there, timeout_s, what=lambda: f"{names}; assigned: {self.assigned()}")
         return self.assigned()
+
+    def wait_settled(self, *names: str, timeout_s: float = 60.0) -> None:
+        """Wait until exactly these workers run, and their assignment is in force; some may have no partition."""
+
+        def is_settled() -> bool:
+            members = self.members.read()
+            lists = self.published.read(self.generation.number).lists()
+            return [member.name for member in members] == sorted(names) and lists == compute(members).lists()
+
+        wait_until(is_settled, timeout_s, what=lambda: f"{names}; {self.assigned()}; {self.members.read()}")
 
     def leases(self) -> list[int]:
         """How many consumers have a lease on each partition."""

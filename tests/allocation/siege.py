@@ -132,7 +132,7 @@ class Siege:
         self.posts = [Post(self, next(self._names)) for _ in range(self._worker_count)]
         for post in self.posts:
             post.process.wait_ready()
-        self.queue.wait_assigned(*(post.process.name for post in self.posts))
+        self.queue.wait_settled(*(post.process.name for post in self.posts))
         self._load = threading.Thread(target=self._publish)
         self._load.start()
         return self
@@ -170,7 +170,7 @@ class Siege:
         with getattr(self, f"_{fault}")(post):
             # A gap shows in the messages that are sent during the fault.
             self._ends.wait(FAULT_SESSIONS * SESSION_S)
-        self.queue.wait_assigned(*(each.process.name for each in self.posts), timeout_s=60)
+        self.queue.wait_settled(*(each.process.name for each in self.posts))
         self._ends.wait(SESSION_S)
         self._faults.append((fault, began, time.time()))
 
@@ -218,7 +218,13 @@ class Siege:
 
     @contextmanager
     def _stop_zookeeper(self, _post: Post) -> Iterator[None]:
-        self.zookeeper.stop()
+        self.zookeeper.kill()
+        yield
+        self.zookeeper.restart()
+
+    @contextmanager
+    def _rebuild_zookeeper(self, _post: Post) -> Iterator[None]:
+        self.zookeeper.stop()  # its data are gone
         yield
         self.zookeeper.start()
 
@@ -259,6 +265,7 @@ FAULTS = (
     "add",
     "stop",
     "stop_zookeeper",
+    "rebuild_zookeeper",
 )
 
 

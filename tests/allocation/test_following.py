@@ -102,10 +102,10 @@ def test_workers_serve_on_without_zookeeper(
     wait_until(lambda: second.served)
     before = first.served, second.served
     caplog.clear()
-    own_zookeeper.stop()
+    own_zookeeper.kill()
     wait_until(lambda: caplog.text.count("serves what it served before") == 2)
     assert (first.served, second.served) == before
-    own_zookeeper.start()
+    own_zookeeper.restart()
     wait_until(lambda: caplog.text.count("follows the allocation again") == 2)
     wait_until(lambda: (first.served, second.served) == before)
 

@@ -12,7 +12,7 @@ from celery_dq.allocation.assignment import RunningWorker
 from celery_dq.allocation.members import Members, Registration
 from celery_dq.allocation.published import Generation, PublishedAssignment
 from celery_dq.allocation.rebalancer import Rebalancer
-from celery_dq.errors import CorruptRecord, NotElected
+from celery_dq.errors import CorruptRecord, NotElected, ZooKeeperUnreachable
 from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import create, transact
@@ -135,6 +135,27 @@ def test_a_worker_that_restarts_keeps_its_partitions(team: Team) -> None:
     former.remove()
     assert team.published_after() == before
     assert team.generation.number == 1
+
+
+def test_a_worker_registers_again_after_a_removal_whose_answer_was_lost(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = team.worker("a")
+    ask = Session.ask
+
+    def answer_lost(session: Session, request: Any, timeout_s: float) -> None:
+        ask(session, request, timeout_s)
+        raise ZooKeeperUnreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "ask", answer_lost)
+        with pytest.raises(ZooKeeperUnreachable):
+            worker.remove()
+    assert worker.may_exist
+    assert Members(team.session, NODES).read() == []
+    assert worker.write(RunningWorker("a", {"push": 16}))
+    assert set(team.published_after()) == {"a"}
+    assert not worker.write(RunningWorker("a", {"push": 16})), "nothing to write"
 
 
 def test_the_next_allocator_continues_and_the_former_one_is_refused(team: Team) -> None:

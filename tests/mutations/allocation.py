@@ -59,6 +59,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "a worker whose removal got no answer never registers again",
+        "allocation/members.py",
+        "        # The answer may be lost after the deletion.\n        self._written = None\n",
+        "        # The answer may be lost after the deletion.\n",
+        (REBALANCER, "-k", "answer_was_lost"),
+    ),
+    Mutation(
+        "calls",
         "partitions come before others have gone",
         "allocation/follower.py",
         "        self._serve(kept)",
