@@ -79,7 +79,7 @@ class SharedQueue(WorkerApp):
         return self.assigned()
 
     def wait_settled(self, *names: str, timeout_s: float = 60.0) -> None:
-        """Wait until exactly these workers run, and their assignment is in force; some may have no partition."""
+        """Wait until exactly these workers run, and their assignment is in force."""
 
         def is_settled() -> bool:
             members = self.members.read()
