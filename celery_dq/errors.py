@@ -16,6 +16,21 @@ class ConfigurationError(DQError, ValueError):
     """An option is unknown, has the wrong type, or contradicts another one."""
 
 
+class MissingLibrary(ConfigurationError, ImportError):
+    """A library is not installed. For one that celery-dq needs, the text names the extra that installs it."""
+
+    @classmethod
+    def needed_by(cls, subject: str, library: str, extra: str) -> MissingLibrary:
+        """Return the error of something that needs a library.
+
+        Args:
+            subject: Setting with its value, scheme or command that needs the library.
+            library: Name of the library.
+            extra: The extra of celery-dq that installs it.
+        """
+        return cls(f"{subject} needs {library}, which is not installed: pip install 'celery-dq[{extra}]'")
+
+
 class ServerError(DQError):
     """The server is too old or set up in a way that loses messages."""
 

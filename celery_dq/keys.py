@@ -304,6 +304,31 @@ def audit_stream(environment: str, key_prefix: str = "") -> str:
     return f"{key_prefix}dq:{environment}:audit"
 
 
+def history_stream(environment: str, queue: str = "<queue>", key_prefix: str = "") -> str:
+    """STREAM: samples of the counters of a queue, of the last hour in which a program looked at it."""
+    return f"{key_prefix}dq:{environment}:history:{queue}"
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationKeys:
+    """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.
+
+    Attributes:
+        prefix: ``global_keyprefix`` of kombu's transport.
+    """
+
+    prefix: str = ""
+
+    @property
+    def state(self) -> str:
+        """HASH: target, producer, and ``sent:<queue>`` -> messages of the queue that the target has."""
+        return f"{self.prefix}dq:migration:state"
+
+    def staged(self, queue: str) -> str:
+        """LIST: messages that were taken from the lists of ``queue``, until the target has them."""
+        return f"{self.prefix}dq:migration:staged:{queue}"
+
+
 @dataclasses.dataclass(frozen=True)
 class DedupKeys:
     """The keys of the dedup coordinator for other brokers. All are in one slot.

@@ -47,8 +47,16 @@ EVENTS: Final[dict[str, str]] = {
     "older_settings_quota": (
         "A worker's settings have a quota that was replaced a short while ago; it is not applied."
     ),
+    "partition_gone": (
+        "A worker was started for one partition of a queue, which has fewer now; it gets no messages."
+    ),
+    "partitions_followed": "The number of partitions has changed, and a worker consumes the new ones.",
+    "partitions_not_followed": "A worker cannot consume the new partitions; it goes on as before.",
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
+    ),
+    "queue_name_doubtful": (
+        "A worker consumes a queue that never had a message, and whose name is close to that of another one."
     ),
     "redis_full": "The memory of Redis is full; publishing is refused until workers have emptied its queues.",
     "script_refused": "Redis answered a script with an error; it is sent again a second later.",
@@ -133,6 +141,9 @@ EVENTS: Final[dict[str, str]] = {
     "metrics_outage_over": "The state of the broker can be read for the metrics again.",
     "metrics_port_unavailable": "A worker serves no metrics, because it cannot listen on dq_metrics_port.",
     "metrics_served": "A worker or an exporter serves metrics; the record names the address.",
+    # Probes.
+    "probe_file_outage_began": "A worker cannot write dq_probe_file; it goes on, and probes call it dead.",
+    "probe_file_outage_over": "A worker writes dq_probe_file again.",
     # Publishing and the buffer.
     "publish_waits_for_broker": "A call of a running task waits until the broker answers.",
     "buffer_flusher_not_started": (
@@ -231,4 +242,5 @@ EVENTS: Final[dict[str, str]] = {
     # Settings, set-up, command line, dashboard.
     "queue_name_unreadable": "A queue's name in Redis is not UTF-8; the queue is left out.",
     "dashboard_change": "A user of the dashboard changed something; the record names user, queue and tenant.",
+    "history_not_sampled": "A fault kept the dashboard from sampling a queue for its history.",
 }

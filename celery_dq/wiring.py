@@ -42,6 +42,8 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.shutdown:PromptStopStep"),
     ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
+    ("consumer", "celery_dq.worker.probe_step:ProbeStep"),
+    ("consumer", "celery_dq.worker.new_queues:NewQueuesStep"),
     ("worker", "celery_dq.metrics.worker_step:MetricsStep"),
 )
 

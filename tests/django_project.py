@@ -31,7 +31,7 @@ def configure(folder: Path) -> None:
         TIME_ZONE="UTC",
         ROOT_URLCONF="tests.dashboard.urls",
         LOGIN_URL="/login/",
-        ALLOWED_HOSTS=["testserver"],
+        ALLOWED_HOSTS=["testserver", "127.0.0.1"],
         # A quicker hash, for users that live as long as a test.
         PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
         SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",

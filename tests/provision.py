@@ -80,6 +80,12 @@ def find_promtool() -> str | None:
     return shutil.which("promtool")
 
 
+def find_chromium() -> str | None:
+    """A browser; the one without a window starts fastest."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
 SERVERS = (
     Server(
         "redis",
@@ -119,6 +125,17 @@ SERVERS = (
         {"apt-get": ("libcurator-recipes-java", "ecj")},
         "put the jars of https://curator.apache.org and guava into a folder and set CURATOR_HOME to it; "
         "it needs javac on the PATH",
+    ),
+    Server(
+        "chromium",
+        find_chromium,
+        # Not a server, but the browser for the dashboard, with a font.
+        {
+            "apt-get": ("chromium-headless-shell", "fonts-dejavu-core"),
+            "dnf": ("chromium-headless", "dejavu-sans-fonts"),
+            "apk": ("chromium", "font-dejavu"),
+        },
+        "install Chromium or Google Chrome and put it on the PATH",
     ),
     Server(
         "promtool",

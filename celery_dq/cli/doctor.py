@@ -24,6 +24,6 @@ def doctor(dq: DQ, as_json: bool) -> None:
 
 def line_of(finding: Finding) -> str:
     """Return the line of a finding; the code of a problem leads to the table in the documentation."""
-    problem = finding.problem if finding.problem.endswith(".") else f"{finding.problem}."
+    problem = finding.problem if finding.problem.endswith((".", "?")) else f"{finding.problem}."
     text = f"{finding.level.upper():8}{problem} {finding.remedy}".rstrip()
     return text if finding.level == "ok" else f"{text} ({finding.code})"

@@ -10,7 +10,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 
 #: Option of the command -> the file that it prints.
 _FILES = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
@@ -40,9 +40,7 @@ def exporter(dq: DQ, as_json: bool, host: str, port: int, printed: str | None) -
     try:
         from celery_dq.metrics.server import MetricsServer
     except ImportError as exc:
-        raise ConfigurationError(
-            f"celery dq exporter needs prometheus-client ({exc}): pip install 'celery-dq[metrics]'"
-        ) from exc
+        raise MissingLibrary.needed_by("celery dq exporter", "prometheus-client", "metrics") from exc
     try:
         server = MetricsServer(click.get_current_context().obj.app, host, port)
     except OSError as exc:

@@ -13,7 +13,7 @@ from celery_dq.app.api.queues import QueueApi
 from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, counted
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.times import duration, time
-from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
+from celery_dq.cli.typos import nearest, queue_and_partition, require_queue, unknown_tenant
 from celery_dq.duration import format_duration
 from celery_dq.errors import InvalidRequest
 
@@ -27,10 +27,10 @@ _MESSAGE_COLUMNS = ("id", "queue", "state", "task", "tenant", "priority", "due",
 @click.option("--delayed", is_flag=True, help="Messages that wait for their ETA.")
 @command
 def peek(dq: DQ, as_json: bool, queue: str, limit: int, tenant: str | None, delayed: bool) -> None:
-    """Show the next waiting messages of QUEUE without claiming them."""
-    require_queue(queue, dq.queues)
-    rows = dq.queues[queue].peek(limit, tenant=tenant, delayed=delayed)
-    if not rows and tenant is not None and (unknown := unknown_tenant(dq, queue, tenant)):
+    """Show the next waiting messages of QUEUE, or of its partition QUEUE/NUMBER, without claiming them."""
+    whole, partition = queue_and_partition(queue, dq.queues)
+    rows = dq.queues[whole].peek(limit, tenant=tenant, delayed=delayed, partition=partition)
+    if not rows and tenant is not None and (unknown := unknown_tenant(dq, whole, tenant)):
         raise InvalidRequest(unknown)
     show_table(as_json, rows, _MESSAGE_COLUMNS, f"No message waits in {queue!r}.")
 

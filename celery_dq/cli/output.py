@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
+from types import TracebackType
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ from celery.bin.base import handle_preload_options
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.errors import DQError
+from celery_dq.errors import ConfigurationError, DQError
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
 
@@ -65,6 +67,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 #: Type of an option that gives a number of rows.
 COUNT = click.IntRange(1, MOST)
+
+
+def explain_configuration_errors() -> None:
+    """Let every ``celery`` command end with one line, not a traceback, when a setting cannot be used."""
+    show_traceback = sys.excepthook
+
+    def explain(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(error, ConfigurationError):
+            click.echo(f"Error: {error}", err=True)
+        else:
+            show_traceback(kind, error, traceback)
+
+    sys.excepthook = explain
 
 
 def show(as_json: bool, data: Any, text: str | None = None) -> None:

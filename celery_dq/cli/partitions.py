@@ -57,8 +57,5 @@ def _set(dq: DQ, as_json: bool, queue: str, count: int) -> None:
     lines = [f"{queue!r} has {change.after} partitions (before: {change.before})."]
     if change.moved:
         lines.append(f"Messages published meanwhile were moved to their partitions: {change.moved}.")
-    if change.consumers and change.before != change.after:
-        lines.append("Restart these consumers, which know the partitions of their start:")
-        lines += [f"  {name}" for name in change.consumers]
     lines.append(f"Set dq_queues[{queue!r}]['partitions'] = {count} in the settings.")
     show(as_json, change, "\n".join(lines))

@@ -10,7 +10,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.bulk import bulk, change_many
-from celery_dq.cli.output import COUNT, command, show_table
+from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 
@@ -30,6 +30,9 @@ _QUEUE_COLUMNS = (
 )
 
 
+_OF_SETTINGS = "only the settings name it, and the broker does not have it"
+
+
 def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
     """Add the column ``pause`` if a queue is paused."""
     return (*columns, "pause") if any(getattr(row, "pause", None) for row in rows) else columns
@@ -37,14 +40,22 @@ def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...
 
 @click.command()
 @click.argument("names", nargs=-1)
+@click.option("--forget", is_flag=True, help="Remove the unused queues NAMES, such as those of a typo in -Q.")
 @command
-def queues(dq: DQ, as_json: bool, names: tuple[str, ...]) -> None:
-    """Show the counts of queues (default: all queues)."""
+def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
+    """Show the counts of queues (default: all queues), or forget unused ones."""
+    if forget and not names:
+        raise click.UsageError("--forget needs NAMES.")
     known = list(dq.queues)
     for name in names:
         require_queue(name, known)
+    if forget:
+        forgotten = {name: dq.queues[name].forget() for name in names}
+        lines = [f"{name!r}: {'forgotten' if done else _OF_SETTINGS}" for name, done in forgotten.items()]
+        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, "\n".join(lines))
+        return
     # The table has no ages, and each costs a look at the tenants.
-    rows = [dq.queues[name].snapshot(ages=as_json) for name in names or known]
+    rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
     show_table(as_json, rows, with_pauses(_QUEUE_COLUMNS, rows), "No queue is declared yet.")
 
 

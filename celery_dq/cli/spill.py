@@ -7,11 +7,15 @@ import time
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted
+from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, show, show_table
-from celery_dq.errors import ConfigurationError
+from celery_dq.cli.typos import nearest
+from celery_dq.errors import ConfigurationError, InvalidRequest
+from celery_dq.inspector.quarantine import QuarantinedFile
 
 _COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
+_FILE_COLUMNS = ("name", "at", "bytes", "messages", "problem")
+_MESSAGE_COLUMNS = ("id", "queue", "task", "tenant", "bytes")
 #: Seconds between two checks while `replay` waits.
 LOOK_S = 0.05
 
@@ -40,6 +44,101 @@ def list_(dq: DQ, as_json: bool) -> None:
     show_table(False, found.owners, _COLUMNS, "No process has a folder there.")
     for path in found.quarantined:
         click.echo(f"quarantined: {path} ({path.stat().st_size} bytes)")
+
+
+@spill.group(invoke_without_command=True)
+@click.pass_context
+def quarantine(context: click.Context) -> None:
+    """Messages that the broker refused, and damaged files. Without a subcommand: list."""
+    if context.invoked_subcommand is None:
+        context.invoke(quarantine_list)
+
+
+@quarantine.command("list")
+@command
+def quarantine_list(dq: DQ, as_json: bool) -> None:
+    """List the files in the quarantine, the oldest first."""
+    show_table(as_json, _quarantined(dq), _FILE_COLUMNS, "Nothing is in the quarantine.")
+
+
+@quarantine.command("show")
+@click.argument("name")
+@command
+def quarantine_show(dq: DQ, as_json: bool, name: str) -> None:
+    """Show the messages of the file NAME, as far as they can be read."""
+    found = _chosen(dq, (name,), everything=False)[0]
+    if as_json:
+        show(True, found)
+        return
+    show_table(False, found.messages, _MESSAGE_COLUMNS, "No message in it can be read.")
+    if found.problem:
+        click.echo(f"The rest cannot be read: {found.problem}.")
+
+
+@quarantine.command("replay")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All files.")
+@bulk
+@command
+def quarantine_replay(
+    dq: DQ, as_json: bool, names: tuple[str, ...], everything: bool, dry_run: bool, yes: bool
+) -> None:
+    """Send the messages of the files NAMES, or of all that can be read, and remove the files."""
+    chosen = _chosen(dq, names, everything)
+    if everything:
+        chosen = [each for each in chosen if not each.problem]
+    count = sum(len(each.messages) for each in chosen)
+    if dry_run:
+        show(as_json, {"found": count, "sent": 0}, f"{counted(count, 'message')} would be sent; none was.")
+        return
+    if count and not yes:
+        confirm(f"Send {counted(count, 'message')} of {counted(len(chosen), 'file')}?")
+    sent = 0
+    with reported_progress(as_json, "sent", "message", count) as on_progress:
+        for each in chosen:
+            sent += dq.buffer.replay_quarantined(each.name)
+            on_progress(sent)
+    show(as_json, {"sent": sent}, f"Sent {sent:,}.")
+
+
+@quarantine.command("rm")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All files.")
+@bulk
+@command
+def quarantine_remove(
+    dq: DQ, as_json: bool, names: tuple[str, ...], everything: bool, dry_run: bool, yes: bool
+) -> None:
+    """Remove the files NAMES, with their messages."""
+    chosen = _chosen(dq, names, everything)
+    count = sum(len(each.messages) for each in chosen)
+    files = f"{counted(len(chosen), 'file')} with {counted(count, 'readable message')}"
+    if dry_run:
+        show(as_json, {"found": len(chosen), "removed": 0}, f"{files} would be removed; none was.")
+        return
+    if chosen and not yes:
+        confirm(f"Remove {files} for good?")
+    for each in chosen:
+        dq.buffer.remove_quarantined(each.name)
+    show(as_json, {"removed": len(chosen)}, f"Removed {files}.")
+
+
+def _quarantined(dq: DQ) -> list[QuarantinedFile]:
+    if dq.buffer.folder is None:
+        raise ConfigurationError("dq_buffer_folder is not set, so there is no quarantine")
+    return dq.buffer.quarantine()
+
+
+def _chosen(dq: DQ, names: tuple[str, ...], everything: bool) -> list[QuarantinedFile]:
+    """Return the named files, or all."""
+    if bool(names) == everything:
+        raise click.UsageError("Give either NAMES or --all.")
+    found = {each.name: each for each in _quarantined(dq)}
+    for name in names:
+        if name not in found:
+            listed = nearest(name, found) or " 'celery dq spill quarantine list' shows all."
+            raise InvalidRequest(f"No file {name!r} is in the quarantine.{listed}")
+    return [found[name] for name in names] if names else list(found.values())
 
 
 @spill.command()

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from celery_dq.app.api.api import DQ
 from celery_dq.errors import InvalidRequest
 
-__all__ = ["nearest", "require_queue", "unknown_tenant"]
+__all__ = ["nearest", "queue_and_partition", "require_queue", "unknown_tenant"]
 
 #: Number of tenants with a backlog that are compared with an unknown name.
 MOST_TENANTS = 10_000
@@ -34,6 +34,20 @@ def require_queue(name: str, known: Iterable[str]) -> None:
     if name not in names:
         listed = f" Known queues: {', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}."
         raise InvalidRequest(f"There is no queue {name!r}.{nearest(name, names) or listed}")
+
+
+def queue_and_partition(name: str, known: Iterable[str]) -> tuple[str, int | None]:
+    """Return a queue and the number of its partition for a name such as ``push/3``; None for a whole queue.
+
+    Raises:
+        InvalidRequest: The queue does not exist.
+    """
+    names = list(known)
+    whole, _, number = name.rpartition("/")
+    if name not in names and whole in names and number.isdecimal():
+        return whole, int(number)
+    require_queue(name, names)
+    return name, None
 
 
 def unknown_tenant(dq: DQ, queue: str, tenant: str) -> str:

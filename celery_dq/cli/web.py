@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 
 
 @click.command()
@@ -54,7 +55,8 @@ def web(
 
         from celery_dq.contrib.django.dashboard import standalone
     except ImportError as exc:
-        raise ConfigurationError(f"{exc}: install celery-dq[web]") from exc
+        library = "waitress" if find_spec("django") else "Django"
+        raise MissingLibrary.needed_by("celery dq web", library, "web") from exc
     if auth is None and not standalone.is_loopback(host):
         raise ConfigurationError(
             f"--host {host}: other machines could reach it; give --auth FILE, with user:password lines"

@@ -8,7 +8,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import COUNT, command, show_table
-from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 
 _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
@@ -54,7 +54,7 @@ def zookeeper(
         from celery_dq.curator.queue import check_path
         from celery_dq.zookeeper.session import Session
     except ImportError as exc:
-        raise ConfigurationError(f"{exc}: pip install 'celery-dq[zookeeper]'") from exc
+        raise MissingLibrary.needed_by("celery dq zookeeper", "kazoo", "zookeeper") from exc
 
     check_path("PATH", path)
     if lock_path is not None:

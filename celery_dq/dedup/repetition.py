@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from celery_dq.errors import MissingLibrary
+
 __all__ = ["Repetition", "RepetitionKind", "repetition"]
 
 
@@ -75,8 +77,11 @@ class Repetition:
         )
 
     def plot(self, path: str | Path) -> None:
-        """Draw how many keys repeat at which distance, as PNG or SVG. Needs matplotlib."""
-        from matplotlib.figure import Figure
+        """Draw how many keys repeat at which distance, as PNG or SVG. Needs the extra 'plots'."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as exc:
+            raise MissingLibrary.needed_by("A plot", "matplotlib", "plots") from exc
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.add_subplot()

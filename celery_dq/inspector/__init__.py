@@ -18,7 +18,7 @@ in between.
 ``workers``                        workers that share partitions
 ``plain``                          snapshots as values of JSON
 ``explain``                        why a tenant or a message waits, as a sentence
-``spill``                          buffered messages on disk
+``spill``, ``quarantine``          buffered messages on disk; refused and damaged ones
 
 ``app.dq``, the command line, the dashboard and the metrics read through here.
 """

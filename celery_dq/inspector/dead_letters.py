@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import message_of
-from celery_dq.inspector.redis_values import MOST, Client, chunks, first_of, moment, text
+from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,60 @@ def matching_ids(
         for (partition, _), letter in zip(rows, letters, strict=True)
         if wanted.matches(letter)
     ]
+
+
+class LetterCursor(NamedTuple):
+    """A place among the dead letters of a queue, the oldest of each partition first.
+
+    Attributes:
+        partition: Number of the partition.
+        at_us: Time of the dead letters at this place, µs.
+        skipped: Number of the dead letters of this time that are before the place.
+    """
+
+    partition: int = 0
+    at_us: int = 0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        """Return the cursor as a text."""
+        return ".".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> LetterCursor:
+        """Read a cursor from a text; "" begins.
+
+        Raises:
+            InvalidRequest: The text is no cursor.
+        """
+        if not text:
+            return cls()
+        parts = text.split(".")
+        if len(parts) == 3 and all(each.isascii() and each.isdecimal() and len(each) < 18 for each in parts):
+            return cls(*map(int, parts))
+        raise InvalidRequest(f"after = {text!r} is no cursor of dead letters: begin without it")
+
+    def past(self, at_us: float) -> LetterCursor:
+        """Return the place after a dead letter that stays."""
+        at = int(at_us)
+        return LetterCursor(self.partition, at, self.skipped + 1 if at == self.at_us else 1)
+
+
+def dead_letters_from(
+    partition: Partition, client: Client, place: LetterCursor
+) -> list[tuple[float, DeadLetter]]:
+    """Return up to :data:`CHUNK` dead letters of a partition with their times (µs), the oldest first."""
+    return run_one(client, _letters_from(partition, place))
+
+
+def _letters_from(partition: Partition, place: LetterCursor) -> Rounds[list[tuple[float, DeadLetter]]]:
+    key = partition.keys.dead_index
+    (rows,) = yield lambda pipe: pipe.zrangebyscore(
+        key, place.at_us, "+inf", start=place.skipped, num=CHUNK, withscores=True
+    )
+    chosen = [(text(message_id), at_us) for message_id, at_us in rows]
+    letters = yield from _described(partition, chosen)
+    return [(at_us, letter) for (_, at_us), letter in zip(chosen, letters, strict=True)]
 
 
 def list_dead_letters(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from celery_dq.inspector.redis_values import Client, chunks, first_of, scan_all, text
@@ -129,10 +130,19 @@ def _key_of(raw: bytes) -> str:
 
 def verdicts(partitions: Sequence[Partition], client: Client) -> dict[str, int]:
     """Return how often each verdict was given since the queue was made."""
-    given: Counter[str] = Counter()
-    for counted in run_rounds(client, [_verdicts_of(each) for each in partitions]):
-        given.update(counted)
-    return dict(given)
+    return verdicts_of_queues([partitions], client)[0]
+
+
+def verdicts_of_queues(queues: Sequence[Sequence[Partition]], client: Client) -> list[dict[str, int]]:
+    """Return :func:`verdicts` of queues, each given by its partitions, in the round trips of one."""
+    counted = iter(run_rounds(client, [_verdicts_of(each) for partitions in queues for each in partitions]))
+    found = []
+    for partitions in queues:
+        given: Counter[str] = Counter()
+        for each in islice(counted, len(partitions)):
+            given.update(each)
+        found.append(dict(given))
+    return found
 
 
 def _verdicts_of(partition: Partition) -> Rounds[dict[str, int]]:

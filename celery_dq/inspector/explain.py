@@ -65,7 +65,7 @@ def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     else:
         reason, why, until = _TENANT[found.state](found, partition, client)
     waiting = _count(found.waiting, "message")
-    sentence = f"Tenant {tenant!r} has {waiting} waiting in {queue!r}: {why}."
+    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
     return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
 
 
@@ -77,11 +77,18 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
         message.queue,
         message.state,
         reason,
-        f"{what} in {message.queue!r} {why}.",
+        f"{what} in {partition.name!r} {why}.",
         tenant=message.tenant,
         task_id=message.id,
         until=until,
     )
+
+
+def explain_state(message: MessageSnapshot) -> Explanation:
+    """Explain a message by its state only, for a broker that knows no more of it."""
+    sentence = f"Task {message.id} in {message.queue!r} is {message.state}."
+    until = message.due if message.state == "delayed" else None
+    return Explanation(message.queue, message.state, message.state, sentence, "", message.id, until)
 
 
 def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
@@ -103,7 +110,8 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     keys = partition.keys
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
-        return "no-worker", f"no worker consumes {keys.queue!r}; start one with -Q {keys.queue}", None
+        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.count > 1 else "")
+        return "no-worker", f"no worker consumes {partition.name!r}; start one with {which}", None
     before = int(client.zrank(keys.turn, tenant.tenant) or 0)
     turn = f"after {_count(before, 'other tenant')}" if before else "next"
     return "turn", f"it may be served now, its turn is {turn}; the workers are busy or about to take it", None

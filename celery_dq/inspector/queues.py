@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from operator import add
 from typing import Any
 
@@ -111,23 +112,41 @@ class ZooKeeperQueueSnapshot:
 
 
 def queue_snapshot(partitions: Sequence[Partition], client: Client, *, ages: bool = True) -> QueueSnapshot:
-    """Read the counts of a queue, in a few round trips with one command per consumer.
+    """Read the counts of a queue; see :func:`queue_snapshots`."""
+    (found,) = queue_snapshots([partitions], client, ages=ages)
+    return found
+
+
+def queue_snapshots(
+    queues: Sequence[Sequence[Partition]], client: Client, *, ages: bool = True
+) -> list[QueueSnapshot]:
+    """Read the counts of queues, in two round trips per 64 partitions with one command per consumer.
 
     Args:
-        partitions: The partitions of the queue.
+        queues: The partitions of each queue.
         client: The client.
-        ages: Whether to look for the oldest waiting message, one further round trip per 100 tenants.
+        ages: Whether to look for the oldest waiting message of each queue that has one, with one further
+            round trip per 100 tenants.
     """
-    found = run_rounds(client, [_counted(partition) for partition in partitions])
-    if ages:
-        # Only these places have tenants.
-        places = [
-            [place for place, name in zip(PLACES, _TENANTS, strict=True) if getattr(each, name)]
-            for each in found
-        ]
-        waits = oldest_waiting_s(partitions, client, places)
-        found = [replace(each, oldest_waiting_s=wait) for each, wait in zip(found, waits, strict=True)]
-    return found[0] if len(found) == 1 else _whole(partitions[0].keys.queue, found)
+    counted = iter(run_rounds(client, [_counted(each) for partitions in queues for each in partitions]))
+    snapshots = []
+    for partitions in queues:
+        found = list(islice(counted, len(partitions)))
+        if ages:
+            found = _with_ages(partitions, client, found)
+        snapshots.append(found[0] if len(found) == 1 else _whole(partitions[0].keys.queue, found))
+    return snapshots
+
+
+def _with_ages(
+    partitions: Sequence[Partition], client: Client, found: Sequence[QueueSnapshot]
+) -> list[QueueSnapshot]:
+    # Only these places have tenants.
+    places = [
+        [place for place, name in zip(PLACES, _TENANTS, strict=True) if getattr(each, name)] for each in found
+    ]
+    waits = oldest_waiting_s(partitions, client, places)
+    return [replace(each, oldest_waiting_s=wait) for each, wait in zip(found, waits, strict=True)]
 
 
 def _whole(name: str, partitions: Sequence[QueueSnapshot]) -> QueueSnapshot:

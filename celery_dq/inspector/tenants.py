@@ -159,13 +159,10 @@ class SettingsQuota:
     at: datetime | None
 
 
-def settings_quota(partition: Partition, client: Client) -> SettingsQuota | None:
+def settings_quota(partition: Partition) -> Rounds[SettingsQuota | None]:
     """Return the quota that workers have stored from their settings; None when there is none."""
-    keys = partition.keys
-    pipeline = client.pipeline(transaction=True)
-    pipeline.hget(keys.quotas, CONFIG_QUOTA)
-    pipeline.hget(keys.quota_info, CONFIG_QUOTA)
-    packed, info = pipeline.execute()
+    packed_and_info = yield Atomic(partial(_put_quotas, keys=partition.keys, fields=[CONFIG_QUOTA]))
+    (packed,), (info,) = packed_and_info
     return SettingsQuota(Quota.unpack(packed), *_author_and_time(info)) if packed else None
 
 

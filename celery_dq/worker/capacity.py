@@ -38,6 +38,7 @@ class PoolCapacity:
         self.ready_requests: ReadyRequests | None = None
         self._followers = Followers(consumer)
         self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
+        self._is_green = bool(consumer.pool.is_green)
         #: The worker shuts down and its pool is empty or killed: no task runs.
         self.over = False
 
@@ -47,7 +48,7 @@ class PoolCapacity:
         if self._slots() != 1:
             return 1
         # A full green pool blocks the loop, which passes the tasks to it.
-        return GREEN_IN_TURN if self._consumer.pool.is_green else MOST_IN_TURN
+        return GREEN_IN_TURN if self._is_green else MOST_IN_TURN
 
     @property
     def has_startable(self) -> bool:
@@ -81,7 +82,7 @@ class PoolCapacity:
         """Return how many messages beyond the slots fit the claim-ahead time at the measured service time."""
         service_s = self._lifecycle.service_s
         slots = self._slots()
-        if service_s is None or not slots or stops() or self._consumer.pool.is_green:
+        if service_s is None or not slots or self._is_green or stops():
             # A full green pool blocks the loop, which passes the tasks to it.
             return 0
         return int(slots * self._claim_ahead_s / max(service_s, 1e-6))
@@ -90,7 +91,7 @@ class PoolCapacity:
         """Return how many tasks the pool may run at a time; None when the pool has no such number."""
         pool = self._consumer.pool
         slots: int | None = getattr(pool, "num_processes", None)
-        if pool.is_green:
+        if self._is_green:
             # Celery 5.5: gevent's num_processes is the number of running tasks. The size follows pool_grow.
             size = getattr(getattr(pool, "_pool", None), "size", None)
             slots = size if isinstance(size, int) else slots

@@ -112,10 +112,11 @@ class TaskInPool:
 
     def wrap(self, options: dict[str, Any], *, cancel: bool) -> dict[str, Any]:
         """Replace the callbacks among the arguments of the pool's ``apply_async``, and ``request.cancel``."""
-        names = ("accept_callback", "callback", "error_callback", "timeout_callback")
-        self._accept, self._succeed, self._fail, self._time_out = [
-            options.get(name) or _nothing for name in names
-        ]
+        given = options.get
+        self._accept = given("accept_callback") or _nothing
+        self._succeed = given("callback") or _nothing
+        self._fail = given("error_callback") or _nothing
+        self._time_out = given("timeout_callback") or _nothing
         if cancel:
             self._cancel, self.request.cancel = self.request.cancel, self.cancel
         return {

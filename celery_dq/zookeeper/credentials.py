@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import AuthFailedError
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 
 __all__ = ["OURS", "Spelling", "check", "is_refusal", "why_refused"]
 
@@ -73,9 +73,7 @@ def check(
                 f"{spelling.sasl}: {sasl['mechanism']} needs a username and a password, and one is missing"
             )
         if importlib.util.find_spec("puresasl") is None:
-            raise ConfigurationError(
-                f"{spelling.sasl} needs pure-sasl: pip install 'celery-dq[zookeeper-sasl]'"
-            )
+            raise MissingLibrary.needed_by(spelling.sasl, "pure-sasl", "zookeeper-sasl")
     if tls is not None:
         _check_tls(tls, spelling.tls)
 

@@ -19,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.compat.table import READ_VERSIONS, TABLE
 from celery_dq.duration import format_duration
-from celery_dq.keys import PartitionKeys, audit_stream, queue_registry
+from celery_dq.keys import MigrationKeys, PartitionKeys, audit_stream, history_stream, queue_registry
 from celery_dq.log_events import EVENTS
 from celery_dq.metrics.table import METRICS
 from celery_dq.options.schema import Kind, Setting
@@ -77,10 +77,16 @@ def keys() -> str:
         rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
     transients = TransientQueues("dq:online:")
     others = [(queue_registry("online"), queue_registry), (audit_stream("online"), audit_stream)]
+    others.append((history_stream("online"), history_stream))
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
         rows.append((f"``{key}``", kind, meaning))
+    migration = MigrationKeys()
+    for name, key in (("state", migration.state), ("staged", migration.staged("<queue>"))):
+        doc = inspect.getdoc(vars(MigrationKeys)[name]) or ""
+        kind, _, meaning = " ".join(doc.split()).partition(": ")
+        rows.append((f"``{key}`` (on the stock broker)", kind, meaning))
     return _table(("key", "type", "holds"), rows, "35 10 55")
 
 

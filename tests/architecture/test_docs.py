@@ -98,6 +98,15 @@ def bin_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    # The theme does not matter, and that of the published pages is no requirement of the tests.
+    options = ["-W", "--keep-going", "-q", "-E", "-b", "dummy", "-D", "html_theme=basic"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_every_public_name_is_in_the_documentation(pages: str) -> None:
     names = set(celery_dq.__all__) - {"__version__"}
     errors = {name for name, home in celery_dq._HOMES if home == "celery_dq.errors"}
@@ -183,6 +192,13 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
     with RedisServer() as server:
         (tmp_path / "letters.py").write_text(program.replace("localhost:6379", f"127.0.0.1:{server.port}"))
         assert_prints("python letters.py", printed.splitlines(), tmp_path, bin_path)
+
+
+def test_the_recipe_of_a_write_ahead_log_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    found = blocks((DOCS / "guides" / "recipes.rst").read_text())
+    (tmp_path / "wal.py").write_text(next(text for _, caption, text in found if caption == "wal.py"))
+    assert_prints("python wal.py", ["True True"], tmp_path, bin_path)
+    assert len((tmp_path / "wal.log").read_bytes().splitlines()) == 1000
 
 
 def test_the_careers_outside_of_celery_run(

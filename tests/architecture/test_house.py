@@ -207,6 +207,7 @@ def test_only_installed_packages_are_imported() -> None:
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
         "prometheus_client",
+        "rich",
         "waitress",
     }
     known = {"celery_dq", *sys.stdlib_module_names, *brought}

@@ -13,6 +13,7 @@ import pytest
 from celery_dq.log_events import EVENTS
 from tests.architecture.parsing import parse
 
+DOCS = Path(__file__).parents[2] / "docs"
 PACKAGE = Path(__file__).parents[2] / "celery_dq"
 
 #: Folders of the package whose log calls do not name their events yet.
@@ -31,10 +32,12 @@ class LogCall(NamedTuple):
     Attributes:
         line: line number in the file.
         events: names that its records carry; empty when the call has no literal name.
+        is_info: whether its records have the level INFO.
     """
 
     line: int
     events: tuple[str, ...]
+    is_info: bool = False
 
 
 def log_calls(source: str) -> Iterator[LogCall]:
@@ -44,7 +47,8 @@ def log_calls(source: str) -> Iterator[LogCall]:
             continue
         if _is_log_call(node.func):
             name = _event_of(node)
-            yield LogCall(node.lineno, () if name is None else (name,))
+            is_info = isinstance(node.func, ast.Attribute) and node.func.attr == "info"
+            yield LogCall(node.lineno, () if name is None else (name,), is_info)
         elif isinstance(node.func, ast.Name) and node.func.id == "Outage":
             name = _text_of(_argument(node, 1, "event"))
             yield LogCall(node.lineno, () if name is None else (f"{name}_began", f"{name}_over"))
@@ -98,6 +102,15 @@ def test_each_log_call_names_an_event_of_the_table() -> None:
 def test_each_event_of_the_table_is_logged() -> None:
     logged = {event for _, call in calls_by_file() for event in call.events}
     assert set(EVENTS) - logged == set()
+
+
+def test_each_warning_has_a_remedy_in_the_guide() -> None:
+    """A record without a level of its own (`log`) may be a warning."""
+    guide = (DOCS / "guides" / "troubleshooting.rst").read_text()
+    heads = {name for line in re.findall(r"^``.*", guide, re.M) for name in re.findall(r"``(\w+)``", line)}
+    warnings = {event for _, call in calls_by_file() if not call.is_info for event in call.events}
+    assert warnings - heads == set()
+    assert heads <= set(EVENTS)
 
 
 def test_event_names_are_snake_case_and_have_a_meaning() -> None:

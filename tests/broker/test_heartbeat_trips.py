@@ -12,7 +12,7 @@ import redis
 
 from celery_dq.clock import ManualClock
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import HeartbeatReply
@@ -206,7 +206,7 @@ def test_a_settle_without_a_lease_makes_no_turn_of_the_loop_due(kombu_client: Ko
     held = harness.process.in_flight.add(queue.key, "m", "1")
     assert held is not None
     harness.process.in_flight.settle(held.tag, may_wait=True)
-    assert harness.fetcher.pipeline.settle_times() == []
+    assert harness.fetcher.pipeline.queues_with_acks() == []
     deadline = harness.fetcher.next_deadline()
     assert deadline is None or deadline > time.monotonic()
     harness.close()

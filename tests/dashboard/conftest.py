@@ -28,10 +28,13 @@ def use_app(monkeypatch: pytest.MonkeyPatch, project: None) -> Iterator[Callable
     from django.apps import apps
 
     from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
+    from celery_dq.contrib.django.dashboard.sampler import Sampler
     from celery_dq.per_process import PerProcess
 
     made: list[Any] = []
-    monkeypatch.setattr(apps.get_app_config("celery_dq"), "reads", PerProcess(BrokerReads))
+    config: Any = apps.get_app_config("celery_dq")
+    monkeypatch.setattr(config, "reads", PerProcess(BrokerReads))
+    monkeypatch.setattr(config, "sampler", PerProcess(Sampler))
 
     def use_app(broker_url: str, **settings: Any) -> Any:
         app = make_app(broker_url, **settings)
@@ -40,6 +43,7 @@ def use_app(monkeypatch: pytest.MonkeyPatch, project: None) -> Iterator[Callable
         return app
 
     yield use_app
+    config.sampler.get().stop()
     for app in made:
         with contextlib.suppress(ConfigurationError):  # the test that has a wrong setting
             app.pool.force_close_all()

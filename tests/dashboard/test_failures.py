@@ -117,3 +117,43 @@ def test_a_change_that_got_no_answer_is_reported_as_unknown(quick: None) -> None
     with pytest.raises(BrokerSilent, match="no answer within 0.3 s"):
         BrokerReads().change(go_on.wait)
     go_on.set()
+
+
+UNKNOWN = (
+    "queue/?queue=pusch",
+    "tenant/?queue=pusch&tenant=a",
+    "dead-letters/?queue=pusch",
+    "dedup/?queue=pusch",
+)
+
+
+@pytest.mark.parametrize("path", UNKNOWN)
+def test_a_page_of_a_queue_that_does_not_exist(shop: Any, operator: Any, path: str) -> None:
+    answer = operator.get(f"/dq/{path}")
+    assert answer.status_code == 400
+    assert "There is no queue" in answer.content.decode()
+
+
+def test_a_change_of_a_queue_that_does_not_exist(shop: Any, operator: Any) -> None:
+    for path in ("queue/pause/", "queue/resume/", "tenant/pause/", "tenant/quota/"):
+        answer = operator.post(f"/dq/{path}", {"queue": "pusch", "tenant": "a", "rate": "3"})
+        assert answer.status_code == 400, path
+    assert "pusch" not in shop.dq.queues
+    assert shop.dq.audit() == []
+
+
+def test_a_tenant_that_nothing_is_known_of(shop: Any, operator: Any) -> None:
+    send(shop, "acme")
+    question = "is the name right?"
+    assert question in operator.get("/dq/tenant/?queue=push&tenant=acne").content.decode()
+    assert question not in operator.get("/dq/tenant/?queue=push&tenant=acme").content.decode()
+
+
+def test_the_page_of_a_message_in_zookeeper(use_app: Any, operator: Any, hosts: str) -> None:
+    shop = use_app(f"dq-zookeeper://{hosts}")
+    (task_id,) = send(shop, "acme", countdown=60)
+    for path in ("queue/?queue=push", f"message/?id={task_id}", "message/?id=nowhere"):
+        answer = operator.get(f"/dq/{path}")
+        assert answer.status_code == 200, answer.content.decode()
+    text = operator.get(f"/dq/message/?id={task_id}").content.decode()
+    assert f"Task {task_id} in &#x27;push&#x27; is delayed." in text

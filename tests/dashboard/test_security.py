@@ -13,7 +13,7 @@ from tests.integration.shop import claim, dead_letter, send
 SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 PAGES = (
     *("", "queue/?queue=push", "tenant/?queue=push&tenant=a", "message/?id=nowhere", "dead-letters/"),
-    *("dead-letters/?queue=push", "dedup/", "dedup/?queue=push", "leaders/", "workers/"),
+    *("dead-letters/?queue=push", "dedup/", "dedup/?queue=push", "leaders/", "workers/", "audit/"),
 )
 #: Failures, which have the same headers.
 FAILURES = (
@@ -60,6 +60,17 @@ def test_a_page_needs_its_permission(shop: Any, login: Any, path: str) -> None:
     assert Client().get(f"/dq/{path}{'&' if '?' in path else '?'}format=json").status_code == 403
 
 
+def test_a_change_without_login_leads_to_the_login_and_then_to_the_page_of_the_form(shop: Any) -> None:
+    from django.test import Client
+
+    answer = Client().post("/dq/tenant/pause/", {"queue": "push", "tenant": "a"})
+    assert (answer.status_code, answer["Location"]) == (
+        302,
+        "/login/?next=/dq/tenant/%3Fqueue%3Dpush%26tenant%3Da",
+    )
+    assert Client().post("/dq/tenant/pause/?format=json", {"queue": "push"}).status_code == 403
+
+
 def test_names_are_escaped_everywhere(shop: Any, operator: Any) -> None:
     def run(order: Any) -> None: ...
 
@@ -82,6 +93,7 @@ def test_names_are_escaped_everywhere(shop: Any, operator: Any) -> None:
         ("dead-letters/", {"queue": SCRIPT, "tenant": SCRIPT, "reason": SCRIPT}),
         ("dedup/", {"queue": SCRIPT}),
         ("workers/", {}),
+        ("audit/", {"queue": SCRIPT}),
         ("queue/", {"queue": "push", "state": SCRIPT}),
     ]
     for path, query in pages:

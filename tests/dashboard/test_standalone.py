@@ -109,7 +109,8 @@ def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
     passwords.write_text("eve:päss:word\n\n")
     passwords.chmod(0o600)
     url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://dash.example")
-    for wrong in ("", "Bearer x", "Basic %%", basic("eve:other"), basic("adam:päss:word"), basic("eve")):
+    unknown = basic("adam:päss:word"), basic("adam:"), basic("adam"), basic("")
+    for wrong in ("", "Bearer x", "Basic %%", basic("eve:other"), basic("eve"), *unknown):
         status, _, headers = ask(url, Authorization=wrong)
         assert (status, headers["WWW-Authenticate"].partition(" ")[0]) == (401, "Basic"), wrong
     right = basic("eve:päss:word")

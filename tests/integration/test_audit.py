@@ -127,6 +127,9 @@ def test_the_door_and_the_user(run: Run, shop: Any) -> None:
     with shop.dq.audit.through("admin", by="anna"):
         shop.dq.queues["push"].resume()
         shop.dq.quotas.set("other", "a", rate=1)
+    with pytest.raises(InvalidRequest), shop.dq.audit.through("admin", by="anna"):
+        shop.dq.queues["push"].pause(until=datetime(2020, 1, 1))
+    assert shop.dq.audit.author != "anna"
     (origin,) = shop.dq.quotas.origins("other", "a")
     assert origin.by == "anna"
     entries = json.loads(run("audit --json"))
@@ -188,11 +191,13 @@ def test_a_failed_write_is_a_warning(shop: Any, caplog: pytest.LogCaptureFixture
 def test_the_stream_is_bounded_and_read_in_chunks(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with shop.dq._broker.open_home("push") as (_, client):
         shop.dq.queues["other"].pause()
-        for _ in range(600):
-            with shop.dq.audit.change(client, "purged", "push") as change:
+        for number in range(600):
+            with shop.dq.audit.change(client, "purged", "push", details=str(number)) as change:
                 change.count = 1
         assert [each.action for each in shop.dq.audit(queue="other", limit=5)] == ["paused"]
-        assert len(shop.dq.audit(limit=550)) == 550
+        assert [each.details for each in shop.dq.audit(limit=550)] == [
+            str(599 - place) for place in range(550)
+        ]
         monkeypatch.setattr(audit, "MAX_ENTRIES", 100)
         shop.dq.queues["other"].resume()
         assert 100 <= client.xlen(audit_stream("online")) < 250

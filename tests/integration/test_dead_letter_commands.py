@@ -122,6 +122,8 @@ def test_a_dead_letter_is_edited_and_keeps_its_id(run: Run, shop: Any) -> None:
     run("edit", "push", later, "--eta", "2100-01-01T00:00Z")
     (found,) = shop.dq.queues["push"].peek(delayed=True)
     assert (found.id, found.due) == (later, datetime(2100, 1, 1, tzinfo=timezone.utc))
+    headers = shop.dq.queues["push"].details(later).headers
+    assert datetime.fromisoformat(headers["eta"]) == found.due
     assert "no dead letter" in run("edit", "push", later, "--priority", "1", status=1)
 
 

@@ -57,6 +57,11 @@ MISTAKES: list[tuple[str, str]] = [
     ("partitions push --set 2", "has messages"),
     ("partitions --set 2", "--set needs a QUEUE"),
     ("tenants pusj", "Did you mean 'push'?"),
+    ("top --interval 0", "0.1<=x<=3600"),
+    ("top", "needs a terminal"),
+    ("queues push --forget", "is in use"),
+    ("queues --forget", "needs NAMES"),
+    ("peek push/1", "'push' has no partition 1"),
     ("tenants push --limit 0", "1<=x<=1000000"),
     ("tenants push --limit -1", "1<=x<=1000000"),
     ("tenants push --limit many", "not a valid integer"),
@@ -101,6 +106,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("move push new --create", "exactly one of"),
     ("move push new --create --task-id nonsense", "No message of task nonsense waits"),
     ("move push new --create --tenant acmee", "Did you mean 'acme'?"),
+    ("migrate", "Missing argument 'SOURCE'"),
+    ("migrate amqp://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --yes", "cannot be reached"),
+    ("migrate redis://127.0.0.1:1 redis://127.0.0.1:1", "A migration leads from"),
+    ("migrate redis://127.0.0.1:1 --stock-options nonsense", "is not JSON"),
+    ("migrate redis://127.0.0.1:1 --stock-options []", "is no JSON object"),
+    ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),
     ("purge pusj --yes", "Did you mean 'push'?"),
     ("purge push", "--yes makes the change without a question"),
     ("quotas get pusj", "Did you mean 'push'?"),
@@ -184,6 +196,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("dedup repetition push --consumers 1 --plot x.nonsense", "--plot"),
     ("dedup repetition push --consumers 1 --plot /nowhere/x.png", "/nowhere"),
     ("spill", "dq_buffer_folder is not set"),
+    ("spill quarantine show", "Missing argument"),
+    ("spill quarantine replay", "either NAMES or --all"),
+    ("spill quarantine rm x --all", "either NAMES or --all"),
     ("spill replay --timeout -1", "x>=0"),
     ("spill replay", "dq_buffer_folder is not set"),
     ("zookeeper 127.0.0.1:1 /mail --timeout 0.1", "127.0.0.1:1"),
@@ -195,6 +210,11 @@ MISTAKES: list[tuple[str, str]] = [
     ("zookeeper 127.0.0.1:1 /mail --limit 0", "1<=x<=1000000"),
     ("zookeeper 127.0.0.1:1 /mail --kind heap", "is not one of"),
     ("zookeeper 127.0.0.1:1 /mail --locks locks", "--locks"),
+    ("alive", "give FILE, or set dq_probe_file"),
+    ("alive /nowhere/probe", "there is no file /nowhere/probe"),
+    ("alive /nowhere/probe --within 0", "x>0"),
+    ("ready", "give FILE, or set dq_probe_file"),
+    ("ready /dev/null", "cannot be read"),
     ("status push", "unexpected extra argument"),
     ("exporter --port 70000", "0<=x<=65535"),
     ("web --port 99999", "0<=x<=65535"),
@@ -232,8 +252,9 @@ def every_command(
 
 
 def test_the_mistakes_reach_every_command() -> None:
-    tried = {tuple(line.split(" ")[:size]) for line, _ in MISTAKES for size in (1, 2)}
-    assert [path for path, _ in every_command() if path not in tried] == [("spill", "list"), ("doctor",)]
+    tried = {tuple(line.split(" ")[:size]) for line, _ in MISTAKES for size in (1, 2, 3)}
+    untried = [("spill", "list"), ("spill", "quarantine", "list"), ("doctor",)]
+    assert [path for path, _ in every_command() if path not in tried] == untried
 
 
 #: Valid values for the arguments of each command, to test it on a wrong broker.
@@ -244,11 +265,12 @@ GIVEN |= {
     "hosts": "127.0.0.1:1",
     "path": "/mail",
     "queues": "push",
-    "file": "-",
+    "file": "/dev/null",
 }
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
-GIVEN |= {"priority": "5"}
+GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
+GIVEN |= {"priority": "5", "name": "x.bad"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
 OPTIONS |= {("dead", "edit"): ["--priority", "1"]}
 # The dashboard and the exporter serve without their broker. Here a refusal ends the commands.

@@ -7,8 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 from celery_dq.app.api.move import Mover
+from celery_dq.app.checks.status import read_status
+from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.inspector.live_quotas import LiveQuotas
@@ -89,6 +93,29 @@ def test_delayed_messages_are_listed_by_their_time_over_all_partitions(wide: Any
     assert [each.id for each in queue.peek(3, delayed=True)] == ids[:0:-1]
 
 
+def test_one_partition_is_peeked_by_its_name(wide: Any, queue: Any) -> None:
+    ids = send(wide, *TENANTS, A2)
+    assert [each.id for each in queue.peek(partition=0)] == [ids[0], ids[4]]
+    assert [each.id for each in queue.peek(partition=2, tenant=C)] == [ids[2]]
+    assert queue.peek(partition=1, tenant=C) == queue.peek(partition=1, delayed=True) == []
+    output = {}
+    for name in ("push/3", "push/4", "other/0"):
+        found = CliRunner().invoke(dq, ["peek", name], obj=CLIContext(app=wide, no_color=True, workdir=None))
+        output[name] = found.output
+    assert ids[3] in output["push/3"]
+    assert ids[0] not in output["push/3"]
+    assert output["push/4"] == "Error: 'push' has no partition 4: give 0 to 3\n"
+    assert "There is no queue 'other/0'" in output["other/0"]
+
+
+def test_the_explanation_names_a_partition_that_no_worker_consumes(wide: Any, queue: Any) -> None:
+    ids = send(wide, C, D)
+    claim_in(wide, C, want=0)  # the worker of one partition
+    assert "no worker consumes 'push/3'; start one with -Q push or -Q push/3" in queue.explain(D).sentence
+    assert "in 'push/3' waits and is the next" in wide.dq.explain(task_id=ids[1]).sentence
+    assert queue.explain(C).reason == "turn"
+
+
 def test_a_task_is_found_and_explained_in_its_partition(wide: Any, queue: Any) -> None:
     ids = send(wide, *TENANTS)
     wide.dq.revoke(["never-published"])
@@ -135,6 +162,22 @@ def test_the_round_trips_do_not_grow_with_the_partitions(shop: Any, monkeypatch:
     narrow, wide = measure("narrow"), measure("wide")
     # Some scripts are looked up in the server twice, and several lists of a tenant are read together.
     assert {name: wide[name] <= most + 4 for name, most in narrow.items()} == dict.fromkeys(narrow, True)
+
+
+def test_the_round_trips_do_not_grow_with_the_queues(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = count_round_trips(monkeypatch)
+    send(shop, A)
+    send(shop, A, A, queue="other")
+    few = trips(lambda: list(shop.dq.queues.snapshots(ages=False))), trips(lambda: read_status(shop))
+    with opened(shop) as (_, client):
+        client.sadd(shop.dq._broker._registry, *(f"empty-{number}" for number in range(60)))
+    many = trips(lambda: list(shop.dq.queues.snapshots(ages=False))), trips(lambda: read_status(shop))
+    assert many == few
+    found = {each.name: each for each in shop.dq.queues.snapshots()}
+    assert (found["push"].waiting, found["other"].waiting, found["empty-9"].waiting) == (1, 2, 0)
+    assert found["other"].oldest_waiting_s >= 0
+    assert found["empty-9"].oldest_waiting_s is None
+    assert [each.name for each in shop.dq.queues.snapshots("push", "absent")] == ["push", "absent"]
 
 
 def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:

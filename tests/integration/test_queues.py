@@ -6,10 +6,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 import celery_dq
 from celery_dq.errors import InvalidRequest
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 from tests.integration.shop import claim, dead_letter, send
 
 # Reading.
@@ -189,6 +191,27 @@ def test_a_message_of_a_worker_is_not_moved(shop: Any) -> None:
     assert shop.dq.queues["push"].move("other", task_id=task_id) == 0
     assert shop.dq.queues["push"].move("other", task_id="unknown") == 0
     assert shop.dq.find(task_id)[0].state == "claimed"
+
+
+def test_a_push_of_a_move_without_an_answer_is_repeated_without_effect(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = send(shop, "a", "a", "a")
+    run, pushes = ScriptCall.run, list[str]()
+
+    def run_and_lose_an_answer(call: ScriptCall[Any], client: Any) -> Any:
+        answer = run(call, client)
+        if call.script.name == "push":
+            pushes.append(call.script.name)
+            if len(pushes) == 1:
+                raise redis.ConnectionError("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(ScriptCall, "run", run_and_lose_an_answer)
+    assert shop.dq.queues["push"].move("other", tenant="a") == 3
+    assert len(pushes) == 2
+    assert [each.id for each in shop.dq.queues["other"].peek()] == sent
+    assert shop.dq.queues["push"].depth == 0
 
 
 @pytest.mark.parametrize("countdown", [None, 100])

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
+from celery.bin.control import control
 from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
+from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
@@ -66,6 +69,24 @@ def test_a_task_that_was_revoked_or_expired_before_any_worker_started_is_recorde
             wait_until(lambda: result.state == "REVOKED", 20, what=lambda: result.state)  # noqa: B023 - called at once
     assert app.dq.queues["push"].depth == 0
     assert app.dq.dead_letters["push"].list() == []
+
+
+@pytest.mark.parametrize("command", [("revoke",), ("terminate", "SIGTERM")])
+def test_celery_control_cancels_the_message_without_a_worker(app: Any, command: tuple[str, ...]) -> None:
+    waiting = app.tasks["whose"].delay(1)
+    words = [*command, waiting.id, "published-later", "--timeout", "0.05"]
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    result = CliRunner().invoke(control, words, obj=context)
+    assert "No nodes replied" in result.output
+    assert app.dq.queues["push"].find(waiting.id).state == "discarded"
+    assert app.dq.queues["push"].find("published-later").state == "cancelled"
+
+
+def test_a_revoke_for_some_workers_leaves_the_message(app: Any) -> None:
+    waiting = app.tasks["whose"].delay(1)
+    app.control.revoke(waiting.id, destination=["celery@elsewhere"])
+    app.control.broadcast("revoke", task_id=waiting.id, pattern="celery@else*", matcher="glob")
+    assert app.dq.queues["push"].find(waiting.id).state == "waiting"
 
 
 def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:

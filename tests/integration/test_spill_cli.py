@@ -93,6 +93,63 @@ def test_quarantine_and_damage_are_shown(tmp_path: Path) -> None:
     assert "old.bad (3 bytes)" in run(app).output
 
 
+def test_the_quarantine_is_shown_replayed_and_emptied(tmp_path: Path) -> None:
+    folder = str(tmp_path / "spill")
+    with RedisServer() as server:
+        app = make_app(server.url(scheme="dq-redis"), folder)
+        assert run(app, "quarantine").output == "Nothing is in the quarantine.\n"
+        server.kill()
+        kill_producer(server.url(scheme="dq-redis"), folder)
+        (segment,) = app.dq.buffer.folder.glob("*/*.seg")
+        quarantine = app.dq.buffer.folder / "quarantine"
+        quarantine.mkdir()
+        segment.rename(quarantine / "whole.bad")
+        whole = (quarantine / "whole.bad").read_bytes()
+        (quarantine / "cut.bad").write_bytes(whole[:-3])
+        (quarantine / "noise.bad").write_bytes(b"xyz")
+        files = json.loads(run(app, "quarantine", "list", "--json").stdout)
+        assert {each["name"]: (len(each["messages"]), each["problem"]) for each in files} == {
+            "whole.bad": (7, ""),
+            "cut.bad": (6, "a record is cut short, or its length is damaged"),
+            "noise.bad": (0, "the header is cut short: 3 bytes"),
+        }
+        assert files[0]["messages"][0] | {"bytes": 0} == {
+            "id": "job-0",
+            "queue": "push",
+            "task": "job",
+            "tenant": "",
+            "bytes": 0,
+        }
+        assert "job-5" in run(app, "quarantine", "show", "cut.bad").output
+        assert "The rest cannot be read: the header is cut short" in (
+            run(app, "quarantine", "show", "noise.bad").output
+        )
+        assert "Did you mean 'whole.bad'?" in run(app, "quarantine", "show", "whole.bat", status=1).output
+        assert "Send 7 messages of 1 file?" in run(app, "quarantine", "replay", "--all", status=2).output
+        assert (
+            run(app, "quarantine", "replay", "--all", "--dry-run").output
+            == "7 messages would be sent; none was.\n"
+        )
+        run(app, "quarantine", "replay", "whole.bad", "-y", status=1)
+        assert (quarantine / "whole.bad").exists()  # the server is away
+        server.start()
+        assert "cannot be sent" in run(app, "quarantine", "replay", "cut.bad", "-y", status=1).output
+        assert run(app, "quarantine", "replay", "--all", "-y").output == "Sent 7.\n"
+        (quarantine / "whole.bad").write_bytes(whole)  # as if the removal had been interrupted
+        assert run(app, "quarantine", "replay", "whole.bad", "-y").output == "Sent 7.\n"
+        assert [message.id for message in app.dq.queues["push"].peek(20)] == [f"job-{n}" for n in range(7)]
+        assert "Remove 2 files with 6 readable messages for good?" in (
+            run(app, "quarantine", "rm", "--all", status=2).output
+        )
+        assert "either NAMES or --all" in run(app, "quarantine", "rm", status=2).output
+        assert run(app, "quarantine", "rm", "noise.bad", "-y").output == (
+            "Removed 1 file with 0 readable messages.\n"
+        )
+        assert run(app, "quarantine", "rm", "--all", "-y", "--json").stdout == '{\n  "removed": 1\n}\n'
+        assert list(quarantine.iterdir()) == []
+        app.close()
+
+
 def test_ones_own_folder_keeps_its_lock(tmp_path: Path) -> None:
     app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
     app.send_task("job", task_id="mine", queue="push", buffered=True)
@@ -114,4 +171,5 @@ def test_without_a_folder_it_reports_it() -> None:
     app = make_app("dq-redis://127.0.0.1:1/0", None)
     assert "dq_buffer_folder is not set" in run(app, status=1).output
     assert "dq_buffer_folder is not set" in run(app, "replay", status=1).output
+    assert "dq_buffer_folder is not set" in run(app, "quarantine", status=1).output
     assert json.loads(run(app, "list", "--json").stdout)["folder"] is None

@@ -111,8 +111,8 @@ def test_a_worker_serves_metrics_and_its_children_do_not_keep_the_port(worker_ap
         # This child is forked after the worker has begun to listen.
         (first,) = worker.children()
         first.kill()
-        wait_until(lambda: [each.pid for each in worker.children()] not in ([], [first.pid]), 10)
-        wait_until(lambda: not any(listens(each, port) for each in worker.children()), 10)
+        wait_until(lambda: [each.pid for each in worker.children()] not in ([], [first.pid]))
+        wait_until(lambda: not any(listens(each, port) for each in worker.children()))
         # During a warm shutdown the metrics are served until the last task has ended.
         worker_app.send("hold", "last")
         worker_app.witness.wait("began")

@@ -57,4 +57,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "state.evict == 0 and",
         ("tests/lua/test_pauses.py",),
     ),
+    Mutation(
+        "heartbeat",
+        "a process exits while its heartbeat thread closes a greenlet's loop",
+        "transport/redis/in_flight/heartbeat.py",
+        "            return not self._running\n",
+        "            atexit.unregister(self._send_pending_acks_at_exit)\n"
+        "            return not self._running\n",
+        ("tests/broker/test_exits.py",),
+    ),
 )

@@ -185,4 +185,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "if",
         ("tests/lua/test_declare_partitions.py", "-k", "set_by_hand"),
     ),
+    Mutation(
+        "custody",
+        "a process that knows the number of partitions declares a queue without data as a new one",
+        "transport/redis/connection_context.py",
+        'arbiter.declare_partitions(known, "restore")',
+        "arbiter.declare_partitions(known)",
+        ("tests/broker/test_partitions.py", "-k", "lost_data"),
+    ),
 )

@@ -23,6 +23,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "once",
+        "a plain push takes a partition with messages for an idle one",
+        "transport/redis/lua/include/plain_push.lua",
+        "local is_idle = call('EXISTS', P .. 'single', P .. 'dead', backlog, P .. 'wake') == 0",
+        "local is_idle = call('EXISTS', P .. 'dead', P .. 'wake') == 0",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "once",
         "a plain push accepts a sequence that the partition has seen",
         "transport/redis/lua/include/plain_push.lua",
         "if last and tonumber(sequence) <= tonumber(last) then return nil end",
@@ -41,7 +49,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "recovery",
         "a finish wakes no worker for the tenants in turn",
         "transport/redis/lua/ack.lua",
-        "if call('EXISTS', P .. 'turn') == 1 and",
+        "if in_turn == 1 and",
         "if false and",
         ("tests/lua/test_plain.py",),
     ),

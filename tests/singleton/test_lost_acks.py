@@ -18,7 +18,8 @@ from celery_dq.options.resolve import resolve
 from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.wiring import register_transports
 from tests.broker.proxy import Proxy as CuttingProxy
 from tests.chaos.proxy import Proxy
@@ -27,6 +28,8 @@ from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
 #: The last messages are sent after the leader was cut off, however long that takes.
 MESSAGES, AFTER = 40, 5
+#: Messages that begin one by one, each after the answer to the one before.
+FEW = 10
 
 
 @pytest.mark.parametrize(("task", "keeps"), [("post_late", False), ("refuse_late", True)])
@@ -116,11 +119,11 @@ def test_a_message_that_waits_for_a_late_confirmation_begins_when_it_comes(
     conf = {"worker_prefetch_multiplier": 64, "dq_claim_ahead": 2, "dq_lease": 600, "most_unconfirmed": most}
     try:
         with redis_posting.worker(pool, concurrency=1, conf={**conf, "broker_url": url}):
-            redis_posting.post(range(MESSAGES))
-            assert redis_posting.finished(MESSAGES) == list(range(MESSAGES))
+            redis_posting.post(range(FEW))
+            assert redis_posting.finished(FEW) == list(range(FEW))
     finally:
         proxy.stop()
-    assert redis_posting.book.numbers("start") == list(range(MESSAGES))
+    assert redis_posting.book.numbers("start") == list(range(FEW))
 
 
 class FirmTerm:

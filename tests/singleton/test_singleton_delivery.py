@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,7 +55,7 @@ class Channel:
         self.delivery.add(Queue(QUEUE, scripts.partition))
 
     def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
-        record = replace(RedisRecord.unpack(entry.record), envelope=ENVELOPE)
+        record = RedisRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
         self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
 
     @property

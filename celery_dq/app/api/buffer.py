@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_dq.context import AppContext
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidRequest
+from celery_dq.inspector.quarantine import (
+    QuarantinedFile,
+    quarantined_file,
+    quarantined_files,
+    read_messages,
+)
 from celery_dq.inspector.spill import Spill, survey
 from celery_dq.options.buffer import BufferOptions
 from celery_dq.producer.buffer import Limits
@@ -190,6 +196,43 @@ class BufferApi:
         if self.options.folder is None:
             return ProducerSnapshot(0, 0, 0, 0.0, 0, (), (), degraded=False, last_error="", counters={})
         return self.producer.snapshot()
+
+    def quarantine(self) -> list[QuarantinedFile]:
+        """The files with refused messages and damaged data, the oldest first."""
+        return quarantined_files(self.folder)
+
+    def replay_quarantined(self, name: str) -> int:
+        """Send the messages of a file in the quarantine, remove the file, and return their number.
+
+        The broker recognises messages that an interrupted call has sent within the last hour.
+
+        Args:
+            name: Name of the file.
+
+        Raises:
+            InvalidRequest: There is no such file, or a part of it cannot be read.
+            DQError: The broker cannot be reached, or refuses the messages again. The file stays.
+        """
+        file = quarantined_file(self.folder, name)
+        lane, messages, problem = read_messages(file.path.read_bytes())
+        if problem:
+            raise InvalidRequest(f"{name} cannot be sent: {problem}. Look at it by 'show', or remove it")
+        sender = self._make_sender(self._app)
+        try:
+            producer = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+            sender.send(lane, producer, messages)
+        finally:
+            sender.close()
+        file.path.unlink(missing_ok=True)
+        return len(messages)
+
+    def remove_quarantined(self, name: str) -> None:
+        """Remove a file from the quarantine, with its messages.
+
+        Raises:
+            InvalidRequest: There is no such file.
+        """
+        quarantined_file(self.folder, name).path.unlink(missing_ok=True)
 
     def spill(self) -> Spill:
         """Survey the folder of all processes, alive and dead. Reads every file in it."""

@@ -9,7 +9,9 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.redis_dead_letters import DeadLetters
 from celery_dq.context import AppContext
+from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot, queue_snapshots
 from celery_dq.inspector.redis_values import check_text
+from celery_dq.transport.redis.store.rounds import AT_ONCE
 
 T = TypeVar("T")
 
@@ -48,6 +50,23 @@ class QueuesApi(ByQueueName[QueueApi]):
 
             return ZooKeeperQueueApi(self._broker, self._context, name)
         return QueueApi(self._broker, self._context, name)
+
+    def snapshots(self, *names: str, ages: bool = True) -> Iterator[QueueSnapshot | ZooKeeperQueueSnapshot]:
+        """Yield the states of queues, which share round trips.
+
+        Args:
+            names: The names of the queues; default: all of them.
+            ages: Whether to look for the oldest waiting message of each queue.
+        """
+        chosen = names or tuple(self)
+        if self._broker.is_zookeeper():
+            yield from (self[name].snapshot() for name in chosen)
+            return
+        for start in range(0, len(chosen), AT_ONCE):
+            with self._broker.open_all(chosen[start : start + AT_ONCE]) as opened:
+                partitions = [each.partitions for each in opened]
+                found = queue_snapshots(partitions, opened[0].client, ages=ages)
+            yield from found
 
 
 class DeadLettersApi(ByQueueName[DeadLetters]):

@@ -1,15 +1,18 @@
-"""Cancel tasks whose queue or partition is not known."""
+"""Cancel tasks whose queue or partition is not known, and many tasks of one partition."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
+from celery_dq.app.api.progress import OnProgress
+from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Cancellation
 from celery_dq.transport.redis.store.script_batches import run_all
 
-__all__ = ["MOST_CANCELLED", "cancel_everywhere"]
+__all__ = ["cancel_everywhere", "cancel_found"]
 
 #: Ids in one call of the ``cancel`` script.
 MOST_CANCELLED = 100
@@ -90,3 +93,20 @@ def _tombstones(
                 for partition in queue.partitions:
                     wanted.setdefault((number, partition), []).append(place)
     return wanted
+
+
+def cancel_found(
+    partition: Partition,
+    client: Client,
+    chunks: Iterable[list[str]],
+    change: AuditedChange,
+    on_progress: OnProgress,
+) -> None:
+    """Cancel the tasks in `chunks`, which were found in a partition, and count them."""
+    for found in chunks:
+        chunk = list(dict.fromkeys(found))
+        for start in range(0, len(chunk), MOST_CANCELLED):
+            call = partition.cancel(chunk[start : start + MOST_CANCELLED], tombstone_ttl_ms=0)
+            outcomes = call.run(client)
+            change.count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
+            on_progress(change.count)

@@ -15,6 +15,7 @@ from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector import dedup_locks
 from celery_dq.inspector.redis_values import check_count, check_text
 from celery_dq.transport.redis.store.message_ids import task_id_of
+from celery_dq.transport.redis.store.rounds import AT_ONCE
 from celery_dq.transport.tenant import check_tenant
 
 
@@ -187,6 +188,16 @@ class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
         if self._broker.serves_queues():
             return QueueDedup(self._broker, name)
         return CoordinatedDedup(self._app, self._context, name)
+
+    def verdicts(self, *names: str) -> list[dict[str, int]]:
+        """How often each verdict was given in queues of a tenant broker, which share round trips."""
+        found: list[dict[str, int]] = []
+        for start in range(0, len(names), AT_ONCE):
+            with self._broker.open_all(names[start : start + AT_ONCE]) as opened:
+                found += dedup_locks.verdicts_of_queues(
+                    [each.partitions for each in opened], opened[0].client
+                )
+        return found
 
     def _names(self) -> list[str]:
         return self._broker.queue_names() if self._broker.serves_queues() else sorted(self._app.amqp.queues)

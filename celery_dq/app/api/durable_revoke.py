@@ -11,29 +11,46 @@ from typing import Any
 
 from celery_dq.app.api.api import dq_of
 
+#: The commands that revoke tasks by their ids. ``app.control.revoke``, ``result.revoke``, ``celery control``
+#: and flower all broadcast one of them.
+_REVOKES = ("revoke", "terminate")
+
 
 class DurableRevoke:
-    """Mixed over the app's Control class by ``celery_dq.setup``, to make ``revoke`` durable."""
+    """Mixed over the app's Control class by ``celery_dq.setup``, to make every revoke durable."""
 
     app: Any
 
-    def revoke(self, task_id: Any, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Revoke a task, or a list of tasks, in the broker and in all workers.
+    def broadcast(
+        self,
+        command: Any,
+        arguments: Any = None,
+        destination: Any = None,
+        connection: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Send a command to all workers; a revoke goes to the broker first.
 
-        No worker need run. A waiting or delayed message is marked, delivered to the next worker for Celery's
-        bookkeeping (state REVOKED, chords), and never runs. The same holds for an id that is published within
-        ``dq_tombstone_ttl``.
+        No worker need run for it. A waiting or delayed message is marked, delivered to the next worker for
+        Celery's bookkeeping (state REVOKED, chords), and never runs. The same holds for an id that is
+        published within ``dq_tombstone_ttl``.
 
         Args:
-            task_id: The id of a task, or a list of ids.
-            destination: Names of workers. Then only these get the revoke, as in Celery, and not the broker.
-            args: Passed to Celery's ``revoke``.
-            kwargs: Passed to Celery's ``revoke``.
+            command: The name of the command.
+            arguments: Its arguments.
+            destination: Names of workers. Then only these get the command, as in Celery, and not the broker.
+            connection: A kombu connection; default: one of the app's pool.
+            args: Passed to Celery's ``broadcast``.
+            kwargs: Passed to Celery's ``broadcast``; further arguments of the command are among them.
 
         Raises:
             kombu.exceptions.OperationalError: The broker cannot be reached.
         """
-        if destination is None:
-            ids = [task_id] if isinstance(task_id, str) else list(task_id)
-            dq_of(self.app).revoke(ids, connection=kwargs.get("connection"))
-        return super().revoke(task_id, destination, *args, **kwargs)  # type: ignore[misc]  # of Celery's Control
+        if command in _REVOKES and not (destination or kwargs.get("pattern")):
+            given = {**(arguments or {}), **kwargs}.get("task_id")
+            ids = [given] if isinstance(given, str) else [*(given or ())]
+            dq_of(self.app).revoke(ids, connection=connection)
+        return super().broadcast(  # type: ignore[misc]  # of Celery's Control
+            command, arguments, destination, connection, *args, **kwargs
+        )

@@ -37,14 +37,12 @@ class PartitionsChange:
         before: Number of partitions before.
         after: Number of partitions now.
         moved: Number of messages that were published during the change and moved to their tenants' homes.
-        consumers: Names of the living consumers. These consume the partitions that they knew at their start.
     """
 
     queue: str
     before: int
     after: int
     moved: int = 0
-    consumers: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,7 +81,7 @@ class _Stored:
 
 
 def set_partitions(broker: BrokerAccess, options: Options, queue: str, count: int) -> PartitionsChange:
-    """Change the number of partitions of a queue without messages.
+    """Change the number of partitions of a queue without messages. Its consumers follow at a heartbeat.
 
     Own quotas and pauses follow their tenants to new homes. Partition 0 decides: as soon as it has the new
     number, clients that know the old one are refused, and publish again by the new one. A second call
@@ -125,8 +123,7 @@ def set_partitions(broker: BrokerAccess, options: Options, queue: str, count: in
         run_all([each.declare_partitions(count, "follow") for each in partitions[1:]], client)
         moved = sum(_move_all(each, partitions, client, count, head_start_us) for each in partitions[count:])
         _remove(partitions, client, count)
-    alive = tuple(each.name for each in found.consumers if each.lease_s > 0)
-    return PartitionsChange(queue, before, count, moved, alive)
+    return PartitionsChange(queue, before, count, moved)
 
 
 def _known(partitions: Sequence[Partition], client: Client) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
 from celery_dq.app.api import pauses
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
-from celery_dq.app.api.cancel import MOST_CANCELLED, cancel_everywhere
+from celery_dq.app.api.cancel import cancel_everywhere, cancel_found
+from celery_dq.app.api.forget import forget_queue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
@@ -20,11 +20,11 @@ from celery_dq.inspector.backlogs import QueueBacklogs, queue_backlogs
 from celery_dq.inspector.explain import Explanation, explain_tenant
 from celery_dq.inspector.message_details import MessageDetails, message_details
 from celery_dq.inspector.pauses import Pause
-from celery_dq.inspector.redis_values import Client, check_count, check_moment, check_seconds, check_text
+from celery_dq.inspector.redis_values import check_count, check_moment, check_seconds, check_text
 from celery_dq.inspector.tenant_pages import TenantPage, tenant_page
 from celery_dq.inspector.tenants import TenantSnapshot, TenantState
 from celery_dq.keys import quota_field
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
+from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
 from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
@@ -98,25 +98,39 @@ class QueueApi:
             return tenants.tenant_snapshot(partition, client, name)
 
     def peek(
-        self, limit: int = 10, *, tenant: str | int | None = None, delayed: bool = False
+        self,
+        limit: int = 10,
+        *,
+        tenant: str | int | None = None,
+        delayed: bool = False,
+        partition: int | None = None,
     ) -> list[messages.MessageSnapshot]:
         """List the next waiting messages, without taking them; with `delayed`, those that wait for their ETA.
 
+        Args:
+            limit: Number of messages, at most.
+            tenant: Only messages of this tenant.
+            delayed: Whether to list the messages that wait for their ETA.
+            partition: Only messages in the partition of this number.
+
         Raises:
-            InvalidRequest: `limit` is no number from 1 to 1,000,000, or `delayed` comes with a tenant.
+            InvalidRequest: `limit` is no number from 1 to 1,000,000, `delayed` comes with a tenant, or there
+                is no such partition.
         """
         check_count("limit", limit)
         if delayed and tenant is not None:
             raise InvalidRequest(
                 "peek: delayed messages cannot be listed by tenant; leave out delayed or tenant"
             )
-        if tenant is not None:
-            name = check_tenant(tenant)
-            with self._broker.open_home(self.name, name) as (home, client):
-                return messages.peek([home], client, limit, name)
-        with self._broker.open(self.name) as (partitions, client):
-            read = messages.peek_delayed if delayed else messages.peek
-            return read(partitions, client, limit)
+        name = None if tenant is None else check_tenant(tenant)
+        with self._broker.open(self.name) as opened:
+            if partition is not None and not 0 <= partition < len(opened.partitions):
+                last = len(opened.partitions) - 1
+                raise InvalidRequest(f"{self.name!r} has no partition {partition}: give 0 to {last}")
+            found = [each for each in opened.of(name) if partition in (None, each.keys.partition)]
+            if delayed:
+                return messages.peek_delayed(found, opened.client, limit)
+            return messages.peek(found, opened.client, limit, name) if found else []
 
     def has_tenant(self, tenant: str | int) -> bool:
         """Whether a tenant has waiting, delayed or running messages, or a quota of its own.
@@ -195,7 +209,7 @@ class QueueApi:
                     on_progress(change.count)
                     if not moved:
                         break
-                self._cancel_found(*opened, delayed, change, on_progress)
+                cancel_found(*opened, delayed, change, on_progress)
             return change.count
 
     def cancel_task_name(
@@ -218,7 +232,7 @@ class QueueApi:
             with self._change(opened, "cancelled", details=f"task {name}") as change:
                 for each in partitions:
                     found = messages.ids_of_task(each, client, name)
-                    self._cancel_found(each, client, found, change, on_progress)
+                    cancel_found(each, client, found, change, on_progress)
             return change.count
 
     def purge(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
@@ -247,23 +261,6 @@ class QueueApi:
                     if reply.more and reply.removed
                 ]
             return change.count
-
-    def _cancel_found(
-        self,
-        partition: Partition,
-        client: Client,
-        chunks: Iterable[list[str]],
-        change: AuditedChange,
-        on_progress: OnProgress,
-    ) -> None:
-        """Cancel the tasks in `chunks`, and count them."""
-        for found in chunks:
-            chunk = list(dict.fromkeys(found))
-            for start in range(0, len(chunk), MOST_CANCELLED):
-                call = partition.cancel(chunk[start : start + MOST_CANCELLED], tombstone_ttl_ms=0)
-                outcomes = call.run(client)
-                change.count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
-                on_progress(change.count)
 
     def _change(
         self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""
@@ -298,6 +295,17 @@ class QueueApi:
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open(self.name) as opened:
             return pauses.resume(opened.of(name), opened.client, name, self._broker.audit)
+
+    def forget(self) -> bool:
+        """Remove the unused queue from the list of queues, and return whether it was there.
+
+        Its quotas stay, and hold again when a client declares the queue. A queue of the settings stays in
+        the lists of programs with these settings.
+
+        Raises:
+            InvalidRequest: The queue has messages, dead letters or consumers.
+        """
+        return forget_queue(self._broker, self.name)
 
     # Partitions.
 

@@ -29,7 +29,7 @@ from celery_dq.inspector.tenants import (
 )
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
-from celery_dq.transport.redis.store.rounds import run_chosen
+from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.tenant import check_tenant
 
@@ -169,7 +169,7 @@ class QuotasApi:
     def from_settings(self, queue: str) -> SettingsQuota | None:
         """The quota that workers stored from their settings, with worker and time; None if there is none."""
         with self._broker.open(queue) as (partitions, client):
-            return settings_quota(partitions[0], client)
+            return run_one(client, settings_quota(partitions[0]))
 
     def apply_settings(self, queue: str) -> Quota:
         """Store the quota of this process' settings, as a worker does when it begins to consume.

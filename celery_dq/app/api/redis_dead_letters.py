@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import redis
 
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
@@ -20,12 +22,22 @@ from celery_dq.inspector.dead_letters import (
     DeadLetter,
     DeadLetterContent,
     DeadLetterFilter,
+    LetterCursor,
     dead_letter_counts,
+    dead_letters_from,
     find_dead_letter,
     list_dead_letters,
     matching_ids,
 )
-from celery_dq.inspector.redis_values import check_count, check_moment, check_text, first_of, moment, text
+from celery_dq.inspector.redis_values import (
+    CHUNK,
+    check_count,
+    check_moment,
+    check_text,
+    first_of,
+    moment,
+    text,
+)
 from celery_dq.transport import envelope
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.record import RedisRecord
@@ -35,6 +47,21 @@ from celery_dq.transport.tenant import check_priority, check_tenant
 
 #: A filter of all dead letters.
 ALL = DeadLetterFilter()
+
+
+@dataclass(frozen=True)
+class ReplayedPart:
+    """The result of a step of a replay.
+
+    Attributes:
+        sent: Number of messages that were sent again.
+        looked_at: Number of dead letters that were compared with the filter.
+        after: The cursor of the next step; "" after the last one.
+    """
+
+    sent: int
+    looked_at: int
+    after: str
 
 
 class DeadLetters:
@@ -102,6 +129,62 @@ class DeadLetters:
                     change.count += self._replayed(opened, partition, each) is not None
                     on_progress(change.count)
             return change.count
+
+    def replay_part(
+        self,
+        matches: Callable[[DeadLetter], bool],
+        after: str = "",
+        *,
+        limit: int = 100,
+        rate: float | None = None,
+        described: str = "",
+        tenant: str | None = None,
+    ) -> ReplayedPart:
+        """Send some dead letters again, the oldest first, for a caller that goes on step by step.
+
+        A step ends after `limit` messages, or after 500 dead letters. Unreadable ones stay. A message that
+        dies again comes again: let `matches` refuse dead letters that are later than the first step.
+
+        Args:
+            matches: Returns whether a dead letter is meant.
+            after: The cursor of the step before (``.after``); "" begins.
+            limit: Number of messages, at most.
+            rate: How many to send per second, at most; None: as fast as possible.
+            described: The filter in words, for the audit stream.
+            tenant: The tenant of all of them, for the audit stream.
+
+        Raises:
+            InvalidRequest: `after` is no cursor, or `limit` is out of range.
+        """
+        check_count("limit", limit)
+        place, looked_at = LetterCursor.read(after), 0
+
+        def matching() -> Iterator[tuple[float, str]]:
+            nonlocal place, looked_at
+            for at_us, letter in found:
+                if change.count == limit:
+                    return
+                looked_at += 1
+                if matches(letter):
+                    yield at_us, letter.id
+                else:
+                    place = place.past(at_us)
+
+        with self._broker.open(self.name) as opened:
+            if place.partition >= len(opened.partitions):
+                return ReplayedPart(0, 0, "")
+            partition = opened.partitions[place.partition]
+            found = dead_letters_from(partition, opened.client, place)
+            with self._change(opened, "dead_replayed", described, tenant) as change:
+                for at_us, message_id in paced(matching(), rate):
+                    if self._replay_readable(opened, partition, message_id):
+                        change.count += 1
+                    else:
+                        place = place.past(at_us)
+            if looked_at == len(found) < CHUNK:
+                place = LetterCursor(place.partition + 1)
+            is_last = place.partition == len(opened.partitions)
+            return ReplayedPart(change.count, looked_at, "" if is_last else str(place))
 
     def show(self, message_id: str) -> DeadLetterContent | None:
         """Return a dead letter with its arguments, ETA, expiry and priority; None when there is none.
@@ -200,6 +283,17 @@ class DeadLetters:
             return sum(dead_letter_counts(*opened))
         return int(find_dead_letter(*opened, message_id) is not None)
 
+    def _replay_readable(self, opened: OpenQueue, partition: Partition, message_id: str) -> bool:
+        """Send a dead letter again, and return whether it could be read."""
+        try:
+            self._replayed(opened, partition, message_id)
+        except redis.ResponseError as error:
+            # The script's word for a record that it cannot read.
+            if not str(error).startswith("DQINVALID"):
+                raise
+            return False
+        return True
+
     def _replayed(
         self, opened: OpenQueue, partition: Partition, message_id: str, edit: bytes = b""
     ) -> str | None:
@@ -261,9 +355,9 @@ def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
 def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:
     """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
     if "tenant" in changes:
-        record = replace(record, tenant=check_tenant(changes["tenant"]))
+        record = record._replace(tenant=check_tenant(changes["tenant"]))
     if "priority" in changes:
-        record = replace(record, priority=check_priority(changes["priority"]))
+        record = record._replace(priority=check_priority(changes["priority"]))
     if "eta" in changes:
         eta = changes["eta"]
         due_us = 0 if eta is None else check_moment("eta", eta)
@@ -272,9 +366,9 @@ def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> Redi
                 f"eta = {eta}: the message expires at {moment(record.expires_us)}, and would not run; give "
                 "an earlier time"
             )
-        record = replace(record, due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
+        record = record._replace(due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
     packed, body = with_arguments(record.envelope, record.body, changes, accept)
-    return replace(record, envelope=packed, body=body)
+    return record._replace(envelope=packed, body=body)
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

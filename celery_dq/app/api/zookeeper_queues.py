@@ -36,16 +36,23 @@ class ZooKeeperQueueApi(QueueApi):
             return queue_counts(queues, self.name)
 
     def peek(
-        self, limit: int = 10, *, tenant: str | int | None = None, delayed: bool = False
+        self,
+        limit: int = 10,
+        *,
+        tenant: str | int | None = None,
+        delayed: bool = False,
+        partition: int | None = None,
     ) -> list[MessageSnapshot]:
         """List the next waiting messages, without taking them; with `delayed`, those that wait for their ETA.
 
         Raises:
-            InvalidRequest: `limit` is no number from 1 to 1,000,000, or a tenant is given.
+            InvalidRequest: `limit` is no number from 1 to 1,000,000, or a tenant or a partition is given.
         """
         check_count("limit", limit)
         if tenant is not None:
             raise InvalidRequest("peek: a queue in ZooKeeper has no tenants; leave out tenant")
+        if partition is not None:
+            raise InvalidRequest(f"peek: a queue in ZooKeeper has no partitions; name {self.name!r}")
         with self._queues() as queues:
             items = delayed_items(queues, self.name) if delayed else ready_items(queues, self.name)
             return [item.message for item in islice(items, limit)]

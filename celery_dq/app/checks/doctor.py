@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_dq.app.checks import partition_checks, server_checks, settings_checks
+from celery_dq.app.checks import partition_checks, queue_checks, server_checks, settings_checks
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import ConfigurationError
 
@@ -16,7 +16,6 @@ __all__ = ["SERVER_CHECKS", "SETTINGS_CHECKS", "Finding", "check_server", "check
 
 #: Checks that open no connection.
 SETTINGS_CHECKS = (
-    settings_checks.broker_scheme,
     settings_checks.client_libraries,
     settings_checks.library_versions,
     settings_checks.tenant_options,
@@ -38,6 +37,7 @@ BROKER_CHECKS = (
     server_checks.stock_messages,
     server_checks.settings_quotas,
     partition_checks.partitions,
+    queue_checks.unused_queues,
 )
 
 
@@ -47,7 +47,11 @@ def check_settings(app: Any) -> list[Finding]:
     if found.level == "error":
         # The other checks read the settings.
         return [found]
-    return [found, *(each for check in SETTINGS_CHECKS for each in check(app))]
+    broker = list(settings_checks.broker_url(app))
+    if any(each.level == "error" for each in broker):
+        # They would take the wrong URL for another broker.
+        return [found, *broker]
+    return [found, *broker, *(each for check in SETTINGS_CHECKS for each in check(app))]
 
 
 def check_server(app: Any, on_step: Callable[[str], object] = lambda server: None) -> list[Finding]:
@@ -67,5 +71,5 @@ def check_server(app: Any, on_step: Callable[[str], object] = lambda server: Non
             if channel is not None:
                 found += [each for check in BROKER_CHECKS for each in check(app, channel)]
     except ConfigurationError:
-        return []  # check_settings reports it
+        pass  # check_settings reports it
     return found

@@ -116,8 +116,7 @@ def _unconsumed(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Finding]:
             "W025",
             f"Messages wait in {_named(name, left)}, which no living worker consumes, while other partitions "
             "of the queue are consumed.",
-            f"Start a worker with -Q {name}, or one with -Q {name}/{left[0]}; restart workers that are older "
-            "than the present number of partitions.",
+            f"Start a worker with -Q {name}, or one with -Q {name}/{left[0]}.",
         )
 
 

@@ -14,17 +14,25 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.settings_checks import uses_dedup
 from celery_dq.dedup.other_brokers.server import redis_of
-from celery_dq.errors import ConfigurationError, ServerError, ZooKeeperUnreachable
+from celery_dq.errors import (
+    AccessDenied,
+    ConfigurationError,
+    MissingLibrary,
+    ServerError,
+    ZooKeeperUnreachable,
+)
+from celery_dq.inspector.tenants import settings_quota
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
+from celery_dq.transport.redis.store.rounds import run_rounds
 from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
 
 #: Seconds within which a server must answer.
 PATIENCE_S = 3.0
 #: Names of the lists of Celery's Redis transport, for its four priorities.
 _STOCK_LISTS = ("{}", "{}\x06\x163", "{}\x06\x166", "{}\x06\x169")
-_REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, OSError)
+_REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, AccessDenied, OSError)
 
 
 @contextlib.contextmanager
@@ -51,6 +59,8 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
                 found.append(Finding("ok", "I011", f"The broker {connection.as_uri()} can be reached."))
         except ServerError as exc:
             found.append(Finding("error", "E010", str(exc), "Mend the server."))
+        except MissingLibrary:
+            pass  # check_settings reports it
         except ImportError as exc:
             found.append(Finding("error", "E004", str(exc), "Install it."))
         except _REFUSALS as exc:
@@ -130,7 +140,7 @@ def stock_messages(app: Any, channel: Any) -> Iterator[Finding]:
             "W015",
             f"Messages of Celery's Redis transport are in the same database: {', '.join(found)}. No worker on"
             " dq-redis:// reads them.",
-            "Run workers on redis:// until they are gone; or delete the keys.",
+            "Take them over: celery dq migrate redis://…; or run workers on redis:// until they are gone.",
         )
 
 
@@ -158,6 +168,8 @@ def election_server(app: Any) -> Iterator[Finding]:
                 elections.session.ask(lambda client: client.exists_async("/"), PATIENCE_S)
             finally:
                 elections.close()
+        except MissingLibrary:
+            return  # check_settings reports it
         except (ConfigurationError, *_REFUSALS) as exc:
             yield Finding(
                 "error",
@@ -191,12 +203,15 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
 def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the quotas of these settings are those that workers have stored in the broker."""
     dq = dq_of(app)
+    broker = BrokerAccess(app, dq.context)
     try:
-        names = BrokerAccess(app, dq.context).queue_names()
+        names = broker.queue_names()
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    for name in names:
-        options, stored = dq.options.queue(name), dq.quotas.from_settings(name)
+    with broker.open_all(names) as queues:
+        quotas = run_rounds(channel.client, [settings_quota(each.partitions[0]) for each in queues])
+    for name, stored in zip(names, quotas, strict=True):
+        options = dq.options.queue(name)
         if stored is None or (options.names_quota and options.quota == stored.quota):
             continue
         when = "" if stored.at is None else f" at {stored.at:%Y-%m-%d %H:%M:%S %Z}"

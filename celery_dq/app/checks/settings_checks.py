@@ -12,12 +12,12 @@ from typing import Any
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
-from celery_dq.app.publishing.amqp import TenantRules
 from celery_dq.app.publishing.dedup_stage import DedupRules
+from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.table import READ_VERSIONS, unread
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
-from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME, refuse_misspelt, schemes_in
 from celery_dq.worker.unenforced import unenforced
 
@@ -31,11 +31,14 @@ def options(app: Any) -> Finding:
     return Finding("ok", "I001", f"The dq_* settings are valid; environment {found.environment}.")
 
 
-def broker_scheme(app: Any) -> Iterator[Finding]:
-    """Whether the broker is one of celery-dq."""
+def broker_url(app: Any) -> Iterator[Finding]:
+    """Whether the broker URL can be read, and names a broker of celery-dq."""
     scheme = _scheme(app)
     try:
         refuse_misspelt(_broker_url(app))
+        app.connection_for_write()
+    except MissingLibrary:
+        pass  # the check of the client libraries reports it
     except ConfigurationError as exc:
         yield Finding("error", "E002", str(exc), "Mend broker_url.")
         return
@@ -57,16 +60,14 @@ def client_libraries(app: Any) -> Iterator[Finding]:
     """Whether kazoo is installed where ZooKeeper is named."""
     if find_spec("kazoo") is not None:
         return
+    election = dq_of(app).options.election
     by_zookeeper = {
-        "broker_url": _scheme(app) == ZOOKEEPER_SCHEME,
-        "dq_election": dq_of(app).options.election.startswith("zookeeper://"),
+        "dq-zookeeper://": _scheme(app) == ZOOKEEPER_SCHEME,
+        f"dq_election = {election!r}": election.startswith("zookeeper://"),
     }
-    for setting in (name for name, needed in by_zookeeper.items() if needed):
+    for subject in (name for name, needed in by_zookeeper.items() if needed):
         yield Finding(
-            "error",
-            "E004",
-            f"{setting} names ZooKeeper, which needs kazoo, and kazoo is not installed.",
-            "pip install 'celery-dq[zookeeper]'",
+            "error", "E004", str(MissingLibrary.needed_by(subject, "kazoo", "zookeeper")), "Install it."
         )
 
 

@@ -21,6 +21,8 @@ from celery_dq.inspector.workers import WorkerSnapshot
 __all__ = ["Status", "read_status"]
 
 _DOCTOR = "'celery dq doctor' checks the set-up."
+#: Errors of the settings with which no server can be asked.
+_UNUSABLE = {"E001", "E002", "E004"}
 #: Partitions that one warning names.
 _MOST_NAMED = 8
 
@@ -56,7 +58,7 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
     """
     reading = _StatusReading(app)
     settings = check_settings(app)
-    if not any(each.code == "E001" for each in settings):
+    if not _UNUSABLE & {each.code for each in settings}:
         # A library may wait for a hung server for much longer: its timeout counts for each of its steps.
         reader = threading.Thread(target=reading.run, name="dq-status", daemon=True)
         reader.start()
@@ -121,8 +123,8 @@ class _StatusReading:
         if self.errors:
             return
         self._begin("The broker")
-        for name in dq.queues:
-            self.queues.append(dq.queues[name].snapshot(ages=False))
+        for each in dq.queues.snapshots(ages=False):
+            self.queues.append(each)
         if dq.options.election or dq.serves_queues():
             self._begin("The server of the elections")
             self.leaders = tuple(dq.leaders())

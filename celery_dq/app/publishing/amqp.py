@@ -7,7 +7,6 @@ publishes all the same, and the signal does not name the app. Each app has one t
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,14 +17,14 @@ from kombu import pools
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
+from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
-from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.context import APP_CONTEXT
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
-from celery_dq.transport.tenant import Rule, check_priority, check_tenant, tenant_rule
+from celery_dq.transport.tenant import check_priority, check_tenant
 
 #: Options that a call does not share with others of its kind.
 OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))
@@ -48,6 +47,7 @@ class DQAmqp:
 
         Raises:
             ConfigurationError: A ``dq_*`` option is unusable, or the URL's scheme is misspelt.
+            MissingLibrary: The library of the transport is not installed.
         """
         register_transports()  # an unpickled app was not set up in this process
         refuse_misspelt(args[0] if args else kwargs.get("hostname"))
@@ -58,6 +58,8 @@ class DQAmqp:
         connection = super().Connection  # type: ignore[misc]  # of Celery's AMQP, beside which this is mixed
         try:
             return connection(*args, transport_options=options, **kwargs)
+        except ImportError as exc:
+            raise MissingLibrary(str(exc)) from exc
         except ValueError as exc:
             raise ConfigurationError(f"broker_url cannot be read: {exc}") from exc
         except KeyError as exc:
@@ -155,63 +157,3 @@ def _needs_no_binding(queue: Any) -> bool:
 def _is_ours(producer: Any) -> bool:
     """Whether the broker gives verdicts."""
     return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
-
-
-class TenantRules:
-    """The tenants that the tasks of one app name for their calls, compiled at first use."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._compiled: dict[str, tuple[Any, Rule | None]] = {}
-
-    def tenant_of(self, name: str, message: Any) -> str:
-        """Return the tenant of a call for which the caller named none.
-
-        A retry keeps the tenant of the run that it repeats. Other calls get it from the task's ``tenant``.
-
-        Raises:
-            ConfigurationError: The option cannot be used for this task.
-            InvalidTenant: The option's value for this call is no tenant.
-        """
-        headers, _, body, _ = message
-        if headers.get("retries"):
-            inherited = self._of_retried(headers["id"])
-            if inherited is not None:
-                return inherited
-        rule = self.rule(name)
-        if rule is None:
-            return ""
-        if isinstance(body, dict):  # task protocol 1
-            args, kwargs = body["args"], body["kwargs"]
-        else:
-            args, kwargs = body[0], body[1]
-        return check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
-
-    def _of_retried(self, task_id: str) -> str | None:
-        running = running_task()
-        if running is None or running.request.id != task_id:
-            return None
-        properties = running.request.properties
-        return check_tenant(properties.get("tenant")) if properties else None
-
-    def rule(self, name: str) -> Rule | None:
-        """Return the compiled ``tenant`` option of the task, None when it has none."""
-        app = self._app
-        # An app that must not finalize itself has only its registered tasks.
-        tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
-        task = tasks.get(name)
-        if task is None:  # registered in other processes only
-            return None
-        known = self._compiled.get(name)
-        if known is None or known[0] is not task:
-            known = self._compiled[name] = (task, tenant_rule(_option(task), name, task.run))
-        return known[1]
-
-
-def _option(task: Any) -> Any:
-    """Return the ``tenant`` option of the task, and a function as a function, not as a bound method."""
-    written = inspect.getattr_static(type(task), "tenant", None)
-    if inspect.isfunction(written) and next(iter(inspect.signature(written).parameters), "") != "self":
-        # `@app.task(tenant=lambda args, kwargs: …)`: Celery makes the option a class attribute.
-        return written
-    return getattr(task, "tenant", None)

@@ -22,9 +22,9 @@ from celery.app.amqp import task_message
 from celery.utils.saferepr import saferepr
 from kombu.utils import json as kombu_json
 
-from celery_dq.app.publishing.amqp import TenantRules
 from celery_dq.app.publishing.message_template import KNOWN_HEADERS, VARIABLE, MessageTemplate, learn_template
 from celery_dq.app.publishing.observers import Observers
+from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.per_process import OwnerProcess
 from celery_dq.producer.sender import Addressed
 from celery_dq.transport import envelope

@@ -7,6 +7,7 @@ from typing import Any
 from django.apps import AppConfig
 
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
+from celery_dq.contrib.django.dashboard.sampler import Sampler
 from celery_dq.per_process import PerProcess
 
 
@@ -21,6 +22,8 @@ class CeleryDQConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
     #: The reads of the dashboard.
     reads: PerProcess[BrokerReads]
+    #: The samples of queues for their history.
+    sampler: PerProcess[Sampler]
 
     def ready(self) -> None:
         """Set the project's Celery app up, and register the system checks."""
@@ -30,6 +33,7 @@ class CeleryDQConfig(AppConfig):
 
         setup(project_app())
         self.reads = PerProcess(BrokerReads)
+        self.sampler = PerProcess(Sampler)
         self.metrics_registry = PerProcess(_make_registry)
 
 

@@ -22,6 +22,7 @@ from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -74,6 +75,8 @@ class Channel(EventLoopChannel):
         self._subscribed: set[str] = set()
         self._broken = False
         self._health_checked_at = self.process.clock.monotonic()
+        self._seen_partitions = self.process.partition_counts.changes
+        self._gone_partitions: set[str] = set()
         self._registered = False
         self._apply_environment_prefix()
         with refusals_named(), connection_refusals_named():
@@ -293,7 +296,7 @@ class Channel(EventLoopChannel):
                 options = self.context.options.queue(queues.whole_name)
                 write_settings_quota(self.partitions(queue), self.client, options, self.process.consumer)
             self.context.register_consumer()
-            self.consumer.start_consumer(queues, consumer_tag, callback, no_ack)
+            self.consumer.start_consumer(QueueConsumer(consumer_tag, queues, callback, no_ack))
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:

@@ -169,7 +169,8 @@ class ConnectionContext:
                 )
         count = None if refresh else self.process.partition_counts.get(name)
         if count is None:
-            count = self.process.partition_counts[name] = self._declare(name, client, repair=refresh)
+            count = self._declare(name, client, repair=refresh)
+            self.process.partition_counts.learn(name, count)
         if count > 1 and self.leaderships is not None and self.leaderships.is_singleton(name):
             raise ConfigurationError(
                 f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
@@ -189,7 +190,7 @@ class ConnectionContext:
             client: A redis client.
             repair: Write the number into every partition, because one of them had another number.
         """
-        wanted, known = self.options.queue(name).partitions, self.process.partition_counts.get(name, 1)
+        wanted, known = self.options.queue(name).partitions, self.process.partition_counts.get(name) or 1
         if wanted > 1 and (namesake := namesake_of(name, wanted, self.registry_key, client)) is not None:
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but %s is the name of another queue, so that the "
@@ -219,7 +220,7 @@ class ConnectionContext:
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but the broker has %d partitions of queue %s, which are "
                 "used. A queue that has consumers or stores anything keeps its number. To change it, empty "
-                "the queue, run celery dq partitions %s --set %d, and start the workers again.",
+                "the queue, and run celery dq partitions %s --set %d.",
                 name,
                 wanted,
                 count,

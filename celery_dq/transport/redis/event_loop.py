@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.store.address import socket_options
+from celery_dq.transport.redis.store.queue import PartitionedQueue
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
     from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
     from celery_dq.transport.redis.consuming.poller import Poller
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two health checks of the PUB/SUB connection.
 HEALTH_CHECK_SECONDS = 25.0
@@ -31,6 +37,9 @@ class EventLoopChannel(RedisChannel):
     poller: Poller
     _subscribed: set[str]
     _health_checked_at: float
+    _seen_partitions: int
+    _gone_partitions: set[str]
+    queues: Callable[..., PartitionedQueue]
     _broken: bool
     context: ConnectionContext
 
@@ -50,7 +59,12 @@ class EventLoopChannel(RedisChannel):
         except ValueError as exc:
             raise ConfigurationError(f"broker_url cannot be used: {exc}") from exc
         if asynchronous:
-            params["connection_class"] = _forgotten_first(params["connection_class"], self.poller)
+            # A connection leaves the poller before its socket closes. Kombu reports a disconnect only
+            # afterwards, when epoll can no longer unregister the closed descriptor. If a forked child keeps
+            # the socket open, its events continue. The next connection may reuse the descriptor.
+            params["connection_class"] = reporting_connection(
+                params["connection_class"], self.poller.watch_again, self.poller.forget_connection
+            )
         return {**params, **socket_options(self.connection.client.hostname)}
 
     def own_clients(self, timeout_s: float = math.inf) -> Callable[[], redis.Redis]:
@@ -80,15 +94,67 @@ class EventLoopChannel(RedisChannel):
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
-        if self.consumer.allocated_partitions is not None:
-            self.consumer.allocated_partitions.follow()
+        allocated = self.consumer.allocated_partitions
+        follows = allocated is not None and allocated.has_changed()
         fetcher = self.consumer.live_fetcher
-        if fetcher is not None:
+        if fetcher is not None or allocated is not None:
             try:
-                fetcher.tick()
+                if follows or self._seen_partitions != self.process.partition_counts.changes:
+                    self.follow_partitions()
+                    fetcher = self.consumer.live_fetcher
+                if fetcher is not None:
+                    fetcher.tick()
             except self.connection_errors:
                 self._mark_broken()
                 raise
+
+    def follow_partitions(self) -> None:
+        """Consume the partitions that the queues have now, because the number of some has changed."""
+        for name in self.process.partition_counts.take_doubts():
+            with suppress(ConfigurationError):  # logged below, where the queue is consumed
+                self.queues(name, refresh=True)
+        self._seen_partitions = self.process.partition_counts.changes
+        self.consumer.follow_partitions(self._queue_now)
+
+    def _queue_now(self, queue: PartitionedQueue) -> PartitionedQueue | None:
+        """Return a consumed queue with the partitions that it has now; None for a partition that has gone."""
+        try:
+            whole = self.queues(queue.whole_name)
+        except ConfigurationError as exc:
+            logger.error(
+                "Worker %s consumes queue %s as before, although its number of partitions has changed: %s.",
+                self.process.consumer,
+                queue.name,
+                exc,
+                extra={"event": "partitions_not_followed", "queue": queue.name},
+            )
+            return queue
+        now = queue.part_of(whole)
+        if now is None and queue.name not in self._gone_partitions:
+            self._gone_partitions.add(queue.name)
+            logger.warning(
+                "Worker %s gets no messages of %s any more, because queue %s has %d partitions now (before: "
+                "%d). Start it with -Q %s, which follows the number.",
+                self.process.consumer,
+                queue.name,
+                whole.name,
+                whole.count,
+                queue.count,
+                whole.name,
+                extra={"event": "partition_gone", "queue": queue.name},
+            )
+        elif now is not None and (now.count != queue.count or now.name in self._gone_partitions):
+            self._gone_partitions.discard(now.name)
+            logger.info(
+                "Queue %s has %d partitions now (before: %d); worker %s consumes %s.",
+                whole.name,
+                whole.count,
+                queue.count,
+                self.process.consumer,
+                now.name,
+                extra={"event": "partitions_followed", "queue": whole.name},
+            )
+        return now
 
     def follow_leaderships(self) -> None:
         """Deliver the next messages of singleton queues.
@@ -110,6 +176,7 @@ class EventLoopChannel(RedisChannel):
             ]
         self.subclient.psubscribe(*topics)
         self._in_listen = self.subclient.connection
+        self.poller.watch_again()
         self._subscribed = set(self.active_fanout_queues)
 
     def _check_health(self) -> None:
@@ -256,18 +323,3 @@ class EventLoopChannel(RedisChannel):
         if self._in_listen is connection:
             self._in_listen = None
             self._subscribed.clear()
-
-
-def _forgotten_first(connection_class: Any, poller: Poller) -> Any:
-    """Return a connection class whose connections leave the poller before their sockets close.
-
-    Kombu reports a disconnect only afterwards, when epoll can no longer unregister the closed descriptor. If
-    a forked child keeps the socket open, its events continue. The next connection may reuse the descriptor.
-    """
-
-    class Connection(connection_class):  # type: ignore[misc]  # a class that is known at run time
-        def disconnect(self, *args: Any, **kwargs: Any) -> None:
-            poller.forget_connection(self)
-            super().disconnect(*args, **kwargs)
-
-    return Connection

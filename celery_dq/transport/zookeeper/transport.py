@@ -20,7 +20,7 @@ from typing import Any
 
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
+from celery_dq.errors import AccessDenied, ConfigurationError, MissingLibrary, ZooKeeperUnreachable
 from celery_dq.options import Options
 from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import DiscardHandler
@@ -35,9 +35,8 @@ try:
         SessionExpiredError,
     )
 except ImportError as error:
-    raise ImportError(
-        "dq-zookeeper:// needs kazoo, which is not installed: pip install 'celery-dq[zookeeper]'"
-    ) from error
+    # kombu hides the text of a ValueError, which MissingLibrary is.
+    raise ImportError(str(MissingLibrary.needed_by("dq-zookeeper://", "kazoo", "zookeeper"))) from error
 
 from celery_dq.options.resolve import resolve
 from celery_dq.transport.bases import VirtualTransport

@@ -15,6 +15,30 @@
     here.searchParams.delete("notice");
     history.replaceState(null, "", here);
   }
+  // A replay asks for one step after the other, until the user leaves the page or its answer has no form.
+  async function replay(section) {
+    for (;;) {
+      const form = section.querySelector("form[data-wait-ms]");
+      if (!form) return;
+      const button = form.querySelector("[data-go-on]");
+      button.hidden = true;
+      try {
+        await new Promise((done) => setTimeout(done, Number(form.dataset.waitMs)));
+        const response = await fetch(location.pathname, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+        const page = new DOMParser().parseFromString(await response.text(), "text/html");
+        const fresh = page.getElementById(section.id);
+        if (!fresh) throw new Error((page.querySelector("main") || page.body).textContent.trim());
+        section.replaceChildren(...document.adoptNode(fresh).childNodes);
+      } catch (error) {
+        section.querySelector("[role=status]").textContent += ` Interrupted: ${error.message}`;
+        button.hidden = false;
+        return;
+      }
+    }
+  }
+  const steps = document.getElementById("steps");
+  if (steps) replay(steps);
+
   if (!live.length || !bar) return;
 
   let wait = SHORTEST_MS;

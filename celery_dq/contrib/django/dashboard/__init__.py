@@ -8,8 +8,10 @@ because they may hold any character.
 ``failures``      errors of the broker and of requests as pages with a remedy
 ``links``, ``numbers``   addresses of pages, and numbers in forms
 ``views``         the base of pages and of changes: permission, CSRF, headers, formats, confirmation
-``queues``, ``tenants``, ``messages``, ``dead_letters``, ``dedup_locks``, ``processes``   the pages
-``pauses``        pause and resume
+``queues``, ``tenants``, ``messages``, ``dead_letters``, ``dedup_locks``, ``processes``, ``audit``   the pages
+``quotas``, ``pauses``, ``message_edits``, ``letter_edits``, ``replays``   changes
+``sampler``, ``plots``   the history of queues
+``letter_filter``, ``times``   the dead letters that are meant, and times in forms
 ``assets``        style, script and icon
 ``standalone``    the web server of ``celery dq web``
 

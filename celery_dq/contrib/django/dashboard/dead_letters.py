@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.api.redis_dead_letters import DeadLetters
-from celery_dq.contrib.django.dashboard.messages import reason_without_text, without_arguments
+from celery_dq.contrib.django.dashboard.letter_filter import (
+    LETTERS_PER_PAGE,
+    LetterFilter,
+    find_letters,
+)
+from celery_dq.contrib.django.dashboard.replays import preview_of_matching
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
-from celery_dq.duration import parse_duration
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter
 from celery_dq.inspector.messages import MessageSnapshot
@@ -21,64 +22,10 @@ from celery_dq.inspector.redis_values import check_text
 
 __all__ = ["DeadLettersView", "PurgeView", "ReplayView"]
 
-#: Dead letters on one page.
-LETTERS_PER_PAGE = 50
-#: Dead letters that one request compares with the filter.
-MOST_LOOKS = 2_000
 #: Dead letters that one change takes.
 MOST_CHANGES = 200
 #: Rows that a preview shows.
 PREVIEW_ROWS = 10
-
-
-@dataclass(frozen=True)
-class LetterFilter:
-    """The dead letters that a request asks for. A part that is empty allows all.
-
-    Attributes:
-        tenant: Name of the tenant.
-        task: A part of the task's name.
-        reason: A part of the reason.
-        since: Earliest time; None for no limit.
-    """
-
-    tenant: str | None
-    task: str
-    reason: str
-    since: datetime | None
-
-    @classmethod
-    def read(cls, given: QueryDict) -> LetterFilter:
-        """Read the parameters.
-
-        Raises:
-            InvalidRequest: ``since`` is no duration, or too long.
-        """
-        since = given.get("since", "").strip()
-        return cls(
-            given.get("tenant") or None,
-            given.get("task", "").casefold(),
-            given.get("reason", "").casefold(),
-            _ago(since) if since else None,
-        )
-
-    def allows(self, letter: DeadLetter) -> bool:
-        """Whether a dead letter is asked for."""
-        return (
-            self.tenant in (None, letter.tenant)
-            and self.task in letter.task.casefold()
-            and self.reason in letter.reason.casefold()
-            and (self.since is None or (letter.at is not None and letter.at >= self.since))
-        )
-
-
-def _ago(text: str) -> datetime:
-    try:
-        return datetime.now(timezone.utc) - timedelta(microseconds=parse_duration(text[:40], option="since"))
-    except ValueError as exc:
-        raise InvalidRequest(str(exc)) from None
-    except OverflowError:
-        raise InvalidRequest(f"since = {text[:40]!r}: give a shorter time, such as 365d") from None
 
 
 def _offset(given: QueryDict) -> int:
@@ -86,34 +33,6 @@ def _offset(given: QueryDict) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 8):
         raise InvalidRequest(f"after = {text!r}: give a whole number")
     return int(text)
-
-
-def _hidden(letter: DeadLetter) -> DeadLetter:
-    return replace(without_arguments(letter), reason=reason_without_text(letter.reason))
-
-
-def find_letters(
-    letters: DeadLetters, wanted: LetterFilter, after: int, limit: int, *, arguments: bool
-) -> tuple[list[DeadLetter], int, bool]:
-    """Return up to `limit` dead letters from a rank on, the next rank, and whether others may follow.
-
-    A search ends after :data:`MOST_LOOKS` dead letters. Without `arguments` these are hidden, and the filter
-    sees the dead letters as the user does: its count would tell whether a guess is right.
-    """
-    found: list[DeadLetter] = []
-    rank, end = after, after + MOST_LOOKS
-    while rank < end:
-        part = letters.list(min(LETTERS_PER_PAGE, end - rank), rank)
-        for each in part:
-            letter = each if arguments else _hidden(each)
-            if wanted.allows(letter):
-                if len(found) == limit:
-                    return found, rank, True
-                found.append(letter)
-            rank += 1
-        if len(part) < LETTERS_PER_PAGE:
-            return found, rank, False
-    return found, rank, True
 
 
 class DeadLettersView(PageView):
@@ -200,13 +119,19 @@ class LettersChange(ChangeView):
 
 
 class ReplayView(LettersChange):
-    """Sends dead letters again."""
+    """Sends the chosen dead letters again; those that match the filter are sent by :mod:`.replays`."""
 
     permission = "replay_dead_letters"
     title = "Send {} dead letters again?"
     effect = "go to the end of the queue, and run again."
     button = "Send {} again"
     is_dangerous = False
+
+    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
+        """Return the dead letters that would be sent; without a choice, with a rate to choose."""
+        if form.getlist("id") or not dq.serves_queues():
+            return super().preview(dq, form)
+        return preview_of_matching(dq, form, arguments=self.arguments)
 
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Send the dead letters."""

@@ -12,7 +12,7 @@ from django.http import QueryDict
 from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.inspector.dead_letters import DeadLetter
-from celery_dq.inspector.explain import explain_unknown
+from celery_dq.inspector.explain import explain_state, explain_unknown
 from celery_dq.inspector.message_details import MessageDetails
 from celery_dq.inspector.messages import MessageSnapshot
 
@@ -87,10 +87,12 @@ class MessageView(PageView):
         for found in everywhere:
             details = dq.queues[found.queue].details(task_id) if dq.serves_queues() else None
             places.append(_place(details or MessageDetails(found), arguments))
-        if everywhere:
+        if not everywhere:
+            explanation = explain_unknown(task_id, list(dq.queues))
+        elif dq.serves_queues():
             explanation = dq.explain(task_id=task_id, queue=everywhere[0].queue)
         else:
-            explanation = explain_unknown(task_id, list(dq.queues))
+            explanation = explain_state(everywhere[0])
         return {"id": task_id, "explanation": explanation, "places": places}
 
 
@@ -107,6 +109,7 @@ def _place(details: MessageDetails, arguments: bool) -> dict[str, Any]:
         "reason": details.reason,
         "timeline": _timeline(details),
         "can_be_cancelled": message.state in ("waiting", "delayed", "blocked"),
+        "can_be_edited": message.state in ("waiting", "delayed"),
     }
 
 

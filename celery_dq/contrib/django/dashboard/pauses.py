@@ -9,7 +9,7 @@ from typing import Final
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
-from celery_dq.contrib.django.dashboard.tenants import TenantChange
+from celery_dq.contrib.django.dashboard.quotas import TenantChange
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, required
 from celery_dq.errors import InvalidRequest
 

@@ -15,7 +15,7 @@ from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 
 __all__ = ["QueueRow", "QueuesView", "Waits", "page_number"]
 
-#: Queues on one page. Each takes a few commands, and one more per 100 tenants up to 4,000.
+#: Queues on one page. Each takes a few commands, and one more round trip per 100 tenants up to 4,000.
 QUEUES_PER_PAGE = 25
 
 Health = Literal["active", "idle", "no-worker", "throttled", "at-concurrency", "paused"]
@@ -64,9 +64,8 @@ class QueueRow:
     noisy: Waits | None
 
     @classmethod
-    def read(cls, dq: DQ, name: str) -> QueueRow:
-        """Read a queue."""
-        queue: QueueSnapshot | ZooKeeperQueueSnapshot = dq.queues[name].snapshot()
+    def of(cls, queue: QueueSnapshot | ZooKeeperQueueSnapshot) -> QueueRow:
+        """Return the row of a queue."""
         if isinstance(queue, ZooKeeperQueueSnapshot):
             health: Health = "active" if queue.waiting or queue.held else "idle"
             return cls(queue, health, None, None, None, None)
@@ -117,8 +116,9 @@ class QueuesView(PageView):
         names = [name for name in dq.queues if wanted in name.casefold()]
         page = page_number(given)
         first = (page - 1) * QUEUES_PER_PAGE
+        shown = names[first : first + QUEUES_PER_PAGE]
         return {
-            "queues": [QueueRow.read(dq, name) for name in names[first : first + QUEUES_PER_PAGE]],
+            "queues": [QueueRow.of(each) for each in dq.queues.snapshots(*shown)] if shown else [],
             "total": len(names),
             "page_number": page,
             "pages": max(-(-len(names) // QUEUES_PER_PAGE), 1),

@@ -1,32 +1,29 @@
-"""The pages of a queue and of a tenant, and the changes of quotas."""
+"""The pages of a queue and of a tenant."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.apps import apps
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.messages import shown
-from celery_dq.contrib.django.dashboard.numbers import exact
 from celery_dq.contrib.django.dashboard.queues import QueueRow
-from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
-from celery_dq.errors import InvalidQuota, InvalidRequest
-from celery_dq.inspector.live_quotas import spelled_rate
-from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
+from celery_dq.contrib.django.dashboard.sampler import Sampler
+from celery_dq.contrib.django.dashboard.views import PageView, required
+from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.tenants import QuotaOrigin, TenantSnapshot
-from celery_dq.options import Quota
 from celery_dq.transport.tenant import check_tenant
 
-__all__ = ["QueueView", "QuotaRemovalView", "QuotaView", "TenantChange", "TenantView"]
+__all__ = ["QueueView", "TenantView"]
 
 #: Tenants on one page.
 TENANTS_PER_PAGE = 50
 #: Messages that the pages of a queue and a tenant show.
 NEXT_MESSAGES = 20
-#: Characters of one part of a quota in the form.
-LONGEST_PART = 40
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,8 @@ class QueueView(PageView):
     def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
         """Read the queue. The cost does not depend on the number of its tenants above 4,000."""
         name = required(given, "queue")
-        queue, row = dq.queues[name], QueueRow.read(dq, name)
+        queue = dq.queues[name]
+        row = QueueRow.of(queue.snapshot())
         data: dict[str, Any] = {
             "row": row,
             "delayed": shown(queue.peek(NEXT_MESSAGES, delayed=True), arguments) if row.queue.delayed else [],
@@ -62,10 +60,19 @@ class QueueView(PageView):
         return {
             **data,
             "queue_pause": row.queue.pause,
+            "history": dq.history(name),
             "default": default,
             "default_origin": origin,
             **_tenants(dq, name, given),
         }
+
+    def shown(self, dq: DQ, data: Mapping[str, Any]) -> None:
+        """Sample the queue for its history, if it ever had a message."""
+        queue = data["row"].queue
+        if isinstance(queue, QueueSnapshot) and queue.counters.pushed:
+            config: Any = apps.get_app_config("celery_dq")
+            sampler: Sampler = config.sampler.get()
+            sampler.watch(dq, queue.name)
 
 
 def _tenants(dq: DQ, name: str, given: QueryDict) -> dict[str, Any]:
@@ -104,133 +111,8 @@ class TenantView(PageView):
         return {
             "queue": name,
             "row": TenantRow(queue.tenant(tenant), origin),
+            "is_known": queue.has_tenant(tenant),
             "queue_pause": queue.snapshot(ages=False).pause,
             "explanation": queue.explain(tenant),
             "next": shown(queue.peek(NEXT_MESSAGES, tenant=tenant), arguments),
         }
-
-
-class TenantChange(ChangeView):
-    """A change of one tenant, which shows the tenant afterwards."""
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the page of the tenant."""
-        return "tenant", {"queue": form.get("queue", ""), "tenant": form.get("tenant", "")}
-
-    def named(self, form: QueryDict) -> tuple[str, str]:
-        """Return queue and tenant of the form."""
-        return required(form, "queue"), check_tenant(form.get("tenant", ""))
-
-
-class QuotaView(TenantChange):
-    """Gives a tenant a quota of its own, after a preview of the differences."""
-
-    permission = "change_quotas"
-    _PARTS = ("rate", "burst", "weight", "concurrency")
-
-    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
-        """Return the parts of the quota before and after."""
-        queue, tenant = self.named(form)
-        before = dq.quotas.get(queue, tenant)
-        after = self._wanted(form, before, f"quota of tenant {tenant!r} in {queue!r}")
-        rows = [
-            (part, old, new)
-            for part in self._PARTS
-            if (old := spelled(before, part)) != (new := spelled(after, part))
-        ]
-        if before.pack() == after.pack():
-            raise InvalidRequest(f"the quota of tenant {tenant!r} in {queue!r} has these values already")
-        (origin,) = dq.quotas.origins(queue, tenant)
-        own = (
-            ""
-            if origin.source == "tenant"
-            else " It becomes its own: a later change of the default has no effect."
-        )
-        now = "changes at once, for its backlog too"
-        return Confirmation(
-            title="Change the quota?",
-            sentence=f"The quota of tenant {tenant!r} in {queue!r} {now}.{own}",
-            button="Change the quota",
-            columns=("", "now", "then"),
-            rows=rows,
-            fields={
-                "queue": queue,
-                "tenant": tenant,
-                "seen": before.pack().hex(),
-                **{part: form.get(part, "") for part in self._PARTS},
-            },
-        )
-
-    def make(self, dq: DQ, form: QueryDict) -> str:
-        """Set the quota, unless it has changed since the preview."""
-        queue, tenant = self.named(form)
-        before = dq.quotas.get(queue, tenant)
-        seen = before.pack().hex()
-        if seen != form.get("seen", seen):
-            raise InvalidRequest(
-                f"the quota of tenant {tenant!r} in {queue!r} has changed since the preview: it is {before}"
-            )
-        after = self._wanted(form, before, f"quota of tenant {tenant!r} in {queue!r}")
-        parts = {part: getattr(after, part) for part in self._PARTS}
-        return f"The quota of tenant {tenant!r} in {queue!r} is {dq.quotas.set(queue, tenant, **parts)} now."
-
-    def _wanted(self, form: QueryDict, base: Quota, where: str) -> Quota:
-        given = {part: form.get(part, "").strip() for part in self._PARTS}
-        for part, text in given.items():
-            if len(text) > LONGEST_PART:
-                raise InvalidQuota(f"{where}: {part} = {text[:LONGEST_PART]}…: give a shorter number")
-        values: dict[str, object] = {
-            "rate": given["rate"] or None,
-            "burst": _number(given["burst"] or "1"),
-            "weight": _number(given["weight"] or "1"),
-            "concurrency": _number(given["concurrency"]) if given["concurrency"] else None,
-        }
-        if isinstance(values["rate"], str) and values["rate"].replace(".", "", 1).isdecimal():
-            values["rate"] = float(values["rate"])
-        quota = Quota.parse(values, base=base, where=where)
-        if quota.rate is None and quota.burst != 1:
-            raise InvalidQuota(
-                f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too"
-            )
-        return quota
-
-
-def _number(text: str) -> int | float | str:
-    """Return a number, or the text for the error of the quota."""
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-
-def spelled(quota: Quota, part: str) -> str:
-    """Return a part of a quota as a form has it; "unlimited" for None."""
-    value = spelled_rate(quota.rate) if part == "rate" else getattr(quota, part)
-    return "unlimited" if value is None else exact(value) if isinstance(value, float) else str(value)
-
-
-class QuotaRemovalView(TenantChange):
-    """Removes the quota of a tenant, so that the default holds for it again."""
-
-    permission = "change_quotas"
-
-    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
-        """Return the quota that goes, and the one that follows."""
-        queue, tenant = self.named(form)
-        return Confirmation(
-            title="Remove the quota?",
-            sentence=f"The default of {queue!r} holds for tenant {tenant!r} again, at once.",
-            button="Remove the quota",
-            columns=("now", "then"),
-            rows=[(str(dq.quotas.get(queue, tenant)), str(dq.quotas.get(queue)))],
-            fields={"queue": queue, "tenant": tenant},
-        )
-
-    def make(self, dq: DQ, form: QueryDict) -> str:
-        """Remove the quota."""
-        queue, tenant = self.named(form)
-        dq.quotas.remove(queue, tenant)
-        return f"Tenant {tenant!r} has the default quota of {queue!r}: {dq.quotas.get(queue, tenant)}."

@@ -23,7 +23,7 @@ from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENT
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
 from celery_dq.contrib.django.dashboard.failures import Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to
-from celery_dq.errors import DQError
+from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
 
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 JSON_VERSION = 1
 #: Salt of signed notices, and the seconds for which one is shown.
 NOTICE, NOTICE_S = "celery_dq.notice", 60
+#: Characters of the reason of a change.
+LONGEST_REASON = 200
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -92,15 +94,26 @@ class DashboardView(View):
         if not missing:
             return None
         user: Any = self.request.user
-        if not user.is_authenticated and not self._wants_json and self.request.method in ("GET", "HEAD"):
+        if not user.is_authenticated and not self._wants_json:
             # The import needs the models of django.contrib.auth, which ``celery dq web`` has not.
             from django.contrib.auth.views import redirect_to_login
 
-            return redirect_to_login(self.request.get_full_path())
+            return redirect_to_login(self.way_back)
         named = " and ".join(f"celery_dq.{each} ({dict(PERMISSIONS)[each]})" for each in missing)
         needs = f"This needs the permission {named}"
         remedy = "Ask an administrator of the project for it."
         return self.failed(Failure(403, "Not allowed", needs, remedy))
+
+    def refuse_unknown_queue(self, dq: DQ, given: QueryDict) -> None:
+        """Refuse the name of a queue that does not exist. It reads the broker, so it runs in a thread.
+
+        Raises:
+            InvalidRequest: There is no such queue.
+        """
+        name = given.get("queue", "")
+        known = dq.dedup if self.section == "dedup" else dq.queues  # the former has those of other brokers
+        if name and name not in [*known]:
+            raise InvalidRequest(f"There is no queue {name!r}")
 
     def _may(self, permission: str) -> bool:
         return may(self.request, permission)
@@ -181,6 +194,7 @@ class DashboardView(View):
             "may_view": may_view,
             "is_get": self.request.method in ("GET", "HEAD"),
             "notice": self._notice,
+            "undo": self.request.GET.get("undo", ""),
             "query": self.request.GET,
         }
         text = render_to_string(f"celery_dq/{page}.html", {**data, **chrome, **more}, request=self.request)
@@ -219,12 +233,20 @@ class PageView(DashboardView):
     def get(self, request: HttpRequest) -> HttpResponse:
         """Show the page."""
         dq, arguments, given = self.dq, self.shows_arguments, request.GET.copy()
-        for name in ("format", "notice"):
+        for name in ("format", "notice", "undo"):
             given.pop(name, None)
         key = (self.page, given.urlencode(), arguments)
-        return self.rendered(
-            self.page, self.reads.get(key, lambda: self.read(dq, given, arguments=arguments))
-        )
+
+        def read() -> dict[str, Any]:
+            self.refuse_unknown_queue(dq, given)
+            return self.read(dq, given, arguments=arguments)
+
+        data = self.reads.get(key, read)
+        self.shown(dq, data)
+        return self.rendered(self.page, data)
+
+    def shown(self, dq: DQ, data: Mapping[str, Any]) -> None:
+        """React to a look at the page. By default nothing happens."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +262,8 @@ class Confirmation:
         count: Number of these things, if it is more than `rows` has.
         fields: Values of the form that are sent with the confirmation.
         is_dangerous: Whether the change cannot be undone.
+        rate_of: The unit of a rate that the user may give; "" asks for none.
+        page: Name of the page that makes the change; "" is the one that has asked.
     """
 
     title: str
@@ -250,6 +274,13 @@ class Confirmation:
     count: int = 0
     fields: Mapping[str, str] = field(default_factory=dict)
     is_dangerous: bool = False
+    rate_of: str = ""
+    page: str = ""
+
+    @property
+    def path(self) -> str:
+        """The name of the address that makes the change."""
+        return f"celery_dq:{self.page}"
 
 
 class ChangeView(DashboardView):
@@ -257,9 +288,11 @@ class ChangeView(DashboardView):
 
     Attributes:
         arguments: Whether the user may see the arguments of tasks.
+        undo: Signed text with which the page that follows undoes the change; None if it cannot.
     """
 
     arguments = False
+    undo: str | None = None
     http_method_names = ["post", "options"]  # noqa: RUF012 - as Django declares it
 
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
@@ -296,15 +329,25 @@ class ChangeView(DashboardView):
         # The permission is read here, because the connection to the database belongs to this thread.
         self.arguments = self.shows_arguments
         if "confirmed" not in form:
-            asked = self.reads.change(lambda: self.preview(dq, form))
+            asked = self.reads.change(lambda: self._check_and_preview(dq, form))
             if asked is not None:
                 return self.rendered("confirm", {"asked": asked, "back": link_to(page, **query)})
-        sentence = self.reads.change(lambda: self._make_and_report(dq, form, name))
-        return HttpResponseRedirect(link_to(page, **query, notice=signing.dumps(sentence, salt=NOTICE)))
+        return self.done(form, self.reads.change(lambda: self._make_and_report(dq, form, name)))
+
+    def done(self, form: QueryDict, sentence: str) -> HttpResponseBase:
+        """Return the answer after the change: by default the page that follows, with the sentence."""
+        page, query = self.back(form)
+        notice = signing.dumps(sentence, salt=NOTICE)
+        return HttpResponseRedirect(link_to(page, **query, notice=notice, undo=self.undo))
+
+    def _check_and_preview(self, dq: DQ, form: QueryDict) -> Confirmation | None:
+        self.refuse_unknown_queue(dq, form)
+        return self.preview(dq, form)
 
     def _make_and_report(self, dq: DQ, form: QueryDict, user: str) -> str:
         """Make the change. It is logged and audited even if its answer comes too late for the page."""
-        with dq.audit.through("dashboard", by=user):
+        reason = form.get("reason", "").strip()[:LONGEST_REASON]
+        with dq.audit.through("dashboard", by=user, reason=reason):
             sentence = self.make(dq, form)
         logger.info(
             "%s used the dashboard: %s",

@@ -12,10 +12,12 @@ from django import template
 from celery_dq.contrib.django.dashboard.assets import asset_address
 from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.contrib.django.dashboard.numbers import exact
+from celery_dq.contrib.django.dashboard.plots import plots
 from celery_dq.inspector.live_quotas import spelled_rate
 
 register = template.Library()
 register.simple_tag(asset_address)
+register.simple_tag(plots)
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -76,6 +78,18 @@ def bound(value: float | None) -> str:
     """Return the upper bound of a waiting time."""
     over = value is None or not math.isfinite(value)
     return "over 1 h" if over else f"≤\u202f{seconds(value).replace('.0', '')}"
+
+
+@register.filter
+def plotted(value: float | None, unit: str) -> str:
+    """Return a value of a plot: a ``rate`` per second, a ``wait`` in seconds, or a ``count``."""
+    if value is None:
+        return "–"
+    if unit == "wait":
+        return seconds(value).replace(".0", "")
+    if unit == "rate":
+        return f"{value:,.0f}/s" if value >= 10 or value == int(value) else f"{value:.2g}/s"
+    return count(int(value)) if value == int(value) else f"{value:g}"
 
 
 @register.filter

@@ -7,8 +7,7 @@
 ``fetcher``             claims messages without polling and without blocking
 ``claim_window``        how many messages a worker claims beyond its free slots
 ``inbox``               claimed messages before their delivery, in fair order
-``consumed_partitions`` the consumers of a channel, and the partitions of each, which may change
-``allocated_partitions`` restricts them to the partitions that are allocated to this worker
+``allocated_partitions`` the partitions that are allocated to this worker
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
 ``single_claim``        claims one message at once

@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from celery_dq.protocols import PartitionAllocation
+from celery_dq.transport.redis.store.partition_counts import PartitionCounts
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 
 
 class AllocatedPartitions:
-    """Changes the consumers of a channel with the allocation.
+    """Which partitions of its queues a channel consumes.
 
     Args:
         allocation: The partitions that this worker serves.
-        consume_exactly: Called with the tag of a consumer and the partitions that it is to consume.
+        counts: The numbers of partitions, as the process knows them.
     """
 
-    def __init__(
-        self,
-        allocation: PartitionAllocation,
-        consume_exactly: Callable[[str, Sequence[Queue]], None],
-    ) -> None:
+    def __init__(self, allocation: PartitionAllocation, counts: PartitionCounts) -> None:
         self.allocation = allocation
-        self._consume_exactly = consume_exactly
-        self._queues: dict[str, PartitionedQueue] = {}
-        self._version = allocation.version
+        self._counts = counts
+        self._seen = self._doubted = allocation.version
 
-    def start(self, tag: str, queue: PartitionedQueue) -> None:
-        """Let a consumer consume the allocated partitions of a queue, or the pinned one."""
-        self._queues[tag] = queue
+    def report(self, queue: PartitionedQueue) -> None:
+        """Report a consumed queue and its number of partitions; a pinned partition is not allocated."""
         if not queue.is_pinned:
             self.allocation.consumes(queue.name, queue.count)
-        self._consume_exactly(tag, self._served(queue))
 
-    def stop(self, tag: str) -> None:
-        """Forget a consumer."""
-        self._queues.pop(tag, None)
+    def has_changed(self) -> bool:
+        """Return whether the allocation has changed since the last call."""
+        former, self._seen = self._seen, self.allocation.version
+        return former != self._seen
 
-    def follow(self) -> None:
-        """Change the consumers if the allocation has changed."""
-        version = self.allocation.version
-        if version != self._version:
-            self._version = version
-            for tag, queue in tuple(self._queues.items()):
-                self._consume_exactly(tag, self._served(queue))
-
-    def _served(self, queue: PartitionedQueue) -> Sequence[Queue]:
+    def of(self, queue: PartitionedQueue) -> Sequence[Queue]:
+        """Return the partitions of a queue to consume."""
         served = self.allocation.served(queue.name)
         if served is None:
             return queue.partitions
+        if max(served, default=0) >= queue.count and self._doubted != self.allocation.version:
+            # Other workers know more partitions. Without a lease, no heartbeat brings their number.
+            self._doubted = self.allocation.version
+            self._counts.doubt(queue.whole_name)
         return [each for number, each in enumerate(queue.partitions) if number in served]

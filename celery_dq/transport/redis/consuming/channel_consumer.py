@@ -13,16 +13,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.redis.consuming.allocated_partitions import AllocatedPartitions
 from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
-from celery_dq.transport.redis.consuming.consumed_partitions import ConsumedPartitions, TaggedConsumer
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.consuming.partition_consumers import PartitionConsumers, QueueConsumer
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
@@ -63,7 +62,7 @@ class ChannelConsumer:
         #: The fetcher; None if nothing was ever consumed.
         self.live_fetcher: RedisFetcher | None = None
         self._inbox = Inbox()
-        self._consumed = ConsumedPartitions()
+        self._consumers = PartitionConsumers()
         self._delivered_at = process.clock.monotonic()
         self._timing = False
         self._service_s: float | None = None
@@ -80,40 +79,30 @@ class ChannelConsumer:
 
     # -- consumers -------------------------------------------------------------
 
-    def start_consumer(
-        self, queue: PartitionedQueue, tag: str, callback: Callable[[Any], Any], no_ack: bool
-    ) -> None:
+    def start_consumer(self, consumer: QueueConsumer) -> None:
         """Start a consumer of a queue; several consumers of one partition take turns."""
         # The worker sets its capacity before it consumes. Each look-up would cost a system call.
         self._capacity = self._channel.capacity
         self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
-        if not self._consumed:
+        if not self._consumers:
             self._process.heartbeat.add_check(self._check_consumption)
-        self._consumed.add(TaggedConsumer(tag, callback, no_ack))
         allocation = self._channel.context.allocation
-        if allocation is None:
-            self.consume_exactly(tag, queue.partitions)
-            return
-        if self.allocated_partitions is None:
-            self.allocated_partitions = AllocatedPartitions(allocation, self.consume_exactly)
-            allocation.add_listener(self._channel.poller.wake)
-        self.allocated_partitions.start(tag, queue)
+        if allocation is not None:
+            if self.allocated_partitions is None:
+                counts = self._process.partition_counts
+                self.allocated_partitions = AllocatedPartitions(allocation, counts)
+                allocation.add_listener(self._channel.poller.wake)
+            self.allocated_partitions.report(consumer.queue)
+        self._start_fetching(self._consumers.add(consumer, self._partitions_of(consumer.queue)))
 
-    def consume_exactly(self, tag: str, partitions: Sequence[Queue]) -> None:
-        """Consume exactly these partitions of its queue with one consumer, from now on.
+    def _partitions_of(self, queue: PartitionedQueue) -> Sequence[Queue]:
+        """Return the partitions of a queue to consume: all of them, or those allocated to this worker."""
+        allocated = self.allocated_partitions
+        return queue.partitions if allocated is None else allocated.of(queue)
 
-        Undelivered messages of the other partitions are released. Delivered ones run to their end, under
-        leases that end with them.
-
-        Args:
-            tag: The tag of the consumer.
-            partitions: The partitions; none of them leaves a consumer that gets no messages.
-        """
-        begun, ended = self._consumed.change(tag, partitions)
-        if ended:
-            self._stop_partitions(ended)
+    def _start_fetching(self, partitions: Sequence[Queue]) -> None:
         leaderships = self._channel.context.leaderships
-        for each in begun:
+        for each in partitions:
             if leaderships is not None and leaderships.is_singleton(each.name):
                 self._singleton_delivery_of(leaderships).add(each)
             else:
@@ -122,27 +111,43 @@ class ChannelConsumer:
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""
-        if self.allocated_partitions is not None:
-            self.allocated_partitions.stop(tag)
-        self.consume_exactly(tag, ())
-        self._consumed.remove(tag)
-        if not self._consumed:
+        if ended := self._consumers.remove(tag):
+            self._end_fetching(ended)
+        if not self._consumers:
             self._process.heartbeat.remove_check(self._check_consumption)
 
-    def _stop_partitions(self, ended: Sequence[Queue]) -> None:
-        sources = list(filter(None, map(self._stop_fetching, ended)))
+    def follow_partitions(self, queue_now: Callable[[PartitionedQueue], PartitionedQueue | None]) -> None:
+        """Let each consumer consume its queue as it is now; None stands for a partition that has gone."""
+        for consumer in self._consumers.all:
+            now = queue_now(consumer.queue)
+            changed = now is not None and now.count != consumer.queue.count
+            if changed and now is not None and self.allocated_partitions is not None:
+                self.allocated_partitions.report(now)
+            partitions = () if now is None else self._partitions_of(now)
+            begun, ended = self._consumers.assign(consumer, partitions)
+            if now is not None and changed:
+                consumer.queue = now
+                for each in partitions:  # the heartbeat learns their number
+                    self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
+                    self._process.heartbeat.drop_lease(each, soon=False)
+            self._start_fetching(begun)
+            if ended:
+                self._end_fetching(ended)
+
+    def _end_fetching(self, ended: Sequence[Queue]) -> None:
+        """End fetching from partitions without a consumer, and release their undelivered messages."""
+        sources = []
+        for each in ended:
+            if self.singleton_delivery is not None and each.name in self.singleton_delivery:
+                self.singleton_delivery.remove(each.name)
+            elif (source := self.fetcher.unsubscribe(each.prefix)) is not None:
+                sources.append(source)
         self._channel.read_all_answers()
         for message in self._inbox.take_partitions({each.prefix for each in ended}):
             self._release(message)
         self._channel.send_all_acks()
         for source in sources:
             self._process.heartbeat.drop_lease(source.queue)
-
-    def _stop_fetching(self, queue: Queue) -> Subscription | None:
-        if self.singleton_delivery is not None and queue.name in self.singleton_delivery:
-            self.singleton_delivery.remove(queue.name)
-            return None
-        return self.fetcher.unsubscribe(queue.prefix)
 
     def _singleton_delivery_of(self, leaderships: Leaderships) -> SingletonDelivery:
         if self.singleton_delivery is None:
@@ -308,12 +313,11 @@ class ChannelConsumer:
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.in_flight.get(tag)
-        consumer = self._consumed.next_consumer(message.prefix)
         capacity = self._capacity
         closing = capacity is not None and capacity.closing
         # Where a delivered message runs at once, its predecessor must be over.
         may = message.may_start if self._runs_in_loop else message.may_deliver
-        if held is None or consumer is None or closing or not may():
+        if held is None or not self._consumers.has(message.prefix) or closing or not may():
             # The lease or the term may be lost, so another worker may have the message by now.
             self._release(message)
             self.fetcher.look_again(message.prefix)
@@ -323,6 +327,7 @@ class ChannelConsumer:
             with self._process.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self._delivered_at - message.claimed_at)
+        consumer = self._consumers.next_for(message.prefix)
         message.delivery_info["consumer_tag"] = consumer.tag
         message.started = held.delivered = capacity is None
         if consumer.no_ack:
@@ -418,8 +423,8 @@ class ChannelConsumer:
         if self.allocated_partitions is not None:
             self.allocated_partitions.allocation.remove_listener(self._channel.poller.wake)
         self._release_inbox()
-        for tag in self._consumed.tags():
-            self.stop_consumer(tag)
+        for consumer in self._consumers.all:
+            self.stop_consumer(consumer.tag)
         if self.live_fetcher is not None:
             self.live_fetcher.close()
 

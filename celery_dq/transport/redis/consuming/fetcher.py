@@ -34,6 +34,7 @@ from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.in_flight.script_pipeline import (
     RETRY_AFTER_REFUSAL_S,
@@ -208,14 +209,13 @@ class RedisFetcher:
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        in_flight = self._process.in_flight
-        times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times()]
-        for name in in_flight.partitions_with_acks():
-            queue = self._process.heartbeat.queue(name)
-            box = in_flight.pending_acks(name)
-            if box.finishes and queue is not None and queue.prefix in self._subscriptions:
+        waiting = self.pipeline.queues_with_acks()
+        times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]
+        for queue, box in waiting:
+            if box.finishes and queue.prefix in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
-        return None if min(times) == math.inf else min(times)
+        earliest = min(times)
+        return None if earliest == math.inf else earliest
 
     @property
     def expects_answer(self) -> bool:
@@ -407,11 +407,10 @@ class RedisFetcher:
 
     # -- pending acks ----------------------------------------------------------
 
-    def _may_wait_for_claim(self, queue: Queue, now: float) -> bool:
+    def _may_wait_for_claim(self, queue: Queue, box: PendingAcks, now: float) -> bool:
         """Return whether the pending finishes of *queue* may wait for its next claim."""
         source = self._subscriptions.get(queue.prefix)
-        box = self._process.in_flight.pending_acks(queue.key)
-        if source is None or now - box.oldest_finish_at >= RIDE_ALONG_S:
+        if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
         in_time = self._can_keep_next_look()  # a loop in which messages run may turn too late
         return source.may_have_work or bool(in_time and not source.is_end_awaited(box.finishes))

@@ -50,6 +50,8 @@ class Poller:
         self._waker = Waker(self._woken)
         self._channels: list[PolledChannel] = []
         self._watched: dict[int, tuple[PolledChannel, str, Any]] = {}
+        #: Whether a channel may have a socket that is not watched yet. Each turn of the loop asks.
+        self._is_unwatched = False
         self._loop: Any = None
         self._timer: Any = None
         self._timer_at = 0.0
@@ -65,6 +67,7 @@ class Poller:
         """Watch this channel's sockets from now on."""
         if channel not in self._channels:
             self._channels.append(channel)
+            self._is_unwatched = True
 
     def discard(self, channel: PolledChannel) -> None:
         """Stop watching this channel's sockets."""
@@ -79,6 +82,10 @@ class Poller:
         for fd, (_, _, watched) in list(self._watched.items()):
             if watched is connection:
                 self._unwatch(fd)
+
+    def watch_again(self) -> None:
+        """Watch a socket that a channel is about to open, from the end of the present turn on."""
+        self._is_unwatched = True
 
     @property
     def is_driven(self) -> bool:
@@ -118,9 +125,8 @@ class Poller:
 
     def _tick(self) -> None:
         self._thread = threading.get_ident()
+        self._tick_channels()
         for channel in tuple(self._channels):
-            channel.tick()
-            self._watch_connections(channel)
             if channel.has_inbox:
                 # Not delivered in the tick: the tick of the pool may already be over in this turn. The pool
                 # would then write the task to its child only after the next event.
@@ -198,7 +204,10 @@ class Poller:
     def _tick_channels(self) -> None:
         for channel in tuple(self._channels):
             channel.tick()
-            self._watch_connections(channel)
+        if self._is_unwatched:
+            for channel in self._channels:
+                self._watch_connections(channel)
+            self._is_unwatched = False
 
     def _wait(self, end: float | None) -> bool:
         """Wait until *end* for sockets, and read them; return whether a broadcast was delivered."""
@@ -329,6 +338,7 @@ class Poller:
         if not self._owner.is_current:
             self._owner = OwnerProcess()
             self._watched.clear()
+            self._is_unwatched = True
             self._loop = self._timer = self._poller = None
             self._waker.close()
             self._waker = Waker(self._woken)

@@ -28,7 +28,7 @@ import redis
 from celery_dq.protocols import Leaderships, TermPermit
 from celery_dq.transport.redis.consuming.subscription import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.store.queue import Queue
 
 if TYPE_CHECKING:
@@ -173,9 +173,7 @@ class SingletonDelivery:
             # No event loop or no connection is left to send the acks, and the next heartbeat is seconds away.
             process.heartbeat.wake()
         # Messages of an unanswered claim do not count: the fence of the next term releases them.
-        return bool(
-            in_flight.pending_acks(key) or in_flight.count_of(key) or process.in_doubt.has_call_under_way(key)
-        )
+        return in_flight.has_any(key) or process.in_doubt.has_call_under_way(key)
 
     def is_cut_off(self, name: str, token: int) -> bool:
         """Return whether the broker has not answered a heartbeat for a whole lease. Thread-safe.

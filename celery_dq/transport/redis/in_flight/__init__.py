@@ -1,6 +1,7 @@
 """Messages that this process holds under a lease, and their acks.
 
 ``message``             the message that a consumer receives
+``in_flight_message``   one of the messages that the process holds, and the pending acks of a partition
 ``in_flight_messages``  every held message, its pending ack, and when its lease was renewed
 ``ack_calls``           acks, releases and dead letters as script calls
 ``script_pipeline``     sends these calls without waiting for answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, PendingDeadLetter
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage, PendingDeadLetter
 from celery_dq.transport.redis.store.partition import ReleaseMode
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import DeliveryTag

@@ -21,8 +21,10 @@ from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.discard_pace import DiscardPace
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage, InFlightMessages
+from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
+from celery_dq.transport.redis.store.partition_counts import PartitionCounts
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
@@ -64,7 +66,7 @@ class ConsumerIdentity:
         #: Servers that have passed the checks, so that each is checked once.
         self.checked_servers: set[str] = set()
         #: Number of partitions of each queue, as the broker has it.
-        self.partition_counts: dict[str, int] = {}
+        self.partition_counts = PartitionCounts()
 
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""
@@ -113,6 +115,9 @@ class ConsumerIdentity:
         else:
             self.record_lost_lease(queue, renewal.claim, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
+        if renewal.partitions not in (0, self.partition_counts.get(queue.name)):
+            self.partition_counts.doubt(queue.name)
+            self.in_flight.notify_listeners()
 
     def not_renewed(self, queue: Queue, error: Exception) -> None:
         """Note a renewal that failed with *error*.

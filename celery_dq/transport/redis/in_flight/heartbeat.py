@@ -14,7 +14,8 @@ import redis
 
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
-from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE, PendingDeadLetter
+from celery_dq.transport.redis.in_flight.in_flight_message import PendingDeadLetter
+from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
 from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
@@ -148,6 +149,8 @@ class Heartbeat:
                 extra={"event": "exit_without_answer"},
             )
             return
+        if not self._queues:
+            return
         try:
             client = self._connect()
             for queue in list(self._queues.values()):
@@ -212,6 +215,8 @@ class Heartbeat:
             self._disconnect()
             leave_green_hub()
         finally:
+            # Until here the exit of the process waits for this thread.
+            atexit.unregister(self._send_pending_acks_at_exit)
             self._thread_lock.release()
 
     def _log_not_renewed(self, exc: Exception, level: int) -> None:
@@ -232,8 +237,6 @@ class Heartbeat:
     def _should_end(self) -> bool:
         with self._start_stop:
             self._running = bool(self._queues) and not self._exiting
-            if not self._running:
-                atexit.unregister(self._send_pending_acks_at_exit)
             return not self._running
 
     def _renew_all(self) -> float:
@@ -336,12 +339,8 @@ class Heartbeat:
 
     def is_in_use(self, name: str) -> bool:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
-        in_flight = self._process.in_flight
-        return (
-            bool(in_flight.pending_acks(name))
-            or bool(in_flight.count_of(name))
-            or self._process.in_doubt.is_unsettled(name)
-        )
+        # In this order: an ack that is pending is under way a moment later.
+        return self._process.in_flight.has_any(name) or self._process.in_doubt.is_unsettled(name)
 
     def send_pending_acks(self, queue: Queue, client: redis.Redis) -> None:
         """Send all pending acks of *queue*, and wait for the answers.

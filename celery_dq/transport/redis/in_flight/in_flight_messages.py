@@ -25,10 +25,14 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from celery_dq.clock import Clock
+from celery_dq.transport.redis.in_flight.in_flight_message import (
+    InFlightMessage,
+    PendingAcks,
+    PendingDeadLetter,
+)
 from celery_dq.transport.redis.store.message_ids import delivery_tag
 
 _T = TypeVar("_T")
@@ -38,111 +42,10 @@ TRUSTED_SHARE = 0.6
 #: Seconds that a finish waits for the next claim, which can carry it.
 RIDE_ALONG_S = 0.01
 #: Seconds that a settle may wait for the finish of its message, where the task already runs in another
-#: process. A task that ends by then costs one acknowledgement less, and those of several tasks travel in one
-#: call. The price: if this process is killed during the wait, tasks that began in these milliseconds run
-#: again. Without a wait, so do those of the last fraction of a millisecond. A busy machine adds to both.
+#: process. A task that ends by then costs one ack less, and those of several tasks travel in one call. The
+#: price: if this process is killed meanwhile, tasks that began in these milliseconds run again. Without a
+#: wait, so do those of the last fraction of a millisecond.
 SETTLE_WAIT_S = 0.002
-
-
-@dataclass(eq=False, slots=True)
-class InFlightMessage:
-    """One in-flight message.
-
-    Attributes:
-        partition: :attr:`Queue.key` of the queue that it was claimed from.
-        id: message id.
-        claim: claim number.
-        tag: delivery tag, made of the three; each delivery of a message has another.
-        settled: acknowledged early; the broker has the ack, or it is pending.
-        settle_by: monotonic time until which its settle may wait for its finish; 0 when it does not wait.
-        done: finished, released or made a dead letter.
-        will_return: it will be delivered again, so messages that were claimed after it must wait.
-        delivered: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
-        acked_late: its ack comes after its run. Until the broker has confirmed that, no later message starts.
-        predecessor: the message that went to the pool before it and must have ended when it starts.
-        confirmed: the broker has answered its settle, finish or dead letter: it is not delivered again.
-        needs: the message that the broker must have confirmed before this one starts.
-        has_lock: it has a dedup key, so another message may wait for its end.
-    """
-
-    partition: str
-    id: str
-    claim: str
-    tag: str
-    settled: bool = False
-    settle_by: float = 0.0
-    done: bool = False
-    will_return: bool = False
-    delivered: bool = False
-    acked_late: bool = False
-    predecessor: InFlightMessage | None = None
-    confirmed: bool = False
-    needs: InFlightMessage | None = None
-    has_lock: bool = False
-
-    def unfinished_predecessor(self) -> InFlightMessage | None:
-        """Return the nearest earlier message that has not ended for good or is not confirmed.
-
-        Messages between the two that have ended are skipped: one that is cancelled or unreadable never runs.
-
-        Returns:
-            The message, or None when this one may start.
-        """
-        while self.predecessor is not None and self.predecessor.is_over:
-            self.predecessor = self.predecessor.predecessor
-        return self.predecessor or self.unconfirmed()
-
-    def unconfirmed(self) -> InFlightMessage | None:
-        """Return the message of `needs` while the broker has not confirmed it, else None."""
-        needs = self.needs  # `predecessor` covers a late ack and a message that is delivered again
-        if needs is not None and (needs.confirmed or needs.acked_late or needs.will_return):
-            self.needs = needs = None
-        return needs
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended and cannot be delivered again, even if this process is killed."""
-        return self.done and not (self.will_return or self.acked_late)
-
-
-@dataclass(eq=False, slots=True)
-class PendingDeadLetter:
-    """A message that becomes a dead letter.
-
-    Attributes:
-        message: the message.
-        reason: the reason, a word or a short sentence.
-        record: the message as stored; the broker has no record of a settled message.
-    """
-
-    message: InFlightMessage
-    reason: str
-    record: bytes
-
-
-@dataclass(eq=False)
-class PendingAcks:
-    """The pending acks of one partition, oldest first."""
-
-    settles: deque[InFlightMessage] = field(default_factory=deque)
-    finishes: deque[InFlightMessage] = field(default_factory=deque)
-    releases: deque[tuple[str, InFlightMessage]] = field(default_factory=deque)
-    dead_letters: deque[PendingDeadLetter] = field(default_factory=deque)
-    #: One element for every release without an answer; several threads count by its length.
-    releases_under_way: deque[None] = field(default_factory=deque)
-    #: Approximate monotonic time of the oldest finish.
-    oldest_finish_at: float = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self.settles or self.finishes or self.releases or self.dead_letters)
-
-    def settle_due_at(self) -> float | None:
-        """Return the monotonic time at which the oldest settle must be sent; None without one.
-
-        In place of a settle that waits, the finish of its message must be sent by then.
-        """
-        settles = tuple(self.settles)
-        return next((held.settle_by for held in settles if held.settle_by or not held.done), None)
 
 
 class InFlightMessages:
@@ -210,6 +113,12 @@ class InFlightMessages:
             if held.partition == partition and (last_claim is None or int(held.claim) <= last_claim)
         ]
 
+    def has_any(self, partition: str) -> bool:
+        """Return whether a message of *partition* is in flight, or its ack is pending."""
+        box = self.pending_acks(partition)
+        # Each look is at the next place of a message that another thread moves on since the look before.
+        return bool(self.count_of(partition) or box.moves or box)
+
     # -- acks -------------------------------------------------------------------
 
     def settle(self, tag: str, may_wait: bool = False) -> None:
@@ -229,16 +138,12 @@ class InFlightMessages:
 
     def finish(self, tag: str) -> None:
         """End this message and free its slot. A second call does nothing."""
-        held = self._messages.pop(tag, None)
-        if held is not None:
-            box = self.pending_acks(held.partition)
+        if (move := self._begin_move(tag)) is not None:
+            held, box = move
             if not box.finishes:
                 box.oldest_finish_at = self._clock.monotonic()
             box.finishes.append(held)
-            self._with_acks[held.partition] = None
-            # Last: a thread that sees this flag looks for the pending ack next.
-            held.done = True
-            self.notify_listeners()
+            self._end_move(held, box)
 
     def release(self, tag: str, mode: str) -> None:
         """Release this message to its old place.
@@ -248,19 +153,16 @@ class InFlightMessages:
             mode: ``unstarted`` (the rate limit gets its permit back), ``requeue`` or ``crashed`` (counts
                 towards ``max_deliveries``).
         """
-        held = self._messages.pop(tag, None)
-        if held is not None:
-            box = self.pending_acks(held.partition)
+        if (move := self._begin_move(tag)) is not None:
+            held, box = move
             if held.settled:
                 # A settled message is never delivered again: a release could only run it twice.
                 box.finishes.append(held)
             else:
                 box.releases_under_way.append(None)
                 box.releases.append((mode, held))
-            self._with_acks[held.partition] = None
-            # Last: a thread that sees these flags relies on the lines above.
-            held.will_return, held.done = not held.settled, True
-            self.notify_listeners()
+                held.will_return = True
+            self._end_move(held, box)
 
     def is_releasing(self, partition: str) -> bool:
         """Return whether a release of *partition* has no answer: a claim might bring a later message."""
@@ -274,11 +176,28 @@ class InFlightMessages:
 
     def dead_letter(self, tag: str, reason: str, record: bytes) -> None:
         """Make this message a dead letter, and free its slot."""
-        if (held := self._messages.pop(tag, None)) is not None:
-            self.pending_acks(held.partition).dead_letters.append(PendingDeadLetter(held, reason, record))
-            self._with_acks[held.partition] = None
-            held.done = True
-            self.notify_listeners()
+        if (move := self._begin_move(tag)) is not None:
+            held, box = move
+            box.dead_letters.append(PendingDeadLetter(held, reason, record))
+            self._end_move(held, box)
+
+    def _begin_move(self, tag: str) -> tuple[InFlightMessage, PendingAcks] | None:
+        """Pop the message for the calling thread, which adds its ack; None when it is over."""
+        if (held := self._messages.get(tag)) is None:
+            return None
+        box = self.pending_acks(held.partition)
+        box.moves.append(None)
+        if self._messages.pop(tag, None) is not None:
+            return held, box
+        box.moves.pop()  # another thread has it
+        return None
+
+    def _end_move(self, held: InFlightMessage, box: PendingAcks) -> None:
+        box.moves.pop()
+        self._with_acks[held.partition] = None
+        # Last: a thread that sees this flag looks for the pending ack next.
+        held.done = True
+        self.notify_listeners()
 
     def lose_lease(self, partition: str, running: frozenset[str], last_claim: int) -> int:
         """Drop the messages of *partition* that have not begun, because their lease was lost.
@@ -311,10 +230,6 @@ class InFlightMessages:
         """Note that Redis has lost data, and numbers claims again from a lower number."""
         self._void_up_to.pop(partition, None)
 
-    def forget_message(self, tag: str) -> InFlightMessage | None:
-        """Remove a message whose end the broker learns in another way; return it."""
-        return self._messages.pop(tag, None)
-
     def get(self, tag: str) -> InFlightMessage | None:
         """Return the in-flight message with this delivery tag, or None."""
         return self._messages.get(tag)
@@ -330,11 +245,12 @@ class InFlightMessages:
 
     def partitions_with_acks(self) -> list[str]:
         """Return the partitions with pending acks."""
-        for name in list(self._with_acks):
-            # Removed before the look, so that an ack which another thread adds now is not missed.
-            self._with_acks.pop(name, None)
-            if self.pending_acks(name):
-                self._with_acks[name] = None
+        for name in tuple(self._with_acks):
+            if not self.pending_acks(name):
+                # Removed before the second look, so that an ack which another thread adds now is not missed.
+                self._with_acks.pop(name, None)
+                if self.pending_acks(name):
+                    self._with_acks[name] = None
         return list(self._with_acks)
 
     def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:

@@ -16,7 +16,7 @@ from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessage
+    from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
     from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 JSON = "application/json"

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError
 
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import (
+from celery_dq.transport.redis.in_flight.in_flight_message import (
     InFlightMessage,
     PendingAcks,
     PendingDeadLetter,
@@ -119,14 +119,14 @@ class ScriptPipeline:
         process: the consumer.
         pool: the pool of the connection.
         may_wait_for_claim: returns whether the finishes of a queue wait for the next claim, which can carry
-            them; called with the queue and the monotonic time.
+            them; called with the queue, its acks and the monotonic time.
     """
 
     def __init__(
         self,
         process: ConsumerIdentity,
         pool: redis.ConnectionPool,
-        may_wait_for_claim: Callable[[Queue, float], bool],
+        may_wait_for_claim: Callable[[Queue, PendingAcks, float], bool],
     ) -> None:
         self._process = process
         self._may_wait_for_claim = may_wait_for_claim
@@ -195,6 +195,15 @@ class ScriptPipeline:
         call = queue.partition.hand_over_wakeup(queue.consumer(self._process.consumer))
         self.send(InFlightCall(call, queue, now, handovers=times))
 
+    def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
+        """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
+        in_flight, found = self._process.in_flight, []
+        for name in in_flight.partitions_with_acks():
+            queue = self._process.heartbeat.queue(name)
+            if queue is not None:
+                found.append((queue, in_flight.pending_acks(name)))
+        return found
+
     def send_pending_acks(self, now: float, urgent: str = "") -> None:
         """Send the pending acks.
 
@@ -205,20 +214,17 @@ class ScriptPipeline:
         Raises:
             redis.RedisError: the connection broke.
         """
-        in_flight, process = self._process.in_flight, self._process
-        names = in_flight.partitions_with_acks()
-        if not names or now < self.paused_until:
+        process = self._process
+        waiting = self.queues_with_acks()
+        if not waiting or now < self.paused_until:
             return
         is_settling = self._is_settling()
-        for name in names:
-            queue = process.heartbeat.queue(name)
-            if queue is None:
-                continue
-            box = in_flight.pending_acks(name)
-            company = bool(box.finishes) and name != urgent and self._may_wait_for_claim(queue, now)
-            urgently = bool(box.releases or box.dead_letters)
-            urgently = urgently or self._is_settle_due(box, now, is_settling)
-            if not urgently and (company or not box.finishes):
+        for queue, box in waiting:
+            name = queue.key
+            urgently = box.releases or box.dead_letters or self._is_settle_due(box, now, is_settling)
+            if not urgently and (
+                not box.finishes or (name != urgent and self._may_wait_for_claim(queue, box, now))
+            ):
                 continue
             # Counted before the acks leave the ledger, so that they are never taken for confirmed.
             process.in_doubt.count_acks_under_way(name, +1)
@@ -243,25 +249,23 @@ class ScriptPipeline:
         worker of short tasks settles one message after the other, and a call for each would be its greatest
         cost. Finishes travel with every settle.
         """
-        due_at = None if is_settling else box.settle_due_at()
+        due_at = None if is_settling or not box.settles else box.settle_due_at()
         return due_at is not None and due_at <= now
 
     def _is_settling(self) -> bool:
         """Return whether a settle has no answer yet."""
         return any(sent.settles for sent in self._under_way)
 
-    def settle_times(self) -> list[float]:
-        """Return the monotonic times at which settles have waited long enough for their finishes."""
-        in_flight, times = self._process.in_flight, list[float]()
-        names = in_flight.partitions_with_acks()
-        if not names or self._is_settling():
-            return times  # the answer to a settle under way, which others wait for, is followed by a tick
-        for name in names:
-            due_at = in_flight.pending_acks(name).settle_due_at()
-            # Without a lease the acks are not sent.
-            if due_at and self._process.heartbeat.queue(name) is not None:
-                times.append(max(due_at, self.paused_until))
-        return times
+    def settle_times(self, waiting: list[tuple[Queue, PendingAcks]]) -> list[float]:
+        """Return the monotonic times at which settles have waited long enough for their finishes.
+
+        Args:
+            waiting: the :meth:`queues_with_acks`.
+        """
+        if not waiting or self._is_settling():
+            return []  # the answer to a settle under way, which others wait for, is followed by a tick
+        times = (box.settle_due_at() for _, box in waiting if box.settles)
+        return [max(due_at, self.paused_until) for due_at in times if due_at]
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
@@ -361,12 +365,13 @@ class ScriptPipeline:
 
     def _restore_acks(self, sent: InFlightCall) -> None:
         in_flight, in_doubt, key = self._process.in_flight, self._process.in_doubt, sent.queue.key
+        # First: acks that are neither pending nor under way are taken for confirmed.
+        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
         if sent.carries_acks:
             in_doubt.count_acks_under_way(key, -1)
         elif sent.on_claimed is not None and sent.resolve_once():
             # The claim may have taken messages.
             in_doubt.claim_unanswered(key)
-        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
 
     def close(self) -> None:
         """Close the connection; acks without an answer become pending again."""

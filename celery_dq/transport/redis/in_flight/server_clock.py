@@ -10,6 +10,8 @@ from celery_dq.clock import Clock
 class ServerClock:
     """The wall clock of one Redis server, extrapolated by the monotonic clock of this machine.
 
+    It is behind the server's by the way of the answer, and never ahead of it.
+
     Args:
         clock: the clock of this machine.
     """
@@ -25,10 +27,9 @@ class ServerClock:
         Raises:
             redis.RedisError: No answer.
         """
-        sent_at = self._clock.monotonic()
         seconds, microseconds = client.time()
-        # The server read its clock between sending and answer, half-way on average.
-        self._offset = seconds + microseconds / 1e6 - (sent_at + self._clock.monotonic()) / 2
+        # The server has read its clock before this moment, so that no time of it is taken for over too early.
+        self._offset = seconds + microseconds / 1e6 - self._clock.monotonic()
 
     def wall(self) -> float:
         """Return seconds since 1970-01-01 UTC by the server's clock; by this machine's before an answer."""

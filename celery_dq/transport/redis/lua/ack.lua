@@ -19,8 +19,8 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   five commands to settle; ten to finish, one more for discards, and some ten when a message is due later or a tenant is
---   at a limit; 14 for both
+--   five commands to settle; nine to finish, one more for discards, one or two when tenants are in turn, and some ten when
+--   a message is due later or a tenant is at a limit; 13 for both
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once. A slot is freed in the same step in which its
 --   message is deleted.
@@ -43,15 +43,19 @@ stale = stale + stale_finished
 if finished == 0 then return stale end
 -- When no message is due later, no tenant is at a limit and the queue is not paused, only those in turn can need a
 -- worker.
-if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == '' and (known[6] or '0') == '0'
-  and call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency') == 0 then
+local in_turn, others = 0, 1
+if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == '' and (known[6] or '0') == '0' then
+  others = call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency', P .. 'turn')
+  if others == 1 then in_turn = call('EXISTS', P .. 'turn') end
+end
+if others == in_turn then
   local held = digits((known[2] or 0) - finished)
   if settled > 0 then
     call('HSET', KEYS[1], 'held', held, 'settled', digits((known[5] or 0) + settled))
   else
     call('HSET', KEYS[1], 'held', held)
   end
-  if call('EXISTS', P .. 'turn') == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if in_turn == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
   return stale
 end
 --@include state

@@ -21,8 +21,8 @@
 --   an array: '1' when the lease was still there, '0' when it had been lost, '-1' when the
 --   consumer is fenced out and nothing was done; the number of reaped messages; the number of the last claim; µs until
 --   there may be messages to reap: until the first lease of any consumer expires, below 0 when there are more now, or
---   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); then three strings per
---   reaped message: the lost consumer, message id, '1' when it was settled, else '0'
+--   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); the number of partitions
+--   of the queue, '0' when this partition has none stored; then three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
 -- COST
 --   seven commands when the partition has no message, no dead letter and no lost consumer; else some 20, one per
 --   consumer up to 100, and those of a release per lost consumer
@@ -40,9 +40,9 @@
 --@uses recount
 --@uses dead_letter_retention
 --@uses wake
-read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until')
+read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-'} end
+if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', '0'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 renew_lease(consumer, alive, tonumber(ARGV[2]))
 -- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
@@ -52,7 +52,8 @@ if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and cal
   P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
   state.held, state.next_look_owner = 0, ''
   save()
-  return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first)}
+  return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first),
+    text(state.partitions)}
 end
 local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
@@ -73,4 +74,5 @@ elseif limit > 0 then
 end
 dq.wake()
 save()
-return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, unpack(report)}
+return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, text(state.partitions),
+  unpack(report)}

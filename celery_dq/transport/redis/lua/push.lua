@@ -25,7 +25,7 @@
 --   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
 --   number of partitions, and nothing changed
 -- COST
---   14 commands for one plain message, see `push_plain`; else O(log n) per message, some 15 commands and one per
+--   11 commands for one plain message, and four more where others wait, see `push_plain`; else O(log n) per message, some 15 commands and one per
 --   tenant of the call
 -- GUARANTEE
 --   Everything is checked before anything is written. Sending a call again with the same producer and sequences

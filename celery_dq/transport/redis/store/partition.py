@@ -84,6 +84,11 @@ class Partition:
         #: The key that each script gets, and from which it derives the others.
         self._state = (keys.state,)
 
+    @property
+    def name(self) -> str:
+        """The name that ``-Q`` takes: ``push/3``, or that of the queue if it has one partition."""
+        return f"{self.keys.queue}/{self.keys.partition}" if self.count > 1 else self.keys.queue
+
     def declare_partitions(
         self, count: int, mode: Literal["declare", "restore", "follow"] = "declare"
     ) -> ScriptCall[Declared]:

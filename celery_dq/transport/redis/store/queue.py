@@ -31,7 +31,7 @@ class Queue:
     retention: tuple[int, int] = (0, 0)
     token: int = 0
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         """Prefix of the keys, which stays when the number of partitions or the leader changes."""
         return self.partition.keys.prefix
@@ -73,6 +73,18 @@ class PartitionedQueue:
         self.count = self.partitions[0].partition.count
         self.is_pinned = len(self.partitions) < self.count
         self._homes = Homes(self.count)
+
+    def part_of(self, whole: PartitionedQueue) -> PartitionedQueue | None:
+        """Return the same part of the queue as it is now; None for one partition that has gone.
+
+        Args:
+            whole: The whole queue with its present partitions.
+        """
+        if not self.is_pinned:
+            return whole
+        number = self.partitions[0].partition.keys.partition
+        # Where a queue has one partition, push/0 is the name of another queue.
+        return PartitionedQueue(self.name, [whole.partitions[number]]) if number < whole.count > 1 else None
 
     def home(self, tenant: str) -> Queue:
         """Return the partition in which *tenant* lives.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from celery_dq.errors import CorruptRecord
 
@@ -102,11 +103,10 @@ def as_moved(raw: bytes) -> bytes:
     record = RedisRecord.unpack(raw)
     section = DedupSection.unpack(record.dedup)
     section = replace(section, follow=section.awaited, continues=("", 0))
-    return replace(record, dedup=section.pack()).pack()
+    return record._replace(dedup=section.pack()).pack()
 
 
-@dataclass(frozen=True)
-class RedisRecord:
+class RedisRecord(NamedTuple):
     """One stored message, unpacked.
 
     Attributes:

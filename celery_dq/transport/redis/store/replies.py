@@ -123,6 +123,7 @@ class HeartbeatReply(NamedTuple):
         fenced: as in a claim; nothing was done.
         claim: number of the last claim before this; messages of later claims are not lost.
         next_end_s: seconds until there may be messages to reap; infinite when the call was not to reap.
+        partitions: number of partitions of the queue, as this one has stored it; 0 when it has none stored.
         lost: the reaped messages.
     """
 
@@ -131,6 +132,7 @@ class HeartbeatReply(NamedTuple):
     fenced: bool = False
     claim: int = 0
     next_end_s: float = math.inf
+    partitions: int = 0
     lost: tuple[Reaped, ...] = ()
 
 
@@ -237,9 +239,11 @@ def read_heartbeat_reply(reply: Any) -> HeartbeatReply:
     """Return the answer to a heartbeat."""
     alive = int(reply[0])
     next_end_s = math.inf if reply[3] in (b"-", "-") else int(reply[3]) / 1e6
-    texts = [read_text(each) for each in reply[4:]]
+    texts = [read_text(each) for each in reply[5:]]
     lost = tuple(map(Reaped, texts[::3], texts[1::3], [each == "1" for each in texts[2::3]]))
-    return HeartbeatReply(alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, lost)
+    return HeartbeatReply(
+        alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, int(reply[4]), lost
+    )
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:

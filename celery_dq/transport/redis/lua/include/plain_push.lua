@@ -35,8 +35,12 @@ local function push_plain(producer, marker_ttl_ms, head, partitions, sequence, i
   if last and tonumber(sequence) <= tonumber(last) then return nil end
   local tenant = string.sub(record, 28, 27 + length)
   local backlog = P .. 'tenant:' .. tenant
-  if call('HEXISTS', P .. 'single', tenant) == 1 or call('HEXISTS', P .. 'dead', id) == 1 then return nil end
-  local is_first = call('EXISTS', backlog) == 0
+  -- One command shows that nothing waits, as in a partition whose workers keep up, and that a worker waits.
+  local is_idle = call('EXISTS', P .. 'single', P .. 'dead', backlog, P .. 'wake') == 0
+  if not is_idle and (call('HEXISTS', P .. 'single', tenant) == 1 or call('HEXISTS', P .. 'dead', id) == 1) then
+    return nil
+  end
+  local is_first = is_idle or call('EXISTS', backlog) == 0
   if call('HSETNX', P .. 'messages', id, record) == 0 then return nil end
 
   local seq = math.max((known[2] or 0) + 1, now)
@@ -50,7 +54,7 @@ local function push_plain(producer, marker_ttl_ms, head, partitions, sequence, i
   if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end
   call('ZADD', P .. 'turn', 'NX', v, tenant)
   if marker then call('SET', marker, sequence, 'PX', marker_ttl_ms) end
-  if call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if is_idle or call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
   local pushed = digits((known[6] or 0) + 1)
   if tonumber(known[5] or 0) == head then
     call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed)

@@ -1,0 +1,365 @@
+"""``app.dq.migrate``: take over the messages that wait on kombu's Redis transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.tenant_rules import TenantRules
+from celery_dq.clock import SystemClock
+from celery_dq.compat.kombu_publishing import library_errors
+from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidRequest
+from celery_dq.migration.live_workers import live_workers
+from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
+from celery_dq.migration.stock_message import Priorities, StockReader, as_restored
+from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.redis.store.publisher import StampedMessage, stamp
+
+__all__ = [
+    "BrokerMigration",
+    "MigrationOptions",
+    "MigrationReport",
+    "NotMigrated",
+    "QueueMigration",
+    "opened_migration",
+]
+
+#: Messages of one step.
+CHUNK = 200
+#: For how long the target knows the numbers of messages that it has got, in milliseconds: 30 days.
+MARKER_TTL_MS = 30 * 24 * 3_600_000
+#: Messages of one list that are not understood, after which the rest of the list is left alone.
+MOST_LEFT = 10_000
+#: Characters of a message that the report shows.
+SHOWN = 80
+
+
+@dataclass(frozen=True)
+class MigrationOptions:
+    """The choices of one migration.
+
+    Attributes:
+        queues: Only these queues; empty for all.
+        priorities: ``inverted`` keeps the order (stock Redis serves 0 first, celery-dq 9), ``same`` keeps the
+            numbers. None is refused when messages wait in lists of other priorities than 0.
+        take_unacked: Also take the messages that living workers hold.
+        stock_options: ``broker_transport_options`` of the stock broker, such as ``global_keyprefix``, over
+            those of the app.
+    """
+
+    queues: tuple[str, ...] = ()
+    priorities: Priorities | None = None
+    take_unacked: bool = False
+    stock_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NotMigrated:
+    """A message that stays on the stock broker.
+
+    Attributes:
+        queue: Its queue; ``""`` if it is not known.
+        place: The key in Redis.
+        reason: The reason.
+        start: The first bytes of the message.
+    """
+
+    queue: str
+    place: str
+    reason: str
+    start: str
+
+
+@dataclass
+class QueueMigration:
+    """The numbers of one queue.
+
+    Attributes:
+        queue: Its name.
+        waiting: Messages that wait in its lists.
+        priorities: Those of them in lists of other priorities than 0.
+        unacked: Messages that workers have received and not acknowledged, or that died with a worker.
+        staged: Messages that an interrupted migration has taken.
+        left: Messages in its lists that are not understood, and stay.
+        migrated: Messages that the tenant broker has got.
+    """
+
+    queue: str
+    waiting: int = 0
+    priorities: int = 0
+    unacked: int = 0
+    staged: int = 0
+    left: int = 0
+    migrated: int = 0
+
+
+@dataclass
+class MigrationReport:
+    """The outcome of a migration, or of a look without one.
+
+    Attributes:
+        queues: The queues that have messages, or had some.
+        left: Messages that stay, because they are not understood.
+        held_by: Living workers, because of which the unacknowledged messages stay; empty if they do not.
+    """
+
+    queues: list[QueueMigration] = field(default_factory=list)
+    left: list[NotMigrated] = field(default_factory=list)
+    held_by: list[str] = field(default_factory=list)
+
+    @property
+    def migrated(self) -> int:
+        """Number of messages that the tenant broker has got."""
+        return sum(queue.migrated for queue in self.queues)
+
+    @property
+    def found(self) -> int:
+        """Number of messages that a migration would take."""
+        held = bool(self.held_by)
+        return sum(
+            queue.waiting + queue.staged + (0 if held else queue.unacked) - queue.left
+            for queue in self.queues
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing stays on the stock broker."""
+        held = bool(self.held_by) and any(queue.unacked for queue in self.queues)
+        return not self.left and not held
+
+
+class BrokerMigration:
+    """One migration; :func:`opened_migration` makes it.
+
+    Args:
+        app: The Celery app. Its settings and tasks give the environment, the partitions and the tenants.
+        broker: Access to the tenant broker.
+        stock: The stock broker.
+        connection: A connection to the tenant broker.
+        options: The choices.
+    """
+
+    def __init__(
+        self, app: Any, broker: BrokerAccess, stock: StockBroker, connection: Any, options: MigrationOptions
+    ) -> None:
+        self._app = app
+        self._broker = broker
+        self._stock = stock
+        self._connection = connection
+        self._options = options
+        self._reader = StockReader(
+            TenantRules(app).tenant_of, broker.accept_content, options.priorities or "same"
+        )
+        self._clock = SystemClock()
+        self._report = MigrationReport()
+        self._queues: dict[str, QueueMigration] = {}
+        #: The delivery tags of unacknowledged messages, by queue.
+        self._tags: dict[str, list[bytes]] = {}
+
+    def survey(self, *, read: bool) -> MigrationReport:
+        """Count the messages of each queue.
+
+        Args:
+            read: Also read every waiting message, to find those that are not understood.
+
+        Raises:
+            InvalidRequest: An option names a queue that does not exist, or a choice is missing.
+        """
+        report, self._tags = MigrationReport(), {}
+        for tag, value in self._stock.unacked_entries():
+            self._classify_unacked(report, tag, value)
+        staged = self._stock.staged_counts()
+        known = {*self._bound_queues(), *self._tags, *staged}
+        self._refuse_unknown(known)
+        self._queues = {}
+        for queue, lengths in self._stock.lengths(sorted(filter(self._is_wanted, known))).items():
+            unacked = len(self._tags.get(queue, ()))
+            counts = QueueMigration(queue, sum(lengths), sum(lengths[1:]), unacked, staged.get(queue, 0))
+            if counts.waiting or counts.unacked or counts.staged:
+                self._queues[queue] = counts
+        report.queues = list(self._queues.values())
+        if self._options.priorities is None:
+            self._refuse_priorities()
+        if self._tags and not self._options.take_unacked:
+            report.held_by = live_workers(self._app, self._stock)
+        if read:
+            for queue in self._queues:
+                for key in self._stock.lists(queue):
+                    for raw in self._stock.messages(key, CHUNK):
+                        self._is_understood(report, raw, queue, key)
+        self._report = report
+        return report
+
+    def run(self, on_progress: OnProgress = ignore_progress) -> MigrationReport:
+        """Take over the messages of the queues that :meth:`survey` has found.
+
+        Messages that stock producers publish meanwhile are taken, too, until a list is empty.
+
+        Args:
+            on_progress: Called after each step with the number of messages that were taken over.
+
+        Raises:
+            ConfigurationError: A migration to another target was interrupted.
+            InvalidMessage: A message that an interrupted migration has taken is not understood with the
+                present settings of the app.
+        """
+        channel = self._connection.default_channel
+        options = self._broker.options
+        target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
+        producer = self._stock.producer_for(target)
+        source = self._stock.connection.as_uri()
+        for queue in self._queues.values():
+            queue.left = 0
+            with self._broker.audit.change(channel.client, "migrated", queue.queue, details=source) as change:
+
+                def confirmed(count: int, queue: QueueMigration = queue, change: Any = change) -> None:
+                    queue.migrated += count
+                    change.count += count
+                    on_progress(self._report.migrated)
+
+                self._send_staged(queue.queue, producer, confirmed)
+                for key in self._stock.lists(queue.queue):
+                    self._take_list(queue.queue, key, producer, confirmed)
+                if not self._report.held_by:
+                    self._take_unacked(queue.queue, producer, confirmed)
+        if not any(self._stock.staged_counts().values()):
+            self._stock.forget()
+        return self._report
+
+    # The queues.
+
+    def _bound_queues(self) -> set[str]:
+        conf = self._app.conf
+        control = str(conf.control_exchange)
+        internal = (f"{control}.pidbox", f"reply.{control}.pidbox", str(conf.event_exchange))
+        return {*self._app.amqp.queues, *self._stock.queue_names(internal)}
+
+    def _is_wanted(self, queue: str) -> bool:
+        return not self._options.queues or queue in self._options.queues
+
+    def _refuse_unknown(self, known: set[str]) -> None:
+        for queue, lengths in self._stock.lengths(self._options.queues).items():
+            if any(lengths):
+                known.add(queue)
+            elif queue not in known:
+                raise InvalidRequest(
+                    f"The stock broker has no queue {queue!r}. Known queues: "
+                    f"{', '.join(map(repr, sorted(known)))}."
+                )
+
+    def _refuse_priorities(self) -> None:
+        used = [queue.queue for queue in self._queues.values() if queue.priorities]
+        if used:
+            raise InvalidRequest(
+                f"Queue {used[0]!r} has messages with priorities. Stock Redis serves priority 0 first, "
+                "celery-dq serves 9 first: say --priorities inverted if your code inverts them from now on, "
+                "too, or --priorities same to keep the numbers."
+            )
+
+    # The messages.
+
+    def _stamped(self, raw: bytes, queue: str, producer: str, number: int) -> StampedMessage:
+        message = self._reader.read(raw)
+        now_us = int(self._clock.wall() * 1_000_000)
+        try:
+            stamped = stamp(message, queue, producer, lambda: number, now_us)
+        except (TypeError, AttributeError, KeyError) as exc:
+            raise InvalidMessage(f"a header has an unknown form: {exc!r}") from exc
+        return StampedMessage(producer, stamped.outgoing, stamped.dedup, MARKER_TTL_MS)
+
+    def _is_understood(self, report: MigrationReport, raw: bytes, queue: str, key: str) -> bool:
+        try:
+            self._stamped(raw, queue, "", 0)
+        except InvalidMessage as exc:
+            report.left.append(_not_migrated(queue, key, exc, raw))
+            self._queues[queue].left += 1
+            return False
+        return True
+
+    def _take_list(self, queue: str, key: str, producer: str, confirmed: OnProgress) -> None:
+        """Take all messages of a list that are understood; new ones may come meanwhile."""
+        left: set[bytes] = set()
+        while len(left) < MOST_LEFT:
+            found = [raw for raw in self._stock.oldest(key, CHUNK + len(left)) if raw not in left]
+            if not found:
+                return
+            understood = [raw for raw in found if self._is_understood(self._report, raw, queue, key)]
+            left.update({*found} - {*understood})
+            if understood:
+                self._stock.stage(key, queue, understood)
+                self._send_staged(queue, producer, confirmed)
+
+    def _send_staged(self, queue: str, producer: str, confirmed: OnProgress) -> None:
+        """Send the staged messages of a queue, and remove them when the target has them."""
+        channel = self._connection.default_channel
+        while True:
+            sent, staged = self._stock.staged(queue, CHUNK)
+            if not staged:
+                return
+            try:
+                messages = [
+                    self._stamped(raw, queue, producer, sent + place) for place, raw in enumerate(staged, 1)
+                ]
+            except InvalidMessage as exc:
+                raise InvalidMessage(
+                    f"A message of queue {queue!r} that an interrupted migration has taken is not understood "
+                    f"({exc}): run the command with the settings and tasks of that time"
+                ) from exc
+            self._broker.declare(channel.client, queue)
+            channel.publisher.push(queue, messages)
+            if self._stock.confirm(queue, sent, len(staged)):
+                confirmed(len(staged))
+
+    def _classify_unacked(self, report: MigrationReport, tag: bytes, value: bytes) -> None:
+        """Find the queue of an unacknowledged message, and note its tag, or why the message stays."""
+        queue = ""
+        try:
+            raw, exchange, routing_key = as_restored(value)
+            queues = self._stock.queues_of(exchange, routing_key)
+            if len(queues) != 1:
+                raise InvalidMessage(
+                    f"exchange {exchange!r} with routing key {routing_key!r} leads to {len(queues)} queues"
+                )
+            queue = queues[0]
+            self._stamped(raw, queue, "", 0)
+        except InvalidMessage as exc:
+            if self._is_wanted(queue):
+                place = f"{self._stock.unacked} {tag.decode('utf-8', 'replace')}"
+                report.left.append(_not_migrated(queue, place, exc, value))
+            return
+        if self._is_wanted(queue):
+            self._tags.setdefault(queue, []).append(tag)
+
+    def _take_unacked(self, queue: str, producer: str, confirmed: OnProgress) -> None:
+        tags = self._tags.get(queue, [])
+        for start in range(0, len(tags), CHUNK):
+            found = self._stock.unacked_messages(tags[start : start + CHUNK])
+            self._stock.stage_unacked(queue, [(tag, as_restored(value)[0]) for tag, value in found])
+            self._send_staged(queue, producer, confirmed)
+
+
+def _not_migrated(queue: str, place: str, reason: Exception, raw: bytes) -> NotMigrated:
+    return NotMigrated(queue, place, str(reason), raw[:SHOWN].decode("utf-8", "replace"))
+
+
+@contextmanager
+def opened_migration(
+    app: Any, broker: BrokerAccess, source: str, target: str | None, options: MigrationOptions
+) -> Iterator[BrokerMigration]:
+    """Connect to both brokers; see ``app.dq.migration``."""
+    with (
+        app.connection_for_write(source, transport_options=options.stock_options) as stock,
+        app.connection_for_write(target) as tenant,
+    ):
+        if stock.transport_cls not in STOCK_SCHEMES or tenant.transport_cls not in TENANT_SCHEMES:
+            raise ConfigurationError(
+                "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, dq-rediss://… "
+                f"or dq-sentinel://…, not from {stock.as_uri()} to {tenant.as_uri()}"
+            )
+        with broker.channel(tenant), library_errors(stock):
+            stock.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            yield BrokerMigration(app, broker, StockBroker(stock), tenant, options)

@@ -1,0 +1,166 @@
+"""Plots of a queue's history, drawn by the server as SVG: they need no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
+from celery_dq.inspector.queue_history import HistoryPoint
+
+__all__ = ["Line", "Plot", "plots"]
+
+#: Size of a plot in units of its SVG, and the margins of its axes.
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 400, 150, 44, 18, 8
+SPAN = timedelta(hours=1)
+#: Points that are further apart are not connected.
+GAP = timedelta(minutes=3)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a plot.
+
+    Attributes:
+        style: Name of its colour.
+        label: Its name.
+        path: The commands of its SVG path.
+        latest: Its last value.
+    """
+
+    style: str
+    label: str
+    path: str
+    latest: float | None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot with its axes.
+
+    Attributes:
+        title: The title.
+        unit: Name of the template filter for its values: ``rate``, ``wait`` or ``count``.
+        lines: The lines.
+        levels: Labels of the vertical axis, each with its height in units of the SVG.
+        times: Labels of the horizontal axis, each with its place.
+    """
+
+    title: str
+    unit: str
+    lines: Sequence[Line]
+    levels: Sequence[tuple[float, float]]
+    times: Sequence[tuple[str, float]]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+
+
+Value = Callable[[HistoryPoint], "float | None"]
+RATES: tuple[tuple[str, str, Value], ...] = (
+    ("a", "published", lambda point: point.published_per_s),
+    ("b", "started", lambda point: point.claimed_per_s),
+    ("c", "finished", lambda point: point.finished_per_s),
+)
+WAITS: tuple[tuple[str, str, Value], ...] = (
+    ("a", "50 %", lambda point: point.p50_s),
+    ("b", "95 %", lambda point: point.p95_s),
+    ("c", "99 %", lambda point: point.p99_s),
+    ("d", "oldest that waits", lambda point: point.oldest_s),
+)
+COUNTS: tuple[tuple[str, str, Value], ...] = (("a", "waiting", lambda point: point.waiting),)
+
+
+def plots(points: Sequence[HistoryPoint], now: datetime | None = None) -> list[Plot]:
+    """Return the plots of an hour: rates, waiting times, and waiting messages. Two points make a line.
+
+    Args:
+        points: The history, the earliest point first.
+        now: The right end of the plots; default: the last point.
+    """
+    known = [point for point in points if point.at is not None]
+    if len(known) < 2:
+        return []
+    end = now or known[-1].at or datetime.now(timezone.utc)
+    return [
+        _plot("Messages per second", "rate", RATES, known, end, _linear(RATES, known)),
+        _plot("Waiting times", "wait", WAITS, known, end, (_waiting_place, WAIT_LEVELS)),
+        _plot("Waiting messages", "count", COUNTS, known, end, _linear(COUNTS, known)),
+    ]
+
+
+Scale = tuple[Callable[[float], float], Sequence[float]]
+
+
+def _plot(
+    title: str,
+    unit: str,
+    series: Sequence[tuple[str, str, Value]],
+    points: Sequence[HistoryPoint],
+    end: datetime,
+    scale: Scale,
+) -> Plot:
+    place, levels = scale
+    lines = [
+        Line(style, label, _path(points, value, end, place), value(points[-1]))
+        for style, label, value in series
+    ]
+    quarters = [end - SPAN * part / 4 for part in (4, 3, 2, 1, 0)]
+    return Plot(
+        title,
+        unit,
+        lines,
+        [(level, _height(place(level))) for level in levels],
+        [(f"{each:%H:%M}", _x(each, end)) for each in quarters],
+    )
+
+
+def _linear(series: Sequence[tuple[str, str, Value]], points: Sequence[HistoryPoint]) -> Scale:
+    """Return a scale from 0 to a round number above all values."""
+    highest = max((value(point) or 0 for point in points for _, _, value in series), default=0) or 1
+    step = 10 ** math.floor(math.log10(highest))
+    top = next(step * each for each in (1, 2, 5, 10) if step * each >= highest)
+    return (lambda value: value / top), (0, top / 2, top)
+
+
+#: Waiting times are known by their buckets, so the axis has one step for each of them.
+WAIT_LEVELS = (0.001, 0.1, 2.0, 60.0, 3600.0)
+_STEPS = len(WAIT_BOUNDS_S)
+
+
+def _waiting_place(value: float) -> float:
+    """Return the place of a waiting time among the bounds of the buckets, 0 to 1."""
+    below = 0.0
+    for number, bound in enumerate(WAIT_BOUNDS_S):
+        if value <= bound:
+            part = 1.0 if math.isinf(bound) else (value - below) / (bound - below)
+            return (number + part) / _STEPS
+        below = bound
+    return 1.0
+
+
+def _path(
+    points: Sequence[HistoryPoint], value: Value, end: datetime, place: Callable[[float], float]
+) -> str:
+    commands: list[str] = []
+    before: datetime | None = None
+    for point in points:
+        number = value(point)
+        assert point.at is not None
+        if number is None or point.at < end - SPAN:
+            before = None
+            continue
+        letter = "L" if before is not None and point.at - before <= GAP else "M"
+        commands.append(f"{letter}{_x(point.at, end):.1f} {_height(place(number)):.1f}")
+        before = point.at
+    return " ".join(commands)
+
+
+def _x(at: datetime, end: datetime) -> float:
+    return round(WIDTH - 14 - (WIDTH - LEFT - 14) * ((end - at) / SPAN), 1)
+
+
+def _height(part: float) -> float:
+    return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(max(part, 0.0), 1.0), 1)

@@ -1,0 +1,224 @@
+"""The changes of a tenant's quota: set, removed, undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.core import signing
+from django.http import QueryDict
+
+from celery_dq.app.api.api import DQ
+from celery_dq.contrib.django.dashboard.numbers import exact
+from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, required
+from celery_dq.errors import InvalidQuota, InvalidRequest
+from celery_dq.inspector.live_quotas import spelled_rate
+from celery_dq.options import Quota
+from celery_dq.transport.tenant import check_tenant
+
+__all__ = ["QuotaRemovalView", "QuotaUndoView", "QuotaView", "TenantChange"]
+
+#: Characters of one part of a quota in the form.
+LONGEST_PART = 40
+#: The parts of a quota in the form.
+PARTS = ("rate", "burst", "weight", "concurrency")
+#: Salt of a signed undo, and the seconds for which it can be used.
+UNDO, UNDO_S = "celery_dq.undo", 86_400
+
+
+class TenantChange(ChangeView):
+    """A change of one tenant, which shows the tenant afterwards."""
+
+    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
+        """Return the page of the tenant."""
+        return "tenant", {"queue": form.get("queue", ""), "tenant": form.get("tenant", "")}
+
+    def named(self, form: QueryDict) -> tuple[str, str]:
+        """Return queue and tenant of the form."""
+        return required(form, "queue"), check_tenant(form.get("tenant", ""))
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The way back from a change of a quota, in a signed text.
+
+    Attributes:
+        queue: Name of the queue.
+        tenant: Name of the tenant.
+        before: The own quota before the change, packed, in hexadecimal; "" for none.
+        after: The quota in force after it.
+    """
+
+    queue: str
+    tenant: str
+    before: str
+    after: str
+
+    @staticmethod
+    def of(queue: str, tenant: str, before: Quota | None, after: Quota) -> str:
+        """Return the signed text."""
+        packed = "" if before is None else before.pack().hex()
+        return signing.dumps([queue, tenant, packed, after.pack().hex()], salt=UNDO)
+
+    @classmethod
+    def read(cls, text: str) -> Undo:
+        """Read a signed text.
+
+        Raises:
+            InvalidRequest: It is not signed by this dashboard, or older than a day.
+        """
+        try:
+            return cls(*signing.loads(text, salt=UNDO, max_age=UNDO_S))
+        except signing.BadSignature:
+            raise InvalidRequest(
+                "the change is too long ago to be undone here: set the quota instead"
+            ) from None
+
+
+def has_own_quota(dq: DQ, queue: str, tenant: str) -> bool:
+    """Whether the quota in force was set for this tenant."""
+    return dq.quotas.origins(queue, tenant)[0].source == "tenant"
+
+
+def set_quota(dq: DQ, queue: str, tenant: str, quota: Quota) -> Quota:
+    """Give a tenant a quota of its own, and return the one in force."""
+    return dq.quotas.set(queue, tenant, **{part: getattr(quota, part) for part in PARTS})
+
+
+class QuotaView(TenantChange):
+    """Gives a tenant a quota of its own, after a preview of the differences."""
+
+    permission = "change_quotas"
+
+    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
+        """Return the parts of the quota before and after."""
+        queue, tenant = self.named(form)
+        before = dq.quotas.get(queue, tenant)
+        after = self._wanted(form, before, f"quota of tenant {tenant!r} in {queue!r}")
+        rows = [
+            (part, old, new)
+            for part in PARTS
+            if (old := spelled(before, part)) != (new := spelled(after, part))
+        ]
+        if before.pack() == after.pack():
+            raise InvalidRequest(f"the quota of tenant {tenant!r} in {queue!r} has these values already")
+        own = (
+            ""
+            if has_own_quota(dq, queue, tenant)
+            else " It becomes its own: a later change of the default has no effect."
+        )
+        now = "changes at once, for its backlog too"
+        return Confirmation(
+            title="Change the quota?",
+            sentence=f"The quota of tenant {tenant!r} in {queue!r} {now}.{own}",
+            button="Change the quota",
+            columns=("", "now", "then"),
+            rows=rows,
+            fields={
+                "queue": queue,
+                "tenant": tenant,
+                "seen": before.pack().hex(),
+                **{part: form.get(part, "") for part in PARTS},
+            },
+        )
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Set the quota, unless it has changed since the preview."""
+        queue, tenant = self.named(form)
+        before = dq.quotas.get(queue, tenant)
+        seen = before.pack().hex()
+        if seen != form.get("seen", seen):
+            raise InvalidRequest(
+                f"the quota of tenant {tenant!r} in {queue!r} has changed since the preview: it is {before}"
+            )
+        after = self._wanted(form, before, f"quota of tenant {tenant!r} in {queue!r}")
+        was_own = has_own_quota(dq, queue, tenant)
+        now = set_quota(dq, queue, tenant, after)
+        self.undo = Undo.of(queue, tenant, before if was_own else None, now)
+        return f"The quota of tenant {tenant!r} in {queue!r} is {now} now."
+
+    def _wanted(self, form: QueryDict, base: Quota, where: str) -> Quota:
+        given = {part: form.get(part, "").strip() for part in PARTS}
+        for part, text in given.items():
+            if len(text) > LONGEST_PART:
+                raise InvalidQuota(f"{where}: {part} = {text[:LONGEST_PART]}…: give a shorter number")
+        values: dict[str, object] = {
+            "rate": given["rate"] or None,
+            "burst": _number(given["burst"] or "1"),
+            "weight": _number(given["weight"] or "1"),
+            "concurrency": _number(given["concurrency"]) if given["concurrency"] else None,
+        }
+        if isinstance(values["rate"], str) and values["rate"].replace(".", "", 1).isdecimal():
+            values["rate"] = float(values["rate"])
+        quota = Quota.parse(values, base=base, where=where)
+        if quota.rate is None and quota.burst != 1:
+            raise InvalidQuota(
+                f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too"
+            )
+        return quota
+
+
+def _number(text: str) -> int | float | str:
+    """Return a number, or the text for the error of the quota."""
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+def spelled(quota: Quota, part: str) -> str:
+    """Return a part of a quota as a form has it; "unlimited" for None."""
+    value = spelled_rate(quota.rate) if part == "rate" else getattr(quota, part)
+    return "unlimited" if value is None else exact(value) if isinstance(value, float) else str(value)
+
+
+class QuotaRemovalView(TenantChange):
+    """Removes the quota of a tenant, so that the default holds for it again."""
+
+    permission = "change_quotas"
+
+    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
+        """Return the quota that goes, and the one that follows."""
+        queue, tenant = self.named(form)
+        return Confirmation(
+            title="Remove the quota?",
+            sentence=f"The default of {queue!r} holds for tenant {tenant!r} again, at once.",
+            button="Remove the quota",
+            columns=("now", "then"),
+            rows=[(str(dq.quotas.get(queue, tenant)), str(dq.quotas.get(queue)))],
+            fields={"queue": queue, "tenant": tenant},
+        )
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Remove the quota."""
+        queue, tenant = self.named(form)
+        before = dq.quotas.get(queue, tenant) if has_own_quota(dq, queue, tenant) else None
+        dq.quotas.remove(queue, tenant)
+        now = dq.quotas.get(queue, tenant)
+        self.undo = Undo.of(queue, tenant, before, now)
+        return f"Tenant {tenant!r} has the default quota of {queue!r}: {now}."
+
+
+class QuotaUndoView(TenantChange):
+    """Undoes a change of a quota, at once, unless the quota has changed again."""
+
+    permission = "change_quotas"
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Bring the quota back."""
+        undo = Undo.read(form.get("undo", ""))
+        if self.named(form) != (undo.queue, undo.tenant):
+            raise InvalidRequest("the change was one of another tenant")
+        now = dq.quotas.get(undo.queue, undo.tenant)
+        if now.pack().hex() != undo.after:
+            raise InvalidRequest(
+                f"the quota of tenant {undo.tenant!r} in {undo.queue!r} has changed again: it is {now}"
+            )
+        if undo.before:
+            set_quota(dq, undo.queue, undo.tenant, Quota.unpack(bytes.fromhex(undo.before)))
+        else:
+            dq.quotas.remove(undo.queue, undo.tenant)
+        back = dq.quotas.get(undo.queue, undo.tenant)
+        return f"The change is undone: the quota of tenant {undo.tenant!r} in {undo.queue!r} is {back}."

@@ -1,0 +1,191 @@
+"""The stock broker as the source of a migration: kombu's Redis transport, on one Redis database.
+
+A message goes through three places. ``stage`` takes it out of the list of its queue, so that no stock worker
+receives it, and puts it into a list of its own. The target gets it from there, under a number. ``confirm``
+removes it. A process that dies leaves the staged messages with their numbers; the next run sends them again
+under the same numbers, and the target ignores the numbers that it has.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.keys import MigrationKeys
+from celery_dq.scripts.loader import ScriptSet
+
+__all__ = ["STOCK_SCHEMES", "StockBroker"]
+
+#: The schemes of kombu's Redis transport.
+STOCK_SCHEMES = ("redis", "rediss", "sentinel")
+
+
+class StockBroker:
+    """The keys of kombu's Redis transport.
+
+    Args:
+        connection: A kombu connection with one of :data:`STOCK_SCHEMES`.
+
+    Raises:
+        redis.RedisError: The server does not answer, or refuses the connection.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        channel = connection.default_channel
+        self.connection = connection
+        #: A client without kombu's rewriting of keys, which covers some of the commands only.
+        self.client: Any = redis.Redis(connection_pool=channel.pool)
+        self.database = int(channel.pool.connection_kwargs.get("db") or 0)
+        self._prefix: str = channel.global_keyprefix
+        self._separator: str = channel.sep
+        self._steps: tuple[int, ...] = tuple(channel.priority_steps)
+        self._bindings = self._prefix + channel.keyprefix_queue
+        self.unacked = self._prefix + channel.unacked_key
+        self._unacked_index = self._prefix + channel.unacked_index_key
+        self._keys = MigrationKeys(self._prefix)
+        self._scripts = ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm")
+
+    # The queues.
+
+    def queue_names(self, excluded_exchanges: Sequence[str]) -> set[str]:
+        """Return the queues that are bound to an exchange.
+
+        Args:
+            excluded_exchanges: Exchanges of broadcasts, replies and events.
+        """
+        start, end = self._bindings.split("%s")
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
+        names: set[str] = set()
+        for key in self.client.scan_iter(match=pattern, count=1000):
+            exchange = _text(key)[len(start) : len(_text(key)) - len(end)]
+            if exchange not in excluded_exchanges:
+                names.update(queue for _, _, queue in self._bindings_of(exchange))
+        return names
+
+    def _bindings_of(self, exchange: str) -> Iterator[tuple[str, str, str]]:
+        for member in self.client.smembers(self._bindings % exchange):
+            parts = _text(member).split(self._separator)
+            if len(parts) == 3:
+                yield parts[0], parts[1], parts[2]
+
+    def queues_of(self, exchange: str, routing_key: str) -> list[str]:
+        """Return the queues to which the broker routes a message."""
+        if not exchange:
+            return [routing_key]
+        return sorted(
+            queue
+            for key, pattern, queue in self._bindings_of(exchange)
+            if (re.match(pattern, routing_key) if pattern else key == routing_key)
+        )
+
+    def lists(self, queue: str) -> list[str]:
+        """Return the keys of a queue, the most urgent priority first."""
+        return [
+            f"{self._prefix}{queue}{self._separator}{step}" if step else f"{self._prefix}{queue}"
+            for step in self._steps
+        ]
+
+    def lengths(self, queues: Iterable[str]) -> dict[str, list[int]]:
+        """Return the number of messages of each queue in each of its lists."""
+        names = list(queues)
+        pipeline = self.client.pipeline(transaction=False)
+        for name in names:
+            for key in self.lists(name):
+                pipeline.llen(key)
+        found = pipeline.execute()
+        size = len(self._steps)
+        return {name: found[place * size :][:size] for place, name in enumerate(names)}
+
+    def oldest(self, key: str, count: int) -> list[bytes]:
+        """Return the oldest messages of a list, the oldest first."""
+        return list(reversed(self.client.lrange(key, -count, -1)))
+
+    def messages(self, key: str, chunk: int) -> Iterator[bytes]:
+        """Read all messages of a list in chunks, the oldest first."""
+        end = -1
+        while found := self.client.lrange(key, end - chunk + 1, end):
+            yield from reversed(found)
+            end -= len(found)
+
+    def unacked_entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Read all unacknowledged messages with their delivery tags."""
+        yield from self.client.hscan_iter(self.unacked, count=100)
+
+    def unacked_messages(self, tags: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return the tags and values of those unacknowledged messages that are still there."""
+        values = self.client.hmget(self.unacked, tags)
+        return [(tag, value) for tag, value in zip(tags, values, strict=True) if value is not None]
+
+    # The migration.
+
+    def producer_for(self, target: str) -> str:
+        """Return the producer id of the migration to a target, of an interrupted one the same.
+
+        Raises:
+            ConfigurationError: A migration to another target was interrupted.
+        """
+        state = self._keys.state
+        self.client.hsetnx(state, "target", target)
+        self.client.hsetnx(state, "producer", f"migration:{uuid.uuid4().hex}")
+        known, producer = map(_text, self.client.hmget(state, "target", "producer"))
+        if known != target:
+            if any(self.staged_counts().values()):
+                raise ConfigurationError(
+                    f"A migration to {known} was interrupted, and some messages may be there already: "
+                    f"complete it before another one to {target}"
+                )
+            self.forget()
+            return self.producer_for(target)
+        return producer
+
+    def staged_counts(self) -> dict[str, int]:
+        """Return the number of staged messages of each queue that ever had some in this migration."""
+        names = [
+            _text(field).partition(":")[2]
+            for field in self.client.hkeys(self._keys.state)
+            if field.startswith(b"sent:")
+        ]
+        pipeline = self.client.pipeline(transaction=False)
+        for name in names:
+            pipeline.llen(self._keys.staged(name))
+        return dict(zip(names, pipeline.execute(), strict=True))
+
+    def stage(self, key: str, queue: str, messages: Sequence[bytes]) -> int:
+        """Take messages out of a list of a queue; return the number of those that were still there."""
+        self.client.hsetnx(self._keys.state, f"sent:{queue}", 0)
+        script = self._scripts["stage"]
+        return int(script.run(self.client, (key, self._keys.staged(queue)), messages))
+
+    def stage_unacked(self, queue: str, messages: Sequence[tuple[bytes, bytes]]) -> int:
+        """Take unacknowledged messages, given with their delivery tags, as :meth:`stage` does."""
+        self.client.hsetnx(self._keys.state, f"sent:{queue}", 0)
+        keys = (self.unacked, self._unacked_index, self._keys.staged(queue))
+        flat = [part for message in messages for part in message]
+        return int(self._scripts["stage_unacked"].run(self.client, keys, flat))
+
+    def staged(self, queue: str, count: int) -> tuple[int, list[bytes]]:
+        """Return how many messages of a queue the target has, and the oldest staged ones in order."""
+        pipeline = self.client.pipeline(transaction=True)
+        pipeline.hget(self._keys.state, f"sent:{queue}")
+        pipeline.lrange(self._keys.staged(queue), -count, -1)
+        sent, messages = pipeline.execute()
+        return int(sent or 0), messages[::-1]
+
+    def confirm(self, queue: str, sent: int, count: int) -> bool:
+        """Remove the oldest staged messages, which the target has; False if another process did it before."""
+        keys = (self._keys.staged(queue), self._keys.state)
+        return bool(self._scripts["confirm"].run(self.client, keys, (f"sent:{queue}", sent, count)))
+
+    def forget(self) -> None:
+        """End the migration: nothing is staged."""
+        self.client.delete(self._keys.state)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

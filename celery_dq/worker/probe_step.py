@@ -1,0 +1,109 @@
+"""The boot step that keeps the file of ``celery dq alive`` and ``ready``, with ``dq_probe_file``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.utils.nodenames import node_format
+
+from celery_dq.clock import SystemClock
+from celery_dq.compat.stopping import stops
+from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.errors import ConfigurationError
+from celery_dq.outage import Outage
+from celery_dq.probe import Phase, ProbeState
+
+__all__ = ["ProbeStep"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two writes.
+INTERVAL_S = 2.0
+
+
+class ProbeStep(bootsteps.StartStopStep):
+    """Writes the file from the worker's main loop. Without ``dq_probe_file`` it does nothing.
+
+    The timer of the loop calls it. A loop that is blocked, as that of a solo worker by its task, writes
+    nothing. While the worker connects, there is no loop; the file then says so.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        setting = context.options.probe_file if isinstance(context, AppContext) else ""
+        self._path = Path(node_format(setting, consumer.hostname)) if setting else None
+        self._worker: str = consumer.hostname
+        self._clock = SystemClock()
+        self._timer: Any = None
+        self._heartbeat: Any = None
+        self._lease_s = 0.0
+        self._answered_at: float | None = None
+        self._outage = Outage(logger, "probe_file_outage")
+        if self._path is not None:
+            try:
+                self._state("connecting").write(self._path)
+            except OSError as exc:
+                raise ConfigurationError(
+                    f"dq_probe_file = {setting!r} cannot be written ({exc.strerror or exc}): name a "
+                    "file in a folder that the worker may write to"
+                ) from exc
+            signals.worker_shutdown.connect(self._remove)
+
+    def start(self, consumer: Any) -> None:
+        """Write the file from now on at each turn of the timer: the worker consumes."""
+        if self._path is None:
+            return
+        context = getattr(consumer.connection.transport, "context", None)
+        process = getattr(context, "process", None)
+        if process is not None:
+            self._heartbeat, self._lease_s = process.heartbeat, process.lease_s
+            self._answered_at = self._clock.monotonic()
+            self._heartbeat.add_check(self._note_answer)
+        self._write("consuming")
+        self._timer = consumer.timer.call_repeatedly(INTERVAL_S, self._write, ("consuming",))
+
+    def stop(self, consumer: Any) -> None:
+        """The connection is lost, or the worker stops: no loop turns from now on."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.remove_check(self._note_answer)
+            self._heartbeat = None
+        if self._path is not None:
+            self._write("stopping" if stops() else "connecting")
+
+    def _note_answer(self, now: float) -> None:
+        self._answered_at = now
+
+    def _state(self, phase: Phase) -> ProbeState:
+        now = self._clock.monotonic()
+        return ProbeState(self._worker, os.getpid(), phase, now, self._answered_at, self._lease_s)
+
+    def _write(self, phase: Phase) -> None:
+        assert self._path is not None
+        try:
+            self._state(phase).write(self._path)
+        except OSError as exc:
+            self._outage.began(
+                "Worker %s cannot write dq_probe_file %s (%s). It goes on, and probes will call it dead.",
+                self._worker,
+                self._path,
+                exc,
+            )
+        else:
+            self._outage.over("Worker %s writes dq_probe_file %s again.", self._worker, self._path)
+
+    def _remove(self, **_: Any) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

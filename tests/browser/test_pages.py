@@ -1,0 +1,131 @@
+"""The pages in a real browser: no error of the console, accessible, usable by keyboard and on a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.busy_hour import fill
+from tests.browser.conftest import Look
+from tests.integration.shop import send
+
+AXE = (Path(axe_playwright_python.__file__).with_name("axe.min.js")).read_text()
+QUEUE, TENANT = "queue/?queue=push", "tenant/?queue=push&tenant=kaffee-werk"
+#: Path of a page -> a selector that has to be there.
+PAGES = {
+    "": "td[data-label=waiting]",
+    QUEUE: "#tenant-rows tbody a",
+    TENANT: "input[name=rate]",
+    "dead-letters/": "tbody a",
+    "dead-letters/?queue=push": "td.choice",
+    "dedup/": "h1",
+    "dedup/?queue=push": "h1",
+    "leaders/": "h1",
+    "workers/": "tbody th",
+    "audit/": "tbody th",
+    "message/?id=nowhere": ".explanation",
+    "message/?id={waiting}": ".edits",
+    "dead-letters/letter/?queue=push&id={dead}": "textarea",
+}
+
+
+@pytest.fixture
+def busy(shop: Any) -> Any:
+    """The queues of a busy hour, with fewer messages."""
+    fill(shop, part=0.1)
+    return shop
+
+
+def violations(page: Page) -> list[str]:
+    """Return the serious and critical findings of axe-core."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+def test_every_page_is_accessible_and_has_no_error(busy: Any, look: Look) -> None:
+    (waiting,), (dead,) = busy.dq.queues["push"].peek(1), busy.dq.dead_letters["push"].list(1)
+    for options in ({}, {"dark": True}, {"width": 390, "phone": True}):
+        with look("all", **options) as window:
+            for path, there in PAGES.items():
+                window.page.goto(path.format(waiting=waiting.id, dead=dead.id))
+                expect(window.page.locator(there).first).to_be_visible()
+                if not options.get("phone"):
+                    assert violations(window.page) == [], (path, options)
+                wide = window.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert wide <= 0, f"{path} is {wide} pixels too wide for {options}"
+        assert window.problems == []
+
+
+def test_a_quota_is_changed_with_the_keyboard_alone(busy: Any, look: Look) -> None:
+    with look("all") as window:
+        page, press = window.page, window.page.keyboard.press
+        page.goto(TENANT)
+        press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        for _ in range(40):
+            press("Tab")
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            if page.evaluate("document.activeElement.name") == "rate":
+                break
+        press("Control+a")
+        page.keyboard.insert_text("33/s")
+        press("Enter")
+        expect(page.locator("h1")).to_have_text("Change the quota?")
+        assert violations(page) == []
+        assert busy.dq.quotas.get("push", "kaffee-werk").rate == 20
+        while page.evaluate("document.activeElement.textContent") != "Change the quota":
+            press("Tab")
+        press("Enter")
+        expect(page.locator(".notice")).to_contain_text("rate=33/s")
+        assert busy.dq.quotas.get("push", "kaffee-werk").rate == 33
+        # A reload or a bookmark does not show the notice again.
+        assert "notice" not in page.url
+        assert window.problems == []
+
+
+def test_a_change_appears_without_a_reload_and_only_while_the_page_is_looked_at(
+    shop: Any, look: Look
+) -> None:
+    send(shop, "a")
+    with look("view_queues") as window:
+        page = window.page
+        # The clock of the page is the test's, so that no update is waited for.
+        page.clock.install()
+        page.goto("?q=push")
+        waiting = page.locator("td[data-label=waiting]")
+        expect(waiting).to_have_text("1")
+        page.locator("tbody a").first.focus()
+        send(shop, "a")
+        page.clock.run_for(2_100)
+        expect(waiting).to_have_text("2")
+        assert page.evaluate("document.activeElement.textContent") == "push"
+        for hide, show in ((hidden("true"), hidden("false")), (BUTTON, BUTTON)):
+            page.evaluate(hide)
+            asked = len(window.requests)
+            page.clock.run_for(60_000)
+            assert len(window.requests) == asked
+            with page.expect_request("**/dq/*"):
+                page.evaluate(show)
+        assert window.problems == []
+
+
+BUTTON = "document.querySelector('[data-updates-button]').click()"
+
+
+def hidden(value: str) -> str:
+    """Return a script that gives the page the signs of a hidden tab."""
+    return (
+        f"Object.defineProperty(document, 'hidden', {{value: {value}, configurable: true}});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )

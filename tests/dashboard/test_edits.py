@@ -1,0 +1,121 @@
+"""Changes of waiting tasks and of dead letters: their previews, their effect, and wrong values."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tests.dashboard.test_changes import hidden_fields
+from tests.integration.shop import claim, dead_letter, send
+
+
+def post(client: Any, path: str, **fields: str) -> str:
+    """Ask for a change and follow it; return the text of the page."""
+    text = client.post(f"/dq/{path}", fields, follow=True).content.decode()
+    return str(text)
+
+
+@pytest.fixture
+def task(shop: Any) -> dict[str, str]:
+    """The form's fields of a waiting task."""
+    (task_id,) = send(shop, "a")
+    send(shop, "m", queue="mail")
+    return {"queue": "push", "id": task_id}
+
+
+def test_a_task_is_rescheduled(shop: Any, operator: Any, task: dict[str, str]) -> None:
+    assert "is delayed now" in post(operator, "message/reschedule/", **task, due="2100-01-01T18:00")
+    (found,) = shop.dq.find(task["id"])
+    assert (found.state, found.due) == ("delayed", datetime(2100, 1, 1, 18, tzinfo=timezone.utc))
+    post(operator, "message/reschedule/", **task, due="1h")
+    (found,) = shop.dq.find(task["id"])
+    assert 3500 < (found.due - datetime.now(timezone.utc)).total_seconds() <= 3600
+    assert "give a time in UTC" in post(operator, "message/reschedule/", **task, due="in-a-while")
+    claim(shop)
+
+
+def test_a_task_that_a_worker_has_stays(shop: Any, operator: Any, task: dict[str, str]) -> None:
+    claim(shop)
+    for path, field in (("reschedule", {"due": "1h"}), ("reprioritise", {"priority": "3"})):
+        assert "was not changed, because a worker has it" in post(
+            operator, f"message/{path}/", **task, **field
+        )
+    page = post(operator, "message/move/", **task, to="mail", confirmed="1")
+    assert "was not changed, because a worker has it" in page
+    gone = {**task, "id": "nowhere"}
+    assert "is not in this queue any more" in post(operator, "message/reprioritise/", **gone, priority="3")
+    assert "Reschedule" not in operator.get("/dq/message/", {"id": task["id"]}).content.decode()
+
+
+def test_a_task_moves_to_another_queue_that_exists(shop: Any, operator: Any, task: dict[str, str]) -> None:
+    asked = post(operator, "message/move/", **task, to="mail")
+    assert "goes to the end of &#x27;mail&#x27;" in asked
+    assert shop.dq.find(task["id"])[0].queue == "push"
+    assert "was moved to &#x27;mail&#x27;" in post(operator, "message/move/", **hidden_fields(asked))
+    assert shop.dq.find(task["id"])[0].queue == "mail"
+    assert "there is no such queue" in post(operator, "message/move/", **task, to="nail")
+
+
+@pytest.fixture
+def dead(use_app: Any, redis_url: str) -> Any:
+    """An app that shows arguments, with a dead letter; its id is ``dead.letter``."""
+    shop = use_app(redis_url.replace("redis://", "dq-redis://", 1), dq_web_show_arguments=True)
+    shop.letter = dead_letter(shop, "a")
+    return shop
+
+
+def test_a_dead_letter_is_changed_after_a_preview_of_the_differences(dead: Any, operator: Any) -> None:
+    page = operator.get("/dq/dead-letters/letter/", {"queue": "push", "id": dead.letter}).content.decode()
+    assert "[&quot;a&quot;, 0]</textarea>" in page
+    same = {"queue": "push", "id": dead.letter, "args": '["a", 0]', "kwargs": "{}", "tenant": "a"}
+    same |= {"priority": "0", "eta": ""}
+    assert "nothing was changed" in post(operator, "dead-letters/letter/edit/", **same)
+    wanted = {"args": '["z", 5]', "tenant": "z", "priority": "9", "eta": "2100-01-01T00:00"}
+    asked = post(operator, "dead-letters/letter/edit/", **{**same, **wanted})
+    for text in ("[&quot;a&quot;, 0]", "[&quot;z&quot;, 5]", "2100-01-01T00:00"):
+        assert f"<bdi>{text}</bdi>" in asked
+    assert "kwargs</bdi>" not in asked
+    assert len(dead.dq.dead_letters["push"]) == 1
+    assert "was changed and sent again" in post(operator, "dead-letters/letter/edit/", **hidden_fields(asked))
+    (found,) = dead.dq.find(dead.letter)
+    assert (found.state, found.tenant, found.priority) == ("delayed", "z", 9)
+    assert found.due == datetime(2100, 1, 1, tzinfo=timezone.utc)
+    assert dead.dq.audit()[0].action == "dead_edited"
+
+
+def test_hidden_arguments_are_kept_and_not_shown(dead: Any, login: Any) -> None:
+    editor = login("view_queues", "edit_dead_letters")
+    letter = {"queue": "push", "id": dead.letter}
+    data = json.loads(editor.get("/dq/dead-letters/letter/", {**letter, "format": "json"}).content)
+    assert (data["values"]["args"], data["letter"]["args"]) == ("", "(hidden)")
+    asked = post(editor, "dead-letters/letter/edit/", **letter, args="", priority="5", tenant="a")
+    assert "(hidden)" not in asked
+    asked = post(editor, "dead-letters/letter/edit/", **letter, args='["b"]', priority="5", tenant="a")
+    assert "<bdi>(hidden)</bdi>" in asked
+    post(editor, "dead-letters/letter/edit/", **letter, args="", priority="5", tenant="a", confirmed="1")
+    (found,) = dead.dq.find(dead.letter)
+    assert (found.priority, found.args) == (5, "('a', 0)")
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"args": "[1"}, "is not JSON"),
+        ({"args": "{}"}, "give a list"),
+        ({"kwargs": "[" * 100_001}, "the form takes 100000 characters"),
+        ({"kwargs": "[1]"}, "give a dict"),
+        ({"priority": "10"}, "give a number from 0 to 9"),
+        ({"eta": "soon"}, "eta = &#x27;soon&#x27;"),
+        ({"id": "nowhere"}, "has no dead letter"),
+    ],
+)
+def test_a_wrong_change_of_a_dead_letter_sends_nothing(
+    dead: Any, operator: Any, field: dict[str, str], reason: str
+) -> None:
+    given = {"queue": "push", "id": dead.letter, "confirmed": "1", **field}
+    answer = operator.post("/dq/dead-letters/letter/edit/", given)
+    assert (answer.status_code, reason in answer.content.decode()) == (400, True), answer.content.decode()
+    assert len(dead.dq.dead_letters["push"]) == 1

@@ -1,0 +1,157 @@
+"""``celery dq alive`` and ``ready``: the file of a real worker, and the manifests of the guide."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from celery.bin.celery import celery as celery_command
+
+from celery_dq.clock import ManualClock, SystemClock
+from celery_dq.probe import ProbeState, ask_probe, main
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.workers import WorkerProcess
+
+MODULE = "tests.migration.worker_app"
+MANIFESTS = Path(__file__).parents[2] / "example_project" / "kubernetes"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that the test may stop."""
+    with RedisServer() as server:
+        yield server
+
+
+def worker_on(url: str, file: Path, pool: str, broker: str = "dq") -> WorkerProcess:
+    conf = {"broker_url": url, "ledger_url": url, "dq_probe_file": str(file), "dq_lease": "1s"}
+    return WorkerProcess(MODULE, broker=BROKERS[broker], conf=conf, pool=pool, preloaded=True)
+
+
+def later(seconds: float) -> ManualClock:
+    return ManualClock(monotonic=SystemClock().monotonic() + seconds)
+
+
+@pytest.mark.logged_error("Cannot connect to")
+def test_a_worker_through_an_outage_and_its_end(server: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    assert "there is no file" in ask_probe("alive", file).reason
+    with worker_on(server.url(scheme="dq-redis"), file, "prefork") as worker:
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        assert not ask_probe("alive", file, clock=later(60)).ok
+        assert main(["alive", str(file)]) == 0
+        server.kill()
+        wait_until(lambda: not ask_probe("ready", file).ok, 20)
+        assert ask_probe("alive", file, clock=later(600)).ok
+        server.start()
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
+        worker.stop()
+    assert not file.exists()
+
+
+def test_a_pool_of_greenlets_keeps_the_file_too(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "w1"
+    url = redis_url.replace("redis", "dq-redis", 1)
+    with worker_on(url, tmp_path / "%n", "gevent") as worker:
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        first = json.loads(file.read_text())["turned_at"]
+        wait_until(lambda: json.loads(file.read_text())["turned_at"] > first, 20)
+        worker.process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+        worker.wait()
+        assert "is gone" in ask_probe("alive", file).reason
+
+
+def test_a_hanging_broker_is_not_ready(server: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    with worker_on(server.url(scheme="dq-redis"), file, "threads"):
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        server.pause()
+        wait_until(lambda: not ask_probe("ready", file).ok, 20)
+        assert ask_probe("alive", file).ok
+        server.resume()
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+
+
+def test_the_stock_broker_has_probes_too(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    with worker_on(redis_url, file, "threads", "stock"):
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+
+
+@pytest.mark.logged_error("cannot be written")
+def test_a_file_that_cannot_be_written_ends_the_worker(redis_url: str) -> None:
+    url = redis_url.replace("redis", "dq-redis", 1)
+    worker = worker_on(url, Path("/nowhere/worker"), "threads").start()
+    assert worker.wait() != 0
+    assert "dq_probe_file = '/nowhere/worker' cannot be written" in worker.log
+    worker.discard()
+
+
+STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "alive", "ready", "words"),
+    [
+        (101, True, True, "turned 1 s ago"),
+        (131, False, False, "has not turned for 31 s (limit 30 s)"),
+        (115, True, False, "has not answered worker w1 for 16 s"),
+        (50, False, False, "has not turned for -50 s"),
+    ],
+)
+def test_an_answer_by_the_clock(tmp_path: Path, now: float, alive: bool, ready: bool, words: str) -> None:
+    file = tmp_path / "worker"
+    STATE.write(file)
+    clock = ManualClock(monotonic=now)
+    assert ask_probe("alive", file, clock=clock).ok == alive
+    answer = ask_probe("ready", file, clock=clock)
+    assert (answer.ok, words in answer.reason) == (ready, True)
+
+
+@pytest.mark.parametrize("arguments", [[], ["dead", "x"], ["alive"], ["alive", "x", "soon"]])
+def test_a_wrong_use_of_the_module(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_the_module_loads_no_library() -> None:
+    program = "import sys, celery_dq.probe; print({'celery', 'kombu', 'redis', 'click'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_manifest_names_commands_that_exist(path: Path) -> None:
+    manifest = yaml.safe_load(path.read_text())
+    pod = manifest["spec"]["template"]["spec"]
+    assert (
+        manifest["spec"]["selector"]["matchLabels"].items()
+        <= manifest["spec"]["template"]["metadata"]["labels"].items()
+    )
+    (container,) = pod["containers"]
+    assert container["command"] == ["celery"]
+    words = [word for word in container["args"][2:] if not str(word).startswith("-")]
+    command: Any = celery_command
+    for word in words[:2]:
+        command = getattr(command, "commands", {}).get(word, command)
+    assert command is not celery_command
+    known = {name for each in command.params for name in [*each.opts, *each.secondary_opts]}
+    given = {str(word).partition("=")[0] for word in container["args"][2:] if str(word).startswith("-")}
+    assert given <= known
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    if "SOFT_SHUTDOWN" in environment:
+        assert float(environment["SOFT_SHUTDOWN"]) < pod["terminationGracePeriodSeconds"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container.get(name, {}).get("exec", {}).get("command")
+        if probe:
+            assert probe[:3] == ["python", "-m", "celery_dq.probe"]
+            assert (probe[3] in ("alive", "ready"), probe[4]) == (True, environment["DQ_PROBE_FILE"])

@@ -1,0 +1,108 @@
+"""A typo in ``-Q``: the worker warns, the doctor reports the queue, and it can be removed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from celery.contrib.testing.worker import start_worker
+from click.testing import CliRunner
+
+from celery_dq.app.checks.doctor import check_server
+from celery_dq.cli import dq
+from celery_dq.errors import InvalidRequest
+from tests.integration.shop import claim, dead_letter, send
+
+
+def run(app: Any, *words: str, status: int = 0) -> str:
+    result = CliRunner().invoke(dq, words, obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def unused(app: Any) -> list[str]:
+    """The findings about unused queues."""
+    return [f"{each.problem} {each.remedy}" for each in check_server(app) if each.code == "W026"]
+
+
+def declare(app: Any, *names: str) -> None:
+    """Declare queues as a worker does."""
+    with app.dq._broker.channel() as channel:
+        for name in names:
+            channel.queue_declare(name)
+
+
+def test_the_worker_warns_of_a_queue_without_messages_and_with_a_close_name(
+    shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(shop, "acme")
+    send(shop, "acme", queue="pushes")
+    shop.conf.task_routes = {"invoice": {"queue": "invoices"}, "bill": "bills"}
+    shop.conf.worker_hijack_root_logger = False
+    shop.amqp.queues.select(["push", "pusch", "pushes", "invoices", "bills", "elsewhere", "push/0"])
+    with start_worker(shop, pool="solo", perform_ping_check=False, shutdown_timeout=20, loglevel="WARNING"):
+        pass
+    records = [each for each in caplog.records if getattr(each, "event", "") == "queue_name_doubtful"]
+    assert [each.queue for each in records] == ["pusch"]  # type: ignore[attr-defined]  # of `extra`
+    assert "Did you mean 'push'?" in records[0].getMessage()
+
+
+def test_the_doctor_reports_queues_that_never_had_a_message(shop: Any) -> None:
+    shop.conf.dq_queues = {"rare": {}}
+    send(shop, "acme")
+    assert unused(shop) == []
+    declare(shop, "pusch", "rare", "used")
+    send(shop, "acme", queue="used")
+    claim(shop, queue="used")
+    with shop.dq._broker.open_home("pusch") as (partition, client):
+        partition.claim("w", lease_ms=60_000, want=0).run(client)
+    (text,) = unused(shop)
+    assert "names them: 'pusch' (a worker consumes it; did you mean 'push'?). A typo in -Q" in text
+    assert "celery dq queues pusch --forget" in text
+    run(shop, "purge", "used", "--yes")
+    assert "'used'" not in unused(shop)[0]
+
+
+def test_an_unused_queue_is_forgotten(shop: Any) -> None:
+    send(shop, "acme")
+    declare(shop, "pusch", "other")
+    shop.dq.quotas.set("pusch", "acme", rate=5)
+    assert json.loads(run(shop, "queues", "pusch", "other", "--forget", "--json")) == {
+        "forgotten": ["pusch", "other"]
+    }
+    assert list(shop.dq.queues) == ["push"]
+    assert unused(shop) == []
+    assert not shop.dq.queues["pusch"].forget()
+    assert [(each.action, each.queue) for each in shop.dq.audit(limit=2)] == [
+        ("forgotten", "other"),
+        ("forgotten", "pusch"),
+    ]
+    assert "There is no queue 'pusch'" in run(shop, "queues", "pusch", "--forget", status=1)
+    assert "--forget needs NAMES" in run(shop, "queues", "--forget", status=2)
+    declare(shop, "pusch")
+    assert shop.dq.quotas.get("pusch", "acme").rate == 5
+
+
+def test_a_queue_in_use_is_not_forgotten(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for use, words in (
+        (lambda: send(shop, "a"), "messages: 1"),
+        (lambda: claim(shop), "messages: 1, consumers: 1"),
+        (lambda: dead_letter(shop), "dead letters: 1, consumers: 1"),
+    ):
+        use()
+        assert words in run(shop, "queues", "push", "--forget", status=1)
+    assert list(shop.dq.queues) == ["push"]
+    # A message that comes between the look and the removal.
+    declare(shop, "late")
+    withdraw = shop.dq._broker.withdraw
+
+    def published_meanwhile(client: Any, queue: str) -> Any:
+        send(shop, "a", queue="late")
+        return withdraw(client, queue)
+
+    monkeypatch.setattr(shop.dq._broker, "withdraw", published_meanwhile)
+    with pytest.raises(InvalidRequest, match="messages: 1"):
+        shop.dq.queues["late"].forget()
+    assert "late" in shop.dq.queues

@@ -1,0 +1,1 @@
+"""``celery dq migrate``: from kombu's Redis transport to the tenant broker."""

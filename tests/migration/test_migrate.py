@@ -1,0 +1,190 @@
+"""The messages that are taken over, and those that stay."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from celery_dq.errors import ConfigurationError
+from tests.migration.conftest import Migrate
+
+
+def send(app: Any, *merchants: str, **options: Any) -> list[str]:
+    notify = app.tasks["notify"]
+    return [notify.apply_async((name, place), **options).id for place, name in enumerate(merchants)]
+
+
+def hold(url: str, count: int, queue: str = "push") -> Any:
+    """Receive messages, as a stock worker does, and return its connection, which was killed."""
+    connection: Any = Connection(url)
+    channel = connection.default_channel
+    channel.qos.prefetch_count = 0
+    for _ in range(count):
+        assert channel.basic_get(queue) is not None
+    connection.transport.cycle.close()
+    channel.qos.restore_at_shutdown = False
+    channel.qos._delivered.clear()
+    return connection
+
+
+def waiting_ids(shop: Any, queue: str = "push") -> list[str]:
+    return [message.id for message in shop.dq.queues[queue].peek(1000)]
+
+
+def test_all_messages_are_taken_in_order_with_their_tenants(stock: Any, shop: Any, migrate: Migrate) -> None:
+    ids = send(stock, *"abab", "a")
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+    (delayed,) = send(stock, "a", eta=due, expires=due + timedelta(hours=1))
+    report = migrate()
+    assert (report["migrated"], report["left"], report["held_by"]) == (6, [], [])
+    push = shop.dq.queues["push"]
+    assert [message.id for message in push.peek(10, tenant="a")] == [ids[0], ids[2], ids[4]]
+    assert [message.id for message in push.peek(10, tenant="b")] == [ids[1], ids[3]]
+    found = push.find(delayed)
+    assert (found.state, found.tenant, abs(found.due - due) < timedelta(seconds=1)) == ("delayed", "a", True)
+    assert migrate()["queues"] == []
+
+
+def test_nothing_of_the_migration_stays_in_redis(stock: Any, migrate: Migrate, raw: Any) -> None:
+    send(stock, "a")
+    migrate()
+    assert [key for key in raw.scan_iter() if not key.startswith(b"_kombu.binding")] == []
+
+
+def test_a_dry_run_reads_all_and_takes_none(stock: Any, shop: Any, migrate: Migrate, raw: Any) -> None:
+    send(stock, "a", "b")
+    raw.rpush("push", b"rubbish \xff")
+    report = migrate("--dry-run", status=1)
+    assert (report["found"], report["migrated"], raw.llen("push")) == (2, 0, 3)
+    assert [(left["place"], left["reason"][:13]) for left in report["left"]] == [("push", "it is no JSON")]
+
+
+def edited(raw: Any, change: Any) -> None:
+    """Change the newest message of the list."""
+    message = json.loads(raw.lpop("push"))
+    change(message)
+    raw.lpush("push", json.dumps(message))
+
+
+BROKEN: list[tuple[Any, str]] = [
+    (lambda message: message.pop("headers"), "no message of kombu"),
+    (lambda message: message.update(body="%"), "not base64"),
+    (lambda message: message.update(body="bm90IGpzb24="), "cannot be decoded"),
+    (lambda message: message.update({"content-type": "application/x-python-serialize"}), "accept_content"),
+    (lambda message: message["headers"].update(eta="soon"), "eta = 'soon' is not a time"),
+    (lambda message: message["headers"].update(dq_claim=5), "dedup header"),
+    (lambda message: message["headers"].update(id="x" * 201), "at most 200 bytes"),
+    (lambda message: message["properties"].update(tenant="\n"), "tenant"),
+]
+
+
+def test_a_message_that_is_not_understood_stays_in_its_place(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any
+) -> None:
+    expected = []
+    for change, _ in BROKEN:
+        send(stock, "a")
+        edited(raw, change)
+        expected.append(raw.lindex("push", 0))
+        send(stock, "a")
+    report = migrate(status=1)
+    assert (report["migrated"], report["queues"][0]["left"]) == (len(BROKEN), len(BROKEN))
+    for (_, words), left in zip(BROKEN, report["left"], strict=True):
+        assert words in left["reason"]
+    assert raw.lrange("push", 0, -1) == expected[::-1]
+    assert migrate("--dry-run", status=1)["found"] == 0
+
+
+def test_messages_of_dead_workers_are_taken(stock: Any, shop: Any, migrate: Migrate, raw: Any) -> None:
+    ids = send(stock, "a", "b", "c")
+    held = hold(stock.conf.broker_url, 2)
+    raw.hset("unacked", "foreign", "[]")
+    report = migrate(status=1)
+    assert (report["migrated"], [left["place"] for left in report["left"]]) == (3, ["unacked foreign"])
+    assert sorted(waiting_ids(shop)) == sorted(ids)
+    assert (raw.hkeys("unacked"), raw.zcard("unacked_index")) == ([b"foreign"], 0)
+    held.release()
+
+
+def test_messages_of_a_live_worker_stay_unless_they_are_asked_for(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any
+) -> None:
+    send(stock, "a", "b", "c")
+    held = hold(stock.conf.broker_url, 2)
+    # A worker that waits for messages.
+    waiting = raw.connection_pool.get_connection()
+    waiting.send_command("BRPOP", "other", 30)
+    while not any(client["cmd"] == "brpop" for client in raw.client_list()):
+        pass
+    report = migrate(status=1)
+    assert (report["migrated"], raw.hlen("unacked"), len(report["held_by"])) == (1, 2, 1)
+    assert migrate("--take-unacked")["migrated"] == 2
+    waiting.disconnect()
+    held.release()
+
+
+def test_priorities_are_asked_for_and_inverted(stock: Any, shop: Any, migrate: Migrate) -> None:
+    low, urgent, middle = (send(stock, "a", priority=priority)[0] for priority in (9, 0, 6))
+    assert "--priorities inverted" in migrate(status=1)
+    assert migrate("--priorities", "inverted")["migrated"] == 3
+    assert waiting_ids(shop) == [urgent, middle, low]
+    assert [message.priority for message in shop.dq.queues["push"].peek(3)] == [9, 3, 0]
+
+
+def test_other_queues_other_names(stock: Any, shop: Any, migrate: Migrate, raw: Any) -> None:
+    stock.conf.broker_transport_options = {
+        "global_keyprefix": "shop:",
+        "sep": ":",
+        "priority_steps": [0, 5],
+        "unacked_key": "taken",
+    }
+    send(stock, "a", queue="mail", priority=7)
+    send(stock, "a", queue="cache")
+    options = ("--stock-options", json.dumps(stock.conf.broker_transport_options), "--priorities", "same")
+    assert raw.llen("shop:mail:5") == 1
+    assert migrate("--queues", "mail", *options)["migrated"] == 1
+    assert shop.dq.queues["mail"].peek(1)[0].priority == 7
+    assert raw.llen("shop:cache") == 1
+    assert "'mial'" in migrate("--queues", "mial", *options, status=1)
+    assert migrate(*options)["migrated"] == 1
+
+
+def test_a_dedup_key_goes_along(stock: Any, shop: Any, migrate: Migrate) -> None:
+    asked = {"key": "k", "timeout": 60.0, "policy": "decline", "waiting": 0}
+    first, second = send(stock, "a", "a", headers={"dq_claim": asked})
+    assert migrate()["migrated"] == 2
+    (lock,) = shop.dq.dedup["push"].list()
+    assert lock.key == "k"
+    # The second call gets the result of the first.
+    assert [shop.dq.queues["push"].find(each).state for each in (first, second)] == ["waiting", "following"]
+
+
+def test_an_interrupted_migration_has_one_target(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any, redis_url: str
+) -> None:
+    send(stock, "a")
+    with shop.dq.migration(redis_url) as migration:
+        migration.survey(read=False)
+        producer = migration._stock.producer_for("another")
+        assert migration._stock.stage("push", "push", raw.lrange("push", 0, -1)) == 1
+        assert producer.startswith("migration:")
+        with pytest.raises(ConfigurationError, match="A migration to another was interrupted"):
+            migration.run()
+
+
+def test_the_audit_names_the_source_without_its_password(stock: Any, shop: Any, migrate: Migrate) -> None:
+    send(stock, "a", "b")
+    migrate()
+    (entry,) = shop.dq.audit()
+    assert (entry.action, entry.queue, entry.count, entry.door) == ("migrated", "push", 2, "celery dq")
+    assert entry.details.startswith("redis://")
+
+
+@pytest.mark.parametrize(("source", "words"), [("memory://", "leads from"), ("dq-redis://x", "leads from")])
+def test_other_brokers_are_refused(shop: Any, source: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words), shop.dq.migration(source):
+        pass

@@ -1,0 +1,92 @@
+"""Threads that meet in the ledger of in-flight messages, one step after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_dq.clock import SystemClock
+from celery_dq.transport.redis.in_flight import in_flight_messages
+from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
+from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+
+ENDS: dict[str, Callable[[InFlightMessages, str], None]] = {
+    "finish": lambda ledger, tag: ledger.finish(tag),
+    "release": lambda ledger, tag: ledger.release(tag, "requeue"),
+    "dead letter": lambda ledger, tag: ledger.dead_letter(tag, "a fault", b""),
+}
+
+
+def stepwise(call: Callable[[], Any], step: Callable[[], None]) -> Any:
+    """Make a call, and another one at each step of the ledger's code, where Python may switch to a thread."""
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != in_flight_messages.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            sys.settrace(None)
+            step()
+            sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.fixture
+def ledger() -> InFlightMessages:
+    return InFlightMessages(SystemClock(), lease_s=15.0)
+
+
+@pytest.fixture
+def heartbeat(ledger: InFlightMessages) -> Heartbeat:
+    process: Any = SimpleNamespace(in_flight=ledger, in_doubt=InDoubtClaims())
+    return Heartbeat(process)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_lease_is_in_use_at_each_step_of_an_end(
+    ledger: InFlightMessages, heartbeat: Heartbeat, end: str
+) -> None:
+    """Otherwise the heartbeat ends the lease, and Redis delivers the message again."""
+    held = ledger.add("p", "m", "1")
+    assert held is not None
+    tag, seen = held.tag, list[bool]()
+    stepwise(lambda: ENDS[end](ledger, tag), lambda: seen.append(heartbeat.is_in_use("p")))
+    assert len(seen) > 20
+    assert all(seen)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_lease_is_in_use_at_whichever_step_of_the_look_a_message_ends(
+    ledger: InFlightMessages, heartbeat: Heartbeat, end: str
+) -> None:
+    moment, steps = 0, 1
+    while moment < steps:
+        held = ledger.add("p", "m", str(moment))
+        assert held is not None
+        tag, passed = held.tag, 0
+
+        def step(tag: str = tag, moment: int = moment) -> None:
+            nonlocal passed
+            if passed == moment:
+                ENDS[end](ledger, tag)
+            passed += 1
+
+        assert stepwise(lambda: heartbeat.is_in_use("p"), step)
+        ENDS[end](ledger, tag)
+        assert ledger.abandon_partition("p") == 1
+        ledger.forget_partition("p")
+        assert not heartbeat.is_in_use("p")
+        moment, steps = moment + 1, passed
+    assert steps > 20
