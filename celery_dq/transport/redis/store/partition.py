@@ -88,7 +88,7 @@ class Partition:
     @property
     def name(self) -> str:
         """The name that ``-Q`` takes: ``push/3``, or that of the queue if it has one partition."""
-        return f"{self.keys.queue}/{self.keys.partition}" if self.count > 1 else self.keys.queue
+        return f"{self.keys.queue}/{self.keys.partition}" if self.homes.total > 1 else self.keys.queue
 
     def declare_partitions(
         self, homes: PartitionMap, mode: Literal["declare", "restore", "follow"] = "declare"
