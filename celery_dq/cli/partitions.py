@@ -6,6 +6,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.queues import with_nodes
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
@@ -49,7 +50,7 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
     for name in known if queue is None else [queue]:
         found = dq.queues[name].snapshot()
         rows += getattr(found, "partitions", ()) or ([found] if queue else [])
-    show_table(as_json, rows, _COLUMNS, "No queue has several partitions.")
+    show_table(as_json, rows, with_nodes(_COLUMNS, rows), "No queue has several partitions.")
 
 
 def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:

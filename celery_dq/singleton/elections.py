@@ -74,7 +74,9 @@ class Elections:
         return led_names(self._make_client(), map(self._keys, known))
 
     def _keys(self, queue: str) -> PartitionKeys:
-        return PartitionKeys(self._options.environment, queue, 0, self._options.key_prefix)
+        # The scripts of a partition look there for the lease of its leader.
+        on_cluster = getattr(self._make_client(), "on_cluster", False)
+        return PartitionKeys(self._options.environment, queue, 0, self._options.key_prefix, on_cluster)
 
     @property
     def _by_zookeeper(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutations import (
     acks,
     beat,
+    cluster,
     counters,
     dashboard,
     dedup,
@@ -33,6 +34,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *dashboard.MUTATIONS,
     *transport.MUTATIONS,
     *wakeups.MUTATIONS,
+    *cluster.MUTATIONS,
     *acks.MUTATIONS,
     *partitioned_queues.MUTATIONS,
     *publishing.MUTATIONS,

@@ -13,7 +13,7 @@ OWN = {"headers": {"trace": "1"}}
 
 
 @pytest.mark.parametrize(
-    ("buffered", "options", "most"), [(True, {}, 13), (True, OWN, 14), (False, {}, 18), (False, OWN, 19)]
+    ("buffered", "options", "most"), [(True, {}, 13), (True, OWN, 14), (False, {}, 19), (False, OWN, 20)]
 )
 def test_a_call_runs_through_few_files(
     make_app: MakeApp, buffered: bool, options: dict[str, Any], most: int

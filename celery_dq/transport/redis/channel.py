@@ -117,7 +117,7 @@ class Channel(EventLoopChannel):
             redis.RedisError: Redis did not answer.
         """
         found = None if refresh else self._queues.get(name)
-        if found is None or found.homes != self.process.partition_maps.get(found.whole_name):
+        if found is None or found.homes is not self.process.partition_maps.get(found.whole_name):
             found = self._queues[name] = self.context.queues(name, self.client, refresh=refresh)
         return found
 

@@ -14,6 +14,8 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
+from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue
 
@@ -32,6 +34,8 @@ HEALTH_CHECK_SECONDS = 25.0
 class EventLoopChannel(RedisChannel):
     """The part of a channel that an event loop or ``drain_events`` drives."""
 
+    pipeline_class = ScriptPipeline
+    wakeups_class = WakeupGroups
     consumer: ChannelConsumer
     process: ConsumerIdentity
     poller: Poller

@@ -4,6 +4,7 @@
 ``ready_queues``        the queues that may have work, in turn, and the times at which others are due
 ``claims_under_way``    how many claims there may be, and how they share the capacity
 ``wakeups``             waits for wake-ups with one ``BLPOP`` per group of queues
+``sharded_wakeups``     waits for wake-ups on a Redis Cluster, by PUB/SUB
 ``fetcher``             claims messages without polling and without blocking
 ``claim_window``        how many messages a worker claims beyond its free slots
 ``inbox``               claimed messages before their delivery, in fair order

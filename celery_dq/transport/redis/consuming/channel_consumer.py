@@ -157,6 +157,8 @@ class ChannelConsumer:
                 room=self.capacity,
                 keeps_appointments=self._can_keep_next_look,
                 deliver=self._claimed,
+                pipelines=self._channel.pipeline_class,
+                wakeups=self._channel.wakeups_class,
             )
         return self.live_fetcher
 
