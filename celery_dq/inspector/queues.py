@@ -59,6 +59,8 @@ class QueueSnapshot:
             aging priorities another message may have waited longer, by at most nine steps.
         pause: The pause of the whole queue; None when it is not paused. Of a queue with several partitions,
             the time in which all of them are paused.
+        worker: The worker that serves the partition by the allocation, where ``celery dq partitions`` shows
+            it; "" otherwise.
         partitions: The same of each partition, by number, named ``push/0`` and so on; () for a queue with
             one partition. All other attributes are of the whole queue: sums, and of a consumer the longest
             lease.
@@ -80,6 +82,7 @@ class QueueSnapshot:
     counters: QueueCounters
     oldest_waiting_s: float | None
     pause: Pause | None = None
+    worker: str = ""
     partitions: tuple[QueueSnapshot, ...] = ()
     slot: int | None = None
     node: str = ""

@@ -172,6 +172,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "messages of a partition that a consumer gave up stay in its inbox",
+        "transport/redis/consuming/inbox.py",
+        "if message.prefix in prefixes:",
+        "if message.queue in prefixes:",
+        ("tests/properties/test_inbox.py",),
+    ),
+    Mutation(
+        "calls",
+        "a worker never learns of the partition that it is to serve",
+        "transport/redis/consuming/allocated_partitions.py",
+        "            self._maps.doubt(queue.whole_name)\n",
+        "",
+        ("tests/broker/test_allocated_partitions.py", "-k", "asks"),
+    ),
+    Mutation(
+        "calls",
         "a consumer of one partition receives nothing",
         "transport/redis/consuming/channel_consumer.py",
         "self._consumers.has(message.prefix)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     acks,
+    allocation,
     beat,
     cluster,
     counters,
@@ -39,6 +40,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *partitioned_queues.MUTATIONS,
     *publishing.MUTATIONS,
     *partitions.MUTATIONS,
+    *allocation.MUTATIONS,
     *dedup.MUTATIONS,
     *singleton.MUTATIONS,
     *worker.MUTATIONS,

@@ -14,7 +14,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
-from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
@@ -77,6 +77,11 @@ class ConnectionContext:
     def leaderships(self) -> Leaderships | None:
         """Leaderships of the worker in this process; None without any."""
         return self.state.leaderships
+
+    @property
+    def allocation(self) -> PartitionAllocation | None:
+        """The partitions that the worker in this process serves; None where they are not allocated."""
+        return self.state.allocation
 
     def _running_tags(self) -> frozenset[str]:
         capacity = self.capacity

@@ -98,12 +98,16 @@ class EventLoopChannel(RedisChannel):
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
+        allocated = self.consumer.allocated_partitions
+        follows = allocated is not None and allocated.has_changed()
         fetcher = self.consumer.live_fetcher
-        if fetcher is not None:
+        if fetcher is not None or allocated is not None:
             try:
-                if self._seen_partitions != self.process.partition_maps.changes:
+                if follows or self._seen_partitions != self.process.partition_maps.changes:
                     self.follow_partitions()
-                fetcher.tick()
+                    fetcher = self.consumer.live_fetcher
+                if fetcher is not None:
+                    fetcher.tick()
             except self.connection_errors:
                 self._mark_broken()
                 raise
