@@ -26,6 +26,11 @@ __all__ = ["STOCK_SCHEMES", "StockBroker"]
 STOCK_SCHEMES = ("redis", "rediss", "sentinel")
 
 
+def load_scripts() -> ScriptSet:
+    """Read the scripts of the migration."""
+    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm")
+
+
 class StockBroker:
     """The keys of kombu's Redis transport.
 
@@ -49,7 +54,7 @@ class StockBroker:
         self.unacked = self._prefix + channel.unacked_key
         self._unacked_index = self._prefix + channel.unacked_index_key
         self._keys = MigrationKeys(self._prefix)
-        self._scripts = ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm")
+        self._scripts = load_scripts()
 
     # The queues.
 

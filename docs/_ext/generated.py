@@ -17,13 +17,18 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from celery_dq.beat import schedule_store
 from celery_dq.compat.table import READ_VERSIONS, TABLE
+from celery_dq.dedup.other_brokers import redis_coordinator
 from celery_dq.duration import format_duration
 from celery_dq.keys import MigrationKeys, PartitionKeys, audit_stream, history_stream, queue_registry
+from celery_dq.leadership import redis_election
 from celery_dq.log_events import EVENTS
 from celery_dq.metrics.table import METRICS
+from celery_dq.migration import stock_broker
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
+from celery_dq.scripts import ScriptSet
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.transient import TransientQueues
 
@@ -166,9 +171,23 @@ def read_versions() -> str:
 
 
 def scripts() -> str:
-    """The contract of every Lua script, with the keys of its includes."""
+    """The contract of every Lua script of a queue, with the keys of its includes."""
+    return _contracts(load_scripts(), "{}")
+
+
+def other_scripts() -> str:
+    """The contracts of the scripts of elections, beat, dedup locks on other brokers, and migration."""
+    sets = {
+        "election": redis_election.load_scripts(),
+        "beat": schedule_store.load_scripts(),
+        "dedup lock": redis_coordinator.load_scripts(),
+        "migration": stock_broker.load_scripts(),
+    }
+    return "\n".join(_contracts(each, f"{area}: {{}}") for area, each in sets.items())
+
+
+def _contracts(loaded: ScriptSet, title: str) -> str:
     blocks = []
-    loaded = load_scripts()
     for name in loaded.names():
         header = []
         for line in (loaded.directory / f"{name}.lua").read_text(encoding="utf-8").splitlines():
@@ -179,7 +198,8 @@ def scripts() -> str:
         header[derives:behind] = [f"  {entry}" for entry in loaded[name].contract.derives or ("none",)]
         contract = "\n".join(header[header.index("KEYS") :])
         summary = loaded[name].contract.summary
-        blocks.append(f"{_heading(name)}\n\n{summary}\n\n.. code-block:: none\n\n{_indented(contract)}\n")
+        heading = _heading(title.format(name))
+        blocks.append(f"{heading}\n\n{summary}\n\n.. code-block:: none\n\n{_indented(contract)}\n")
     return "\n".join(blocks)
 
 
@@ -209,6 +229,7 @@ PAGES: tuple[Callable[[], str], ...] = (
     private_names,
     read_versions,
     scripts,
+    other_scripts,
 )
 
 
