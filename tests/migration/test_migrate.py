@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidRequest
 from tests.migration.conftest import Migrate
 
 
@@ -169,11 +169,30 @@ def test_an_interrupted_migration_has_one_target(
     send(stock, "a")
     with shop.dq.migration(redis_url) as migration:
         migration.survey(read=False)
-        producer = migration._stock.producer_for("another")
+        producer = migration._stock.begin("another")
         assert migration._stock.stage("push", "push", raw.lrange("push", 0, -1)) == 1
         assert producer.startswith("migration:")
         with pytest.raises(ConfigurationError, match="A migration to another was interrupted"):
             migration.run()
+
+
+def test_a_migration_that_another_one_has_overtaken_takes_nothing_more(
+    stock: Any, shop: Any, migrate: Migrate, redis_url: str
+) -> None:
+    ids = send(stock, "a", "b")
+    with shop.dq.migration(redis_url) as migration, shop.dq.migration(redis_url) as other:
+        migration.survey(read=False)
+        other.survey(read=False)
+
+        def overtaken(done: int) -> None:
+            other.run()
+            if len(ids) < 4:  # a migration that goes on would never see an empty list
+                ids.extend(send(stock, "c", "d"))
+
+        with pytest.raises(InvalidRequest, match="Another process has completed this migration"):
+            migration.run(overtaken)
+    assert migrate()["migrated"] == 2
+    assert sorted(waiting_ids(shop)) == sorted(ids)
 
 
 def test_an_interrupt_leaves_a_migration_that_the_next_run_completes(

@@ -206,11 +206,12 @@ class BrokerMigration:
             ConfigurationError: A migration to another target was interrupted.
             InvalidMessage: A message that an interrupted migration has taken is not understood with the
                 present settings of the app.
+            InvalidRequest: Another process has completed the migration meanwhile.
         """
         channel = self._connection.default_channel
         options = self._broker.options
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
-        producer = self._stock.producer_for(target)
+        producer = self._stock.begin(target)
         source = self._stock.connection.as_uri()
         for queue in self._queues.values():
             queue.left = 0
@@ -226,8 +227,7 @@ class BrokerMigration:
                     self._take_list(queue.queue, key, producer, confirmed)
                 if not self._report.held_by:
                     self._take_unacked(queue.queue, producer, confirmed)
-        if not any(self._stock.staged_counts().values()):
-            self._stock.forget()
+        self._stock.complete()
         return self._report
 
     # The queues.
