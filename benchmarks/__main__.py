@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.allocation import allocation, rebalancing
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.commands import commands, memory
@@ -55,6 +56,8 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "startup": startup,
     "many_queues": many_queues,
     "partitions": partitions,
+    "allocation": allocation,
+    "rebalancing": rebalancing,
     "peers": peers,
     "publishing": publishing,
     "commands": commands,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from celery_dq.per_process import PerProcess
-from celery_dq.protocols import DiscardHandler, Leaderships, WorkerCapacity
+from celery_dq.protocols import DiscardHandler, Leaderships, PartitionAllocation, WorkerCapacity
 
 #: The key of the :class:`AppContext` object in kombu's ``transport_options``.
 APP_CONTEXT = "dq"
@@ -27,13 +27,22 @@ class ProcessState:
     The attributes are those of :class:`AppContext`.
     """
 
-    __slots__ = ("capacity", "coordinator", "discard_handler", "leaderships", "lock", "process")
+    __slots__ = (
+        "allocation",
+        "capacity",
+        "coordinator",
+        "discard_handler",
+        "leaderships",
+        "lock",
+        "process",
+    )
 
     def __init__(self) -> None:
         # A new lock, because a thread of the parent may hold the inherited one.
         self.lock = threading.Lock()
         self.capacity: WorkerCapacity | None = None
         self.leaderships: Leaderships | None = None
+        self.allocation: PartitionAllocation | None = None
         self.discard_handler: DiscardHandler | None = None
         self.process: Any = None
         self.coordinator: Any = None
@@ -100,6 +109,15 @@ class AppContext(str):
     @leaderships.setter
     def leaderships(self, leaderships: Leaderships | None) -> None:
         self._state.get().leaderships = leaderships
+
+    @property
+    def allocation(self) -> PartitionAllocation | None:
+        """The partitions that the worker in this process serves; None where they are not allocated."""
+        return self._state.get().allocation
+
+    @allocation.setter
+    def allocation(self, allocation: PartitionAllocation | None) -> None:
+        self._state.get().allocation = allocation
 
     @property
     def coordinator(self) -> Any:

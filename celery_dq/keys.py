@@ -3,12 +3,18 @@
 All keys of one partition share the prefix ``<key_prefix>dq:{<environment>/<queue>/<partition>}:``. The text
 between the braces is their Redis Cluster hash tag, so that one script may use all of them. A script gets one
 key, ``state``, and derives the other keys from it.
+
+On a Redis Cluster, a number behind that of the partition places the partitions of a queue evenly over the
+slots: ``dq:{online/push/3.17}:state``.
 """
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
+import math
 import re
+from hashlib import blake2b
 from urllib.parse import quote, unquote
 
 from celery_dq.errors import ConfigurationError
@@ -19,7 +25,42 @@ ENVIRONMENTS = ("online", "sandbox")
 DEFAULT_QUOTA = "default"
 CONFIG_QUOTA = "config"
 
-_PARTITION = re.compile(r"dq:\{(?P<environment>[a-z]+)/(?P<queue>[^/{}]+)/(?P<partition>[0-9]+)\}:")
+_PARTITION = re.compile(
+    r"dq:\{(?P<environment>[a-z]+)/(?P<queue>[^/{}]+)/(?P<partition>[0-9]+)(?P<place>\.[0-9]+)?\}:"
+)
+
+#: Number of hash slots of a Redis Cluster.
+SLOTS = 16384
+#: Slots from the best one for a partition that are as good.
+_NEAR_SLOTS = 64
+#: Numbers to try for such a slot; of 130 slots in 16384, one is missed by all of them once in 60 partitions.
+_MOST_PLACES = 512
+
+
+def slot_of(key: str | bytes) -> int:
+    """Return the hash slot of a key; of a key with a hash tag, that of the tag."""
+    raw = key.encode() if isinstance(key, str) else key
+    start = raw.find(b"{")
+    end = raw.find(b"}", start + 1)
+    tag = raw[start + 1 : end] if start >= 0 and end > start + 1 else raw
+    return binascii.crc_hqx(tag, 0) % SLOTS
+
+
+def _place_of(environment: str, queue: str, partition: int) -> int:
+    """Return the number in the hash tag that brings a partition near its best slot.
+
+    Multiples of the golden ratio are spread evenly over a circle, however many there are. So a partition
+    keeps its slot when a queue gets more of them.
+    """
+    start = int.from_bytes(blake2b(queue.encode(), digest_size=8).digest(), "big") / 2**64
+    best = int((start + partition * (math.sqrt(5) - 1) / 2) % 1 * SLOTS)
+
+    def distance(place: int) -> int:
+        found = (slot_of(f"{environment}/{queue}/{partition}.{place}") - best) % SLOTS
+        return min(found, SLOTS - found)
+
+    places = range(_MOST_PLACES)
+    return next((each for each in places if distance(each) <= _NEAR_SLOTS), min(places, key=distance))
 
 
 def quota_field(tenant: str) -> str:
@@ -37,7 +78,9 @@ class PartitionKeys:
         partition: Number of the partition.
         key_prefix: Prefix of all keys, from ``dq_key_prefix``. Braces are refused, because they would move
             the hash tag.
+        on_cluster: Whether they are keys on a Redis Cluster.
         prefix: Common prefix of all keys of the partition.
+        slot: Hash slot of the keys on a Redis Cluster.
 
     Raises:
         ConfigurationError: The environment is unknown, or the prefix holds a brace.
@@ -47,7 +90,9 @@ class PartitionKeys:
     queue: str
     partition: int = 0
     key_prefix: str = ""
+    on_cluster: bool = False
     prefix: str = dataclasses.field(init=False, repr=False)
+    slot: int = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.environment not in ENVIRONMENTS:
@@ -61,7 +106,10 @@ class PartitionKeys:
             )
         queue = quote(self.queue, safe="").replace("~", "%7E")
         tag = f"{self.environment}/{queue}/{self.partition:d}"
+        if self.on_cluster:
+            tag += f".{_place_of(self.environment, queue, self.partition)}"
         object.__setattr__(self, "prefix", f"{self.key_prefix}dq:{{{tag}}}:")
+        object.__setattr__(self, "slot", slot_of(self.prefix))
 
     @classmethod
     def parse(cls, key: str) -> PartitionKeys | None:
@@ -69,9 +117,8 @@ class PartitionKeys:
         found = _PARTITION.search(key)
         if found is None or found["environment"] not in ENVIRONMENTS:
             return None
-        return cls(
-            found["environment"], unquote(found["queue"]), int(found["partition"]), key[: found.start()]
-        )
+        queue, number = unquote(found["queue"]), int(found["partition"])
+        return cls(found["environment"], queue, number, key[: found.start()], found["place"] is not None)
 
     @property
     def state(self) -> str:
@@ -219,6 +266,11 @@ class PartitionKeys:
     def wake(self) -> str:
         """LIST: at most one wake-up, for the consumers that wait for work."""
         return self.prefix + "wake"
+
+    @property
+    def woken(self) -> str:
+        """CHANNEL: number of consumers, when ``wake`` has got a wake-up; on a Redis Cluster only."""
+        return self.prefix + "woken"
 
     @property
     def leader(self) -> str:

@@ -55,6 +55,9 @@ EVENTS: Final[dict[str, str]] = {
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
     ),
+    "node_unreachable": (
+        "A node of the Redis Cluster does not answer; its partitions wait for it or for its replica."
+    ),
     "queue_name_doubtful": (
         "A worker consumes a queue that never had a message, and whose name is close to that of another one."
     ),
@@ -222,6 +225,23 @@ EVENTS: Final[dict[str, str]] = {
     "term_fallen": "A term was not renewed in time, its work is stopped and another candidate may lead.",
     "term_over": "No work of a term runs any more.",
     "term_renewal_failed": "A renewal was not confirmed and is tried again.",
+    # Allocation.
+    "allocation_changed": "A worker serves other partitions than before.",
+    "allocation_draining": "A worker gives its partitions to other workers, as it was asked to.",
+    "allocation_failed": "A worker cannot follow the allocation after an unexpected error; it tries again.",
+    "allocation_missing": (
+        "A worker has found no assignment for a session, and serves all partitions of its queues."
+    ),
+    "allocation_not_left": (
+        "A stopping worker could not tell ZooKeeper; its partitions wait until its session ends."
+    ),
+    "allocation_not_published": "The assignment is too large for ZooKeeper; the last one stays in force.",
+    "allocation_outage_began": "ZooKeeper does not answer; a worker keeps the partitions that it serves.",
+    "allocation_outage_over": "ZooKeeper answers again after ``allocation_outage_began``.",
+    "allocation_published": "The allocator has put another assignment in force.",
+    "allocation_withdrawn": (
+        "A worker gives its partitions to other workers, because the broker does not answer it."
+    ),
     # Settings, set-up, command line, dashboard.
     "queue_name_unreadable": "A queue's name in Redis is not UTF-8; the queue is left out.",
     "dashboard_change": "A user of the dashboard changed something; the record names user, queue and tenant.",

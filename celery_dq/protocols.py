@@ -165,3 +165,30 @@ class Leaderships(Protocol):
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
         """Remove a listener."""
+
+
+class PartitionAllocation(Protocol):
+    """Which partitions of its queues this worker serves.
+
+    The methods are called from the thread that fetches messages and from the heartbeat thread, and must not
+    block.
+    """
+
+    @property
+    def version(self) -> int:
+        """A number that changes when an answer of :meth:`served` may have changed."""
+
+    def consumes(self, queue: str, count: int) -> None:
+        """Report a consumed queue and its number of partitions, which the broker has just answered."""
+
+    def served(self, queue: str) -> frozenset[int] | None:
+        """Return the numbers of the partitions to serve; None means all of them."""
+
+    def broker_answered(self) -> None:
+        """Report that the broker has answered a heartbeat."""
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Add a listener. Any thread calls it when :attr:`version` has changed."""
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Remove a listener."""

@@ -35,6 +35,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.task_events:TaskEventsStep"),
     ("consumer", "celery_dq.worker.bootsteps:ConsumerStep"),
     ("consumer", "celery_dq.worker.singleton:SingletonStep"),
+    ("consumer", "celery_dq.worker.allocation:AllocationStep"),
     ("consumer", "celery_dq.worker.dedup_locks_step:DedupLocksStep"),
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),

@@ -12,6 +12,8 @@ from urllib.parse import quote, unquote
 from celery_dq.errors import ConfigurationError
 
 __all__ = [
+    "AllocationNodes",
+    "AllocatorNodes",
     "JOURNALS",
     "PRESENCES",
     "BrokerNodes",
@@ -84,6 +86,66 @@ class LeadershipNodes:
     def candidate(self, node: str) -> str:
         """Return the path of the child called `node`."""
         return f"{self.candidates}/{node}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocatorNodes(LeadershipNodes):
+    """The nodes of the election of the allocator, which is no leadership of a queue."""
+
+    name: str = "allocator"
+
+    @property
+    def path(self) -> str:
+        """The folder of the election."""
+        return f"{AllocationNodes(self.environment).path}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocationNodes:
+    """The nodes of the allocation of partitions to workers.
+
+    Attributes:
+        environment: ``online`` or ``sandbox``.
+    """
+
+    environment: str
+
+    @property
+    def path(self) -> str:
+        """Folder of the allocation."""
+        return f"{ROOT}/{self.environment}/allocation"
+
+    @property
+    def running(self) -> str:
+        """Folder of the running workers, which are ephemeral children with their queues."""
+        return f"{self.path}/running"
+
+    def member(self, worker: str, session_id: int) -> str:
+        """Return the path of a running worker in one session: a restarted worker has another node."""
+        return f"{self.running}/{_quoted(worker)}|{session_id & (1 << 64) - 1:x}"
+
+    @staticmethod
+    def worker_of(node: str) -> str:
+        """Return the name of the worker that has this child of :attr:`running` or of a generation."""
+        return unquote(node.partition("|")[0])
+
+    @property
+    def generation(self) -> str:
+        """Persistent node with the number of the generation in force. Workers watch it."""
+        return f"{self.path}/generation"
+
+    @property
+    def serverlist(self) -> str:
+        """Folder with one folder per generation, which has one child per worker."""
+        return f"{self.path}/serverlist"
+
+    def lists(self, generation: int) -> str:
+        """Return the folder with the lists of one generation."""
+        return f"{self.serverlist}/{generation:010d}"
+
+    def list_of(self, generation: int, worker: str) -> str:
+        """Return the path of the list of the partitions that a worker serves."""
+        return f"{self.lists(generation)}/{_quoted(worker)}"
 
 
 def beat_entry(environment: str, name: str, entry: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
@@ -44,13 +44,18 @@ class Broker:
     left_out: tuple[str, ...] = ()
     deviations: Mapping[str, Deviation] = field(default_factory=dict)
 
-    #: Kind of server: ``redis`` or ``zookeeper``.
+    #: Kind of server: ``redis``, ``cluster`` or ``zookeeper``.
     server: str = "redis"
     #: Kombu's ``driver_type``.
     driver_type: str = "redis"
 
     def url(self, port: int, db: int = 0) -> str:
-        """The broker URL of a server on this machine; ZooKeeper has folders in the place of databases."""
+        """The broker URL of a server on this machine.
+
+        ZooKeeper has folders in the place of databases. A cluster has one database only.
+        """
+        if self.server == "cluster":
+            return f"{self.scheme}://127.0.0.1:{port}"
         return f"{self.scheme}://127.0.0.1:{port}/{db}"
 
     def prepare(self) -> None:
@@ -141,6 +146,10 @@ DQ = Broker(
     },
 )
 
+CLUSTER = replace(
+    DQ, name="cluster", scheme="dq-rediscluster", sentinel_scheme="", server="cluster", left_out=("eventlet",)
+)
+
 ZOOKEEPER = Broker(
     name="zookeeper",
     scheme="dq-zookeeper",
@@ -172,9 +181,9 @@ ZOOKEEPER = Broker(
     },
 )
 
-BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, ZOOKEEPER)}
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, CLUSTER, ZOOKEEPER)}
 
 #: The brokers on Redis, for all suites and benchmarks.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
 #: The brokers of the conformance suite.
-CONFORMING: tuple[str, ...] = (*ACTIVE, "zookeeper")
+CONFORMING: tuple[str, ...] = (*ACTIVE, "cluster", "zookeeper")

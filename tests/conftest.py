@@ -16,6 +16,7 @@ from celery import _state
 from hypothesis import HealthCheck, settings
 
 from celery_dq.testing.rabbitmq import RabbitMQServer
+from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.log_watch import WATCH, unexpected
@@ -24,6 +25,11 @@ from tests.log_watch import WATCH, unexpected
 # that it is hard to find.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the tests that take too long for each run."""
+    parser.addoption("--cluster", action="store_true", help="the whole conformance suite on a cluster")
 
 
 def pytest_configure() -> None:
@@ -50,6 +56,14 @@ def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
         # A result that is collected later unsubscribes; without a server Celery 5.5 tries that for minutes.
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """One Redis Cluster for the whole session. A test that kills a node restores it."""
+    with RedisCluster() as cluster:
+        yield cluster
         gc.collect()
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import django
 from django.conf import settings
 from django.core.management import call_command
 
 __all__ = ["configure"]
+
+
+def _database(folder: Path) -> dict[str, Any]:
+    """Return the settings of the database: a file of SQLite, or those of the variable DJANGO_DATABASE."""
+    given = os.environ.get("DJANGO_DATABASE")
+    if given is None:
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "tests.sqlite3")}
+    return dict(json.loads(given))
 
 
 def configure(folder: Path) -> None:
@@ -24,9 +35,7 @@ def configure(folder: Path) -> None:
             "django_celery_beat",
             "celery_dq.contrib.django",
         ],
-        DATABASES={
-            "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "tests.sqlite3")}
-        },
+        DATABASES={"default": _database(folder)},
         USE_TZ=True,
         TIME_ZONE="UTC",
         ROOT_URLCONF="tests.dashboard.urls",

@@ -15,7 +15,16 @@ from celery_dq.producer.errors import BrokerUnavailable
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
 
 #: Transports by the names of their socket timeout options. Other transports have no such option.
-REDIS = ("redis", "rediss", "sentinel", "dq-redis", "dq-rediss", "dq-sentinel", "dq-redis+socket")
+REDIS = (
+    "redis",
+    "rediss",
+    "sentinel",
+    "dq-redis",
+    "dq-rediss",
+    "dq-sentinel",
+    "dq-rediscluster",
+    "dq-redis+socket",
+)
 AMQP = ("amqp", "amqps", "pyamqp")
 
 

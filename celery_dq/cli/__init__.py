@@ -18,6 +18,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``migrate``    takes over messages from kombu's Redis transport
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
+``workers``    workers that share partitions
 ``doctor``     checks of the set-up
 ``dedup``      dedup locks
 ``spill``      buffered messages on disk
@@ -51,6 +52,7 @@ from celery_dq.cli.spill import spill
 from celery_dq.cli.status import status
 from celery_dq.cli.top import top
 from celery_dq.cli.web import web
+from celery_dq.cli.workers import workers
 from celery_dq.cli.zookeeper import zookeeper
 from celery_dq.wiring import equip_every_app
 
@@ -83,6 +85,7 @@ for command in (
     dead,
     dedup,
     leaders,
+    workers,
     audit,
     spill,
     explain,

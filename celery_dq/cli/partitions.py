@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.queues import with_nodes
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
+from celery_dq.inspector.workers import worker_of
 from celery_dq.options.sections import MAX_PARTITIONS
 
-_COLUMNS = ("name", "waiting", "held", "delayed", "consumers", "oldest_waiting_s", "tenants")
+_COLUMNS: tuple[str, ...] = ("name", "waiting", "held", "delayed", "consumers", "oldest_waiting_s", "tenants")
 
 
 @click.command()
@@ -49,7 +53,11 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
     for name in known if queue is None else [queue]:
         found = dq.queues[name].snapshot()
         rows += getattr(found, "partitions", ()) or ([found] if queue else [])
-    show_table(as_json, rows, _COLUMNS, "No queue has several partitions.")
+    columns = with_nodes(_COLUMNS, rows)
+    if dq.workers.is_enabled:
+        sharing, columns = dq.workers(), (*columns, "worker")
+        rows = [replace(row, worker=worker_of(row.name, sharing)) for row in rows]
+    show_table(as_json, rows, columns, "No queue has several partitions.")
 
 
 def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:

@@ -38,6 +38,11 @@ def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...
     return (*columns, "pause") if any(getattr(row, "pause", None) for row in rows) else columns
 
 
+def with_nodes(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
+    """Add the columns ``slot`` and ``node`` on a Redis Cluster."""
+    return (*columns, "slot", "node") if any(getattr(row, "node", "") for row in rows) else columns
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--forget", is_flag=True, help="Remove the unused queues NAMES, such as those of a typo in -Q.")
@@ -56,7 +61,8 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
         return
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
-    show_table(as_json, rows, with_pauses(_QUEUE_COLUMNS, rows), "No queue is declared yet.")
+    columns = with_nodes(with_pauses(_QUEUE_COLUMNS, rows), rows)
+    show_table(as_json, rows, columns, "No queue is declared yet.")
 
 
 @click.command()

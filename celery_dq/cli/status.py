@@ -10,6 +10,7 @@ from celery_dq.cli.doctor import line_of
 from celery_dq.cli.leaders import COLUMNS as LEADER_COLUMNS
 from celery_dq.cli.output import command, show, show_table
 from celery_dq.cli.queues import with_pauses
+from celery_dq.cli.workers import COLUMNS as WORKER_COLUMNS
 from celery_dq.inspector.queues import QueueSnapshot
 
 _QUEUE_COLUMNS = (
@@ -60,6 +61,9 @@ def _print(found: Status) -> None:
     if found.leaders:
         click.echo()
         show_table(False, found.leaders, LEADER_COLUMNS, "")
+    if found.workers:
+        click.echo()
+        show_table(False, found.workers, WORKER_COLUMNS, "")
     click.echo()
     for finding in found.findings:
         click.echo(line_of(finding))

@@ -18,18 +18,19 @@ def socket_of(connection: Any) -> Any:
 def reporting_connection(
     connection_class: Any, opens: Callable[[], object], closes: Callable[[Any], object]
 ) -> Any:
-    """Return a connection class whose connections report the sockets that they open and close.
+    """Return a connection class whose connections report the sockets that they begin to use and close.
 
     Args:
         connection_class: Class of redis-py, which the new one extends.
-        opens: Called before a connection opens a socket.
+        opens: Called before a connection opens a socket, or is taken from a pool with an open one.
         closes: Called with the connection before it closes its socket.
     """
 
     class Connection(connection_class):  # type: ignore[misc]  # a class that is known at run time
-        def _connect(self) -> Any:
+        def connect(self, *args: Any, **kwargs: Any) -> Any:
+            # The pool calls it for a connection with an open socket, too.
             opens()
-            return super()._connect()
+            return super().connect(*args, **kwargs)
 
         def disconnect(self, *args: Any, **kwargs: Any) -> None:
             closes(self)

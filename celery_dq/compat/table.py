@@ -170,7 +170,6 @@ TABLE: tuple[PrivateName, ...] = (
         "the event loop watches the socket of a connection",
         "Connection.fileno()",
         "Connection._sock",
-        ("Connection._connect", "self"),
     ),
     *_rows(
         "kazoo_connection",

@@ -15,6 +15,7 @@ in between.
 ``zookeeper_queues``               queues and messages on ``dq-zookeeper://``
 ``dead_letters``, ``dedup_locks``  messages given up on; dedup locks
 ``leaders``                        leaders of singleton queues and other elections
+``workers``                        workers that share partitions
 ``plain``                          snapshots as values of JSON
 ``explain``                        why a tenant or a message waits, as a sentence
 ``spill``, ``quarantine``          buffered messages on disk; refused and damaged ones

@@ -12,6 +12,7 @@ from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.pauses import queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot
+from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 
@@ -29,6 +30,9 @@ class Explanation:
         tenant: Name of the tenant.
         task_id: Id of the task; "" for a tenant.
         until: When the wait ends by itself; None when it depends on other events.
+        partition: Number of the partition.
+        slot: Hash slot of the partition on a Redis Cluster; None elsewhere.
+        node: The master that serves the slot, as ``host:port``; "" without a slot.
     """
 
     queue: str
@@ -38,6 +42,9 @@ class Explanation:
     tenant: str = ""
     task_id: str = ""
     until: datetime | None = None
+    partition: int = 0
+    slot: int | None = None
+    node: str = ""
 
     def __str__(self) -> str:
         return self.sentence
@@ -45,7 +52,7 @@ class Explanation:
 
 def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explanation:
     """Explain why a tenant's messages wait, and mention the discards that workers have still to record."""
-    found = _standing(partition, client, tenant)
+    found = _placed(_standing(partition, client, tenant), partition, client)
     discards = int(client.zcard(partition.keys.discards))
     if not discards:
         return found
@@ -73,14 +80,20 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
     """Explain why a message has not run yet."""
     reason, why, until = _message(partition, client, message)
     what = f"Task {message.id}" + (f" ({message.task})" if message.task else "")
-    return Explanation(
-        message.queue,
-        message.state,
-        reason,
-        f"{what} in {partition.name!r} {why}.",
-        tenant=message.tenant,
-        task_id=message.id,
-        until=until,
+    sentence = f"{what} in {partition.name!r} {why}."
+    found = Explanation(message.queue, message.state, reason, sentence, message.tenant, message.id, until)
+    return _placed(found, partition, client)
+
+
+def _placed(found: Explanation, partition: Partition, client: Client) -> Explanation:
+    """Add the place of the partition."""
+    keys = partition.keys
+    if not keys.on_cluster:
+        return replace(found, partition=keys.partition)
+    node = node_serving(client, keys.slot)
+    where = f" Partition {keys.partition} is slot {keys.slot} on {node or 'no node'}."
+    return replace(
+        found, sentence=found.sentence + where, partition=keys.partition, slot=keys.slot, node=node
     )
 
 
@@ -110,7 +123,7 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     keys = partition.keys
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
-        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.count > 1 else "")
+        which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.homes.total > 1 else "")
         return "no-worker", f"no worker consumes {partition.name!r}; start one with {which}", None
     before = int(client.zrank(keys.turn, tenant.tenant) or 0)
     turn = f"after {_count(before, 'other tenant')}" if before else "next"

@@ -12,6 +12,7 @@ from typing import Any
 from celery_dq.inspector.pauses import PAUSE_FIELDS, Pause, pause_of_all, read_queue_pause
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, text
+from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
 
@@ -58,9 +59,13 @@ class QueueSnapshot:
             aging priorities another message may have waited longer, by at most nine steps.
         pause: The pause of the whole queue; None when it is not paused. Of a queue with several partitions,
             the time in which all of them are paused.
+        worker: The worker that serves the partition by the allocation, where ``celery dq partitions`` shows
+            it; "" otherwise.
         partitions: The same of each partition, by number, named ``push/0`` and so on; () for a queue with
             one partition. All other attributes are of the whole queue: sums, and of a consumer the longest
             lease.
+        slot: Hash slot of the partition on a Redis Cluster; None elsewhere, and of several partitions.
+        node: The master that serves the slot, as ``host:port``; "" without a slot.
     """
 
     name: str
@@ -77,7 +82,10 @@ class QueueSnapshot:
     counters: QueueCounters
     oldest_waiting_s: float | None
     pause: Pause | None = None
+    worker: str = ""
     partitions: tuple[QueueSnapshot, ...] = ()
+    slot: int | None = None
+    node: str = ""
 
     @property
     def tenants(self) -> int:
@@ -129,10 +137,22 @@ def queue_snapshots(
     snapshots = []
     for partitions in queues:
         found = list(islice(counted, len(partitions)))
+        if partitions[0].keys.on_cluster:
+            found = _with_nodes(partitions, client, found)
         if ages:
             found = _with_ages(partitions, client, found)
         snapshots.append(found[0] if len(found) == 1 else _whole(partitions[0].keys.queue, found))
     return snapshots
+
+
+def _with_nodes(
+    partitions: Sequence[Partition], client: Client, found: Sequence[QueueSnapshot]
+) -> list[QueueSnapshot]:
+    slots = [partition.keys.slot for partition in partitions]
+    return [
+        replace(each, slot=slot, node=node_serving(client, slot))
+        for each, slot in zip(found, slots, strict=True)
+    ]
 
 
 def _with_ages(

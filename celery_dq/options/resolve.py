@@ -13,6 +13,7 @@ from typing import Any
 
 from celery_dq.duration import format_duration
 from celery_dq.errors import ConfigurationError, InvalidQuota
+from celery_dq.options.allocation import allocation_options
 from celery_dq.options.buffer import buffer_options
 from celery_dq.options.metrics import metrics_options
 from celery_dq.options.publishing import publishing_options
@@ -76,6 +77,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         election=values["dq_election"],
         beat_scheduler=values["dq_beat_scheduler"],
         beat_name=values["dq_beat_name"],
+        allocation=allocation_options(values),
         election_session_us=values["dq_election_session"],
         election_options=read_election(values["dq_election"], values["dq_election_options"]),
     )
@@ -137,6 +139,9 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         if "partitions" in section:
             count = own["partitions"].check(section["partitions"], where=f"{where}['partitions']")
             queue = replace(queue, partitions=count)
+        if "allocated" in section:
+            allocated = own["allocated"].check(section["allocated"], where=f"{where}['allocated']")
+            queue = replace(queue, allocated=allocated)
         yield queue
 
 
@@ -173,6 +178,17 @@ def _refuse_contradictions(options: Options) -> None:
             raise ConfigurationError(
                 f"dq_queues[{singleton.name!r}]['partitions'] = {count}, but dq_singleton_queues names the "
                 "queue: one leader consumes all of it in order; leave one of the two out"
+            )
+        if options.queue(singleton.name).allocated:
+            raise ConfigurationError(
+                f"dq_queues[{singleton.name!r}]['allocated'] = True, but dq_singleton_queues names the "
+                "queue, and its election chooses the worker: leave one of the two out"
+            )
+    for queue in options.queues:
+        if queue.allocated and not options.allocation.enabled:
+            raise ConfigurationError(
+                f"dq_queues[{queue.name!r}]['allocated'] = True has no effect without dq_allocation = True: "
+                "set both, or leave it out"
             )
     lease = format_duration(options.lease_us)
     # After 0.6 of the lease no task may start, so messages claimed ahead must have started by then.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dq.duration import SECOND_US
+from celery_dq.options.allocation import ALLOCATED, ALLOCATION_SETTINGS, AllocationOptions
 from celery_dq.options.buffer import BUFFER_SETTINGS, BufferOptions
 from celery_dq.options.metrics import METRICS_SETTINGS, MetricsOptions
 from celery_dq.options.publishing import PUBLISHING_SETTINGS, PublishingOptions
@@ -74,7 +75,7 @@ SETTINGS = (
         "dq_queues",
         Kind.TABLE,
         {},
-        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions.",
+        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions, allocated.",
     ),
     Setting(
         "dq_default_quota", Kind.TABLE, {}, "Quota of each tenant, in queues without a quota of their own."
@@ -164,6 +165,7 @@ SETTINGS = (
         "File that a worker keeps for 'celery dq alive' and 'ready'; %n and %h as in --logfile. '' is none.",
     ),
     *ELECTION_SETTINGS,
+    *ALLOCATION_SETTINGS,
     *BUFFER_SETTINGS,
     *PUBLISHING_SETTINGS,
     *METRICS_SETTINGS,
@@ -171,7 +173,7 @@ SETTINGS = (
 )
 
 # The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
-QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES, _PARTITIONS)
+QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES, _PARTITIONS, ALLOCATED)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ class QueueOptions:
             priority.
         max_deliveries: Number of lost workers after which a message becomes a dead letter; default 5.
         partitions: Number of partitions that the queue gets when it is first declared; default 1.
+        allocated: Whether its partitions are allocated to workers; None (default) is whether it has several.
     """
 
     name: str = ""
@@ -194,6 +197,7 @@ class QueueOptions:
     priority_aging_us: int | None = None
     max_deliveries: int = 5
     partitions: int = 1
+    allocated: bool | None = None
 
     @property
     def head_start_us(self) -> int:
@@ -237,6 +241,7 @@ class Options:
         singletons: ``dq_singleton_queues``, one section per singleton queue; default none.
         election: ``dq_election``, URL of the server that holds elections; "" (default) is the broker.
         election_session_us: ``dq_election_session``, silence that ends a leadership; default 10 s.
+        allocation: ``dq_allocation`` and ``dq_allocation_…``; default off.
         beat_scheduler: ``dq_beat_scheduler``, the scheduler that the elected beat wraps.
         beat_name: ``dq_beat_name``, name of the shared schedule; "" (default) is the app's name.
         election_options: ``dq_election_options``, credentials and TLS for ZooKeeper.
@@ -265,6 +270,7 @@ class Options:
     singletons: tuple[SingletonOptions, ...] = ()
     election: str = ""
     election_session_us: int = 10 * SECOND_US
+    allocation: AllocationOptions = field(default_factory=AllocationOptions)
     beat_scheduler: str = "celery.beat:Scheduler"
     beat_name: str = ""
     election_options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
@@ -272,6 +278,21 @@ class Options:
     def singleton(self, name: str) -> SingletonOptions:
         """Return the options of singleton queue `name`; the defaults without a section."""
         return next((each for each in self.singletons if each.name == name), SingletonOptions(name))
+
+    def is_allocated(self, name: str, partitions: int) -> bool:
+        """Return whether the partitions of a queue are allocated to workers.
+
+        Args:
+            name: Name of the queue.
+            partitions: Its number of partitions, as the broker has it.
+        """
+        allocated = self.queue(name).allocated
+        is_singleton = any(each.name == name for each in self.singletons)
+        return (
+            self.allocation.enabled
+            and not is_singleton
+            and (partitions > 1 if allocated is None else allocated)
+        )
 
     def queue(self, name: str) -> QueueOptions:
         """Return the section of queue `name`; the defaults without a section."""

@@ -12,6 +12,8 @@ runs as a whole. What it includes itself is inserted into the script, and what i
 script, too. A line ``--@ready name …`` of a script runs the statements of these names at the start of each
 call, which is cheaper for names that most calls read.
 
+A line ``--@cluster statement`` is that statement on a Redis Cluster, and a comment elsewhere.
+
 A script or an include lists in its section ``DERIVES`` only the keys that its own lines touch.
 :attr:`Contract.derives` of a loaded script also holds the keys of its includes.
 
@@ -38,6 +40,7 @@ Argument: TypeAlias = "str | bytes | int | float"
 SECTIONS = ("KEYS", "DERIVES", "ARGV", "RETURNS", "COST", "GUARANTEE")
 
 _DIRECTIVE = re.compile(r"^--@(?P<kind>include|uses)[ \t]+(?P<name>\S*)[ \t]*(?:\n|\Z)", re.M)
+_CLUSTER = re.compile(r"--@cluster[ \t]+")
 _READY = re.compile(r"^--@ready[ \t]+(?P<names>.*)\n", re.M)
 _DEFINED = re.compile(r"^(?:function (dq\.\w+)\(|(dq\.[\w., ]+) = )", re.M)
 _READ = re.compile(r"(?<![\w.])dq\.(?P<name>\w+)")
@@ -293,14 +296,16 @@ class ScriptSet(dict[str, Script]):
     Args:
         directory: Folder of the ``.lua`` files.
         names: Names of the scripts to load.
+        on_cluster: Whether the scripts run on a Redis Cluster.
 
     Raises:
         ScriptError: A script or include is missing, includes are circular (the text names the chain), or a
             contract is not complete.
     """
 
-    def __init__(self, directory: Path, *names: str) -> None:
+    def __init__(self, directory: Path, *names: str, on_cluster: bool = False) -> None:
         self.directory = directory
+        self.on_cluster = on_cluster
         self._includes: dict[str, str] = {}
         super().__init__((name, self._load(name)) for name in names)
 
@@ -346,12 +351,13 @@ class ScriptSet(dict[str, Script]):
 
     def _read(self, name: str, chain: tuple[str, ...], path: Path) -> str:
         try:
-            return path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             raise ScriptError(
                 f"the script {name!r} of celery-dq is missing ({' -> '.join(chain)}): there is no file "
                 f"{path}; the installation is incomplete, install celery-dq again"
             ) from None
+        return _CLUSTER.sub("", text) if self.on_cluster else text
 
 
 def is_noscript(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from celery_dq.leadership.redis_election import RedisElection, led_names
 from celery_dq.options.sections import Options
 from celery_dq.znodes import LeadershipNodes
 
-__all__ = ["Elections"]
+__all__ = ["Elections", "require_kazoo", "zookeeper_session"]
 
 
 class Elections:
@@ -45,8 +45,8 @@ class Elections:
                 f"{what} needs an election, which this broker cannot hold: set dq_election to "
                 "zookeeper://host:2181, redis://host/db or rediss://host/db"
             )
-        if self._by_zookeeper and importlib.util.find_spec("kazoo") is None:
-            raise MissingLibrary.needed_by(f"dq_election = {options.election!r}", "kazoo", "zookeeper")
+        if self._by_zookeeper:
+            require_kazoo(options)
 
     def candidate(self, queue: str) -> Election:
         """Create a candidate for the leadership of `queue`."""
@@ -74,7 +74,9 @@ class Elections:
         return led_names(self._make_client(), map(self._keys, known))
 
     def _keys(self, queue: str) -> PartitionKeys:
-        return PartitionKeys(self._options.environment, queue, 0, self._options.key_prefix)
+        # The scripts of a partition look there for the lease of its leader.
+        on_cluster = getattr(self._make_client(), "on_cluster", False)
+        return PartitionKeys(self._options.environment, queue, 0, self._options.key_prefix, on_cluster)
 
     @property
     def _by_zookeeper(self) -> bool:
@@ -92,13 +94,7 @@ class Elections:
 
     def _make_session(self) -> Any:
         if self._session is None:
-            from celery_dq.zookeeper.credentials import Spelling
-            from celery_dq.zookeeper.session import Session
-
-            hosts = self._options.election.removeprefix("zookeeper://")
-            extra: dict[str, Any] = dict(self._options.election_options)
-            spelling = Spelling(*(f"dq_election_options[{key!r}]" for key in Spelling._fields))
-            self._session = Session(hosts, timeout_s=self._session_s, spelling=spelling, **extra)
+            self._session = zookeeper_session(self._options)
         return self._session
 
     def _make_client(self) -> Any:
@@ -114,3 +110,25 @@ class Elections:
             elif self._redis_client is not None:
                 self._client = self._redis_client()
         return self._client
+
+
+def require_kazoo(options: Options) -> None:
+    """Check that the client library of ZooKeeper is installed.
+
+    Raises:
+        MissingLibrary: It is missing.
+    """
+    if importlib.util.find_spec("kazoo") is None:
+        raise MissingLibrary.needed_by(f"dq_election = {options.election!r}", "kazoo", "zookeeper")
+
+
+def zookeeper_session(options: Options) -> Any:
+    """Make a session with the ZooKeeper that ``dq_election`` names; the first request opens it."""
+    # kazoo is imported only if dq_election names a ZooKeeper.
+    from celery_dq.zookeeper.credentials import Spelling
+    from celery_dq.zookeeper.session import Session
+
+    hosts = options.election.removeprefix("zookeeper://")
+    extra: dict[str, Any] = dict(options.election_options)
+    spelling = Spelling(*(f"dq_election_options[{key!r}]" for key in Spelling._fields))
+    return Session(hosts, timeout_s=options.election_session_us / 1e6, spelling=spelling, **extra)

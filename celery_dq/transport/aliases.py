@@ -13,10 +13,13 @@ SCHEMES = (
     ("dq-redis", "celery_dq.transport.redis.transport:Transport"),
     ("dq-rediss", "celery_dq.transport.redis.transport:Transport"),
     ("dq-sentinel", "celery_dq.transport.redis.sentinel:SentinelTransport"),
+    ("dq-rediscluster", "celery_dq.transport.redis.cluster:ClusterTransport"),
     ("dq-zookeeper", "celery_dq.transport.zookeeper.transport:Transport"),
 )
 #: The schemes of the tenant broker.
-TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel")
+TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
+#: The scheme of the tenant broker on a Redis Cluster.
+CLUSTER_SCHEME = "dq-rediscluster"
 #: The scheme of the broker on ZooKeeper.
 ZOOKEEPER_SCHEME = "dq-zookeeper"
 

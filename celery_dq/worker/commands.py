@@ -31,9 +31,33 @@ def resign(state: Any, queue: str) -> Any:
     return {"ok": f"this worker hands over {queue!r}"}
 
 
+@inspect_command()
+def allocation(state: Any) -> dict[str, Any]:
+    """The partitions that this worker serves by the allocation (dq_allocation)."""
+    found = _allocation(state)
+    return {"all": True} if found is None else dict(found.report())
+
+
+@control_command(args=[("worker", str)], signature="<worker>")
+def drain(state: Any, worker: str) -> Any:
+    """Give the partitions of a worker to other workers, until it ends."""
+    if worker != state.hostname:
+        return {"ok": f"this is {state.hostname}, which goes on"}
+    found = _allocation(state)
+    if found is None:
+        return {"error": "this worker has no allocated partitions (dq_allocation)"}
+    found.drain()
+    return {"ok": "this worker gives its partitions away"}
+
+
 def _moment(since: float) -> str | None:
     """Return a wall time in the form of ISO 8601; None for 0."""
     return datetime.fromtimestamp(since, timezone.utc).isoformat(timespec="seconds") if since else None
+
+
+def _allocation(state: Any) -> Any:
+    context = state.consumer.conninfo.transport_options.get(APP_CONTEXT)
+    return context.allocation if isinstance(context, AppContext) else None
 
 
 def _terms(state: Any) -> Any:

@@ -79,8 +79,9 @@ def stop_behind(worker_app: WorkerApp, key: str) -> None:
     worker_app.ran(1, subject="began")
 
 
-@pytest.mark.parametrize("multiplier", [4, 1])
-@pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
+@pytest.mark.parametrize(
+    ("pool", "multiplier"), [("solo", 4), ("threads", 1), ("prefork", 4), ("prefork", 1)]
+)
 def test_short_tasks_share_a_claim_with_many_others(open_app: Open, pool: str, multiplier: int) -> None:
     worker_app = open_app(**FAR, worker_prefetch_multiplier=multiplier)
     for _ in range(400):

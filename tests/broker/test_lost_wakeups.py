@@ -45,7 +45,7 @@ def test_the_queue_that_was_served_is_served_last(
         scripts[0].client.rpush(each.keys.wake, "1")
     for _ in scripts:
         getattr(group, call)(time.monotonic())
-        source = group.read_wakeup()
+        (source,) = group.read_wakeups()
         assert source is not None
         served.append(source.queue.name)
         scripts[0].client.rpush(scripts[0].keys.wake, "1")
@@ -59,7 +59,7 @@ def test_a_question_is_answered_at_once(harness: FetcherHarness) -> None:
     for _ in range(5):
         asked_at = time.monotonic()
         group.ask(asked_at)
-        assert group.read_wakeup() is None
+        assert group.read_wakeups() == []
         took_s.append(time.monotonic() - asked_at)
     assert min(took_s) < 0.04  # an idle Redis ends a wait of 1 ms after about 90 ms
 

@@ -5,6 +5,7 @@ Examples::
     python -m tests.chaos --broker dq --seed 7 --messages 20000 --kills 40 --others 10 --pool prefork
     python -m tests.chaos --broker stock --broker dq --seed 7       # one after the other, beside each other
     python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with failovers
+    python -m tests.chaos --cluster --messages 5000                 # a Redis Cluster, with failovers
     python -m tests.chaos --broker stock --modes kill-worker,kill-child
 
 Exit code 1 when a broker with leases lost a message, left one stuck, ran one twice without a reason, or
@@ -21,9 +22,9 @@ from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.driver import Plan, log_to_stderr, run
-from tests.chaos.faults import FAILOVER, KILL, WEIGHTS
+from tests.chaos.faults import FAILOVER, KILL, MOVE_SLOT, WEIGHTS
 
-MODES = (KILL, *WEIGHTS, FAILOVER)
+MODES = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT)
 #: Seconds beyond the lease that recovery may take.
 RECOVERY_ALLOWANCE = 2.0
 
@@ -56,10 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--sentinel", action="store_true", help="a Sentinel pair instead of one server with AOF"
     )
     parser.add_argument(
+        "--cluster", action="store_true", help="dq-rediscluster:// on three masters and three replicas"
+    )
+    parser.add_argument(
         "--confirm-replicas",
         type=int,
         default=defaults.confirm_replicas,
-        help="with --sentinel: dq_confirm_replicas of the publisher; 0 shows what a failover may lose",
+        help="with --sentinel or --cluster: dq_confirm_replicas; 0 shows what a failover may lose",
     )
     parser.add_argument(
         "--visibility-timeout", type=float, default=defaults.visibility_timeout, help="stock only"
@@ -84,11 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
         patience=options.patience,
         modes=modes,
         sentinel=options.sentinel,
+        cluster=options.cluster,
         confirm_replicas=options.confirm_replicas,
         visibility_timeout=options.visibility_timeout,
     )
     failed, verdicts = False, {}
-    for name in options.broker or ACTIVE:
+    for name in ["cluster"] if options.cluster else options.broker or ACTIVE:
         broker = BROKERS[name]
         verdict = run(broker, plan, log_to_stderr)
         print(f"== {name}, seed {plan.seed}\n{verdict.report()}", flush=True)

@@ -12,17 +12,29 @@ from typing import Any
 
 import redis
 
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.chaos.chaos_workers import ChaosWorkers
-from tests.chaos.faults import FAILOVER, KILL, WEIGHTS, Saboteur, draw_schedule
+from tests.chaos.faults import (
+    FAILOVER,
+    KILL,
+    MOVE_SLOT,
+    WEIGHTS,
+    Saboteur,
+    draw_schedule,
+    master_ports,
+)
 from tests.chaos.ledger import Entry, Ledger
 from tests.chaos.load import LoadGenerator, draw_messages
 from tests.chaos.tasks import NAME, add_tasks
 from tests.chaos.verdict import Verdict, judge
 from tests.workers import make_app
 
+#: Partitions of the queue on a cluster.
+PARTITIONS = 6
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -49,10 +61,12 @@ class Plan:
     lease: float = 3.0
     #: Seconds without progress after which the run ends, with messages missing.
     patience: float = 20.0
-    modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER)
+    modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT)
     #: Whether to use a Sentinel pair instead of one server, with failovers instead of proxies and restarts.
     sentinel: bool = False
-    #: With a Sentinel pair and leases: ``dq_confirm_replicas``. With 0 a failover may lose messages that were
+    #: Whether to use a Redis Cluster instead, with failovers and moving slots.
+    cluster: bool = False
+    #: With replicas and leases: ``dq_confirm_replicas``. With 0 a failover may lose messages that were
     #: confirmed just before it.
     confirm_replicas: int = 1
     #: Stock only: seconds until an unacknowledged message goes to another worker; kombu's default.
@@ -64,11 +78,13 @@ def run(broker: Broker, plan: Plan, log: Callable[[str], None] = lambda text: No
     broker.prepare()
     with ExitStack() as stack:
         books = stack.enter_context(RedisServer())
-        server: RedisServer | SentinelPair = (
-            stack.enter_context(SentinelPair())
-            if plan.sentinel
-            else stack.enter_context(RedisServer(appendonly=True))
-        )
+        server: RedisServer | SentinelPair | RedisCluster
+        if plan.cluster:
+            server = stack.enter_context(RedisCluster())
+        elif plan.sentinel:
+            server = stack.enter_context(SentinelPair())
+        else:
+            server = stack.enter_context(RedisServer(appendonly=True))
         ledger = Ledger(books.port)
         stack.callback(ledger.close)
         return _Run(broker, plan, server, ledger, books.port, log, stack).go()
@@ -79,7 +95,7 @@ class _Run:
         self,
         broker: Broker,
         plan: Plan,
-        server: RedisServer | SentinelPair,
+        server: RedisServer | SentinelPair | RedisCluster,
         ledger: Ledger,
         ledger_port: int,
         log: Callable[[str], None],
@@ -89,7 +105,8 @@ class _Run:
         self._log = log
         self._server = server
         self._has_leases = broker.has_leases
-        self._replicas = plan.confirm_replicas if plan.sentinel and broker.has_leases else 0
+        has_replicas = plan.sentinel or plan.cluster
+        self._replicas = plan.confirm_replicas if has_replicas and broker.has_leases else 0
         self._ledger = ledger
         self._entries: list[Entry] = []
         self._done: set[str] = set()
@@ -102,11 +119,13 @@ class _Run:
             workers=plan.workers,
             pool=plan.pool,
             concurrency=plan.concurrency,
-            broker_port=0 if isinstance(server, SentinelPair) else server.port,
-            behind_proxy=not plan.sentinel,
+            broker_port=server.port if isinstance(server, RedisServer) else 0,
+            behind_proxy=not has_replicas,
         )
         stack.callback(self._workers.dismiss)
-        self._saboteur = Saboteur(self._workers, server, lease=plan.lease, seed=plan.seed)
+        keys = [PartitionKeys("online", NAME, number, on_cluster=True) for number in range(PARTITIONS)]
+        slots = [each.slot for each in keys]
+        self._saboteur = Saboteur(self._workers, server, lease=plan.lease, seed=plan.seed, slots=slots)
         self._schedule = draw_schedule(
             plan.seed, plan.messages, plan.kills, plan.others, plan.workers, self._modes()
         )
@@ -122,8 +141,9 @@ class _Run:
         stack.callback(self._load.stop)
 
     def _modes(self) -> tuple[str, ...]:
-        # A Sentinel pair has no proxy, and its servers do not write to disk.
-        unfit = ("black-hole", "restart-broker") if self._plan.sentinel else (FAILOVER,)
+        # Servers with replicas have no proxy, and do not write to disk.
+        unfit = ["black-hole", "restart-broker"] if self._plan.sentinel or self._plan.cluster else [FAILOVER]
+        unfit += [] if self._plan.cluster else [MOVE_SLOT]
         return tuple(mode for mode in self._plan.modes if mode not in unfit)
 
     def _conf(self, broker: Broker, ledger_port: int) -> dict[str, Any]:
@@ -132,6 +152,9 @@ class _Run:
         if isinstance(self._server, SentinelPair):
             conf["broker_url"] = self._server.url(scheme=broker.sentinel_scheme)
             options["master_name"] = self._server.name
+        elif isinstance(self._server, RedisCluster):
+            conf["broker_url"] = self._server.url(scheme=broker.scheme)
+            conf["dq_queues"] = {NAME: {"partitions": PARTITIONS}}
         else:
             conf["broker_url"] = broker.url(self._server.port)
         if broker.has_leases:
@@ -206,15 +229,17 @@ class _Run:
         self._entries += new
         self._done.update(entry.message for entry in new if entry.event == "finish")
 
-    def _broker_port(self) -> int:
-        return self._server.master_port() if isinstance(self._server, SentinelPair) else self._server.port
-
     def _await_broker(self) -> None:
         def answers() -> bool:
             try:
-                with redis.Redis(port=self._broker_port(), socket_timeout=1) as client:
-                    # A message that needs replicas cannot be published before they are back.
-                    return bool(client.ping()) and client.wait(self._replicas, 100) >= self._replicas
+                if isinstance(self._server, RedisCluster) and not self._server.is_whole():
+                    return False
+                for port in master_ports(self._server):
+                    with redis.Redis(port=port, socket_timeout=1) as client:
+                        # A message that needs replicas cannot be published before they are back.
+                        if not (client.ping() and client.wait(self._replicas, 100) >= self._replicas):
+                            return False
+                return True
             except (redis.RedisError, OSError, RuntimeError):
                 return False
 
@@ -223,20 +248,27 @@ class _Run:
     def _left_in_broker(self) -> set[str]:
         """Return each task id in any key of the broker, independent of its layout."""
         found: set[str] = set()
-        with redis.Redis(port=self._broker_port()) as client:
-            for key in client.scan_iter(count=1000):
-                kind = client.type(key)
-                found.update(match.decode() for match in _UUID.findall(client.dump(key) or b""))
-                if kind == b"hash":
-                    for field, value in client.hscan_iter(key, count=1000):
-                        found.update(match.decode() for match in _UUID.findall(field + value))
-                elif kind == b"list":
-                    for value in client.lrange(key, 0, -1):
-                        found.update(match.decode() for match in _UUID.findall(value))
-                elif kind == b"zset":
-                    for value, _ in client.zscan_iter(key, count=1000):
-                        found.update(match.decode() for match in _UUID.findall(value))
+        for port in master_ports(self._server):
+            with redis.Redis(port=port) as client:
+                found |= _ids_in(client)
         return found
+
+
+def _ids_in(client: Any) -> set[str]:
+    found: set[str] = set()
+    for key in client.scan_iter(count=1000):
+        kind = client.type(key)
+        found.update(match.decode() for match in _UUID.findall(client.dump(key) or b""))
+        if kind == b"hash":
+            for field, value in client.hscan_iter(key, count=1000):
+                found.update(match.decode() for match in _UUID.findall(field + value))
+        elif kind == b"list":
+            for value in client.lrange(key, 0, -1):
+                found.update(match.decode() for match in _UUID.findall(value))
+        elif kind == b"zset":
+            for value, _ in client.zscan_iter(key, count=1000):
+                found.update(match.decode() for match in _UUID.findall(value))
+    return found
 
 
 def log_to_stderr(text: str) -> None:

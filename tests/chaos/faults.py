@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 import redis
 
+from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from tests.chaos.chaos_workers import SOFT_TIMEOUT, ChaosWorkers, WorkerPlace
 
@@ -32,12 +33,16 @@ WEIGHTS = {
     "restart-broker": 1,
 }
 
-#: Modes with a Sentinel pair only.
+#: Modes with a Sentinel pair or a cluster only, and with a cluster only.
 FAILOVER = "failover"
+MOVE_SLOT = "move-slot"
 FAILOVER_WEIGHT = 3
 
+#: Seconds for which a slot has keys on two nodes.
+MOVE_S = 0.3
+
 #: Modes that interrupt the messages of all workers.
-HITS_ALL = ("kill-connections", "restart-broker", FAILOVER)
+HITS_ALL = ("kill-connections", "restart-broker", FAILOVER, MOVE_SLOT)
 
 #: Modes that hit no single worker.
 AT_LARGE = (*HITS_ALL, "script-flush")
@@ -105,13 +110,21 @@ class Saboteur:
     """Commits faults. Longer ones end in :meth:`tend`, which the driver calls in each round."""
 
     def __init__(
-        self, workers: ChaosWorkers, server: RedisServer | SentinelPair, *, lease: float, seed: int
+        self,
+        workers: ChaosWorkers,
+        server: RedisServer | SentinelPair | RedisCluster,
+        *,
+        lease: float,
+        seed: int,
+        slots: Sequence[int] = (),
     ) -> None:
         self.faults: list[Fault] = []
         self._workers = workers
         self._server = server
         self._lease = lease
         self._draw = random.Random(f"victims-{seed}")
+        #: Slots of the partitions, on a cluster.
+        self._slots = slots
         self._under_way: list[tuple[float, Callable[[], bool]]] = []
 
     @property
@@ -150,7 +163,8 @@ class Saboteur:
             "black-hole": lambda: self._black_hole(place, fault),
             "script-flush": lambda: self._ask("SCRIPT", "FLUSH"),
             "restart-broker": self._restart_broker,
-            "failover": lambda: self._fail_over(fault),
+            FAILOVER: lambda: self._fail_over(fault),
+            MOVE_SLOT: self._move_slot,
         }
         acts[mode]()
         if fault.end == now:
@@ -242,18 +256,16 @@ class Saboteur:
 
         self._under_way.append((time.monotonic() + 1.5 * self._lease, finish))
 
-    def _client(self) -> redis.Redis:
-        port = self._server.master_port() if isinstance(self._server, SentinelPair) else self._server.port
-        return redis.Redis(port=port)
-
     def _ask(self, *command: str) -> None:
-        with self._client() as client:
-            client.execute_command(*command)
+        for port in master_ports(self._server):
+            with redis.Redis(port=port) as client:
+                client.execute_command(*command)
 
     def _kill_connections(self) -> None:
-        with self._client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-            client.client_kill_filter(_type="pubsub", skipme=True)
+        for port in master_ports(self._server):
+            with redis.Redis(port=port) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+                client.client_kill_filter(_type="pubsub", skipme=True)
 
     def _restart_broker(self) -> None:
         if isinstance(self._server, RedisServer):
@@ -266,3 +278,27 @@ class Saboteur:
             fault.end = time.monotonic()
             # Without a replica no publish could be confirmed, and the next failover would fail.
             self._server.rejoin()
+        elif isinstance(self._server, RedisCluster):
+            self._server.fail_over(self._server.master_of(self._draw.choice(self._slots)))
+            fault.end = time.monotonic()
+            self._server.restore()
+
+    def _move_slot(self) -> None:
+        if isinstance(self._server, RedisCluster):
+            cluster, slot = self._server, self._draw.choice(self._slots)
+            here = cluster.master_of(slot)
+            target = self._draw.choice([each for each in cluster.masters() if each is not here])
+            cluster.begin_move(slot, target)
+            end = time.monotonic() + MOVE_S
+            while time.monotonic() < end:
+                cluster.move_keys(slot, here, target, most=3)
+                time.sleep(0.01)
+            cluster.move_keys(slot, here, target)
+            cluster.end_move(slot, target)
+
+
+def master_ports(server: RedisServer | SentinelPair | RedisCluster) -> list[int]:
+    """Return the ports of the servers that are asked to store messages now."""
+    if isinstance(server, RedisCluster):
+        return [node.port for node in server.masters()]
+    return [server.master_port() if isinstance(server, SentinelPair) else server.port]

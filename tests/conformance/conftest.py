@@ -17,6 +17,15 @@ from tests.conformance.kombu_queue import KOMBU_DB, KombuQueue
 #: The shared workers send events, because a test listens to them.
 SHARED_ARGUMENTS = ("--without-mingle", "--without-gossip", "--without-heartbeat", "-E")
 
+#: The tests that run on a Redis Cluster without ``--cluster``.
+ON_CLUSTER: tuple[str, ...] = (
+    "test_cold_shutdown_releases_running_tasks",
+    "test_delayed_tasks_survive_a_shutdown",
+    "test_messages_of_the_first_protocol",
+    "test_publishing_from_threads",
+    "test_shutdown_by_remote_control",
+)
+
 _serial = count()
 
 
@@ -32,6 +41,8 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def broker_port(broker: Broker, request: pytest.FixtureRequest) -> int:
     """The port of the server that the broker under test runs on."""
+    if broker.server == "cluster":
+        return int(request.getfixturevalue("redis_cluster").nodes[0].port)
     server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
     return int(server.port)
 
@@ -99,11 +110,14 @@ def staffed_app(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the pools that a broker's entry leaves out."""
-    left = []
+    """Leave out the pools that a broker's entry leaves out, and most tests on a cluster without --cluster."""
+    left, whole = [], config.getoption("cluster")
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         broker = BROKERS.get(params.get("broker", ""))
+        if params.get("broker") == "cluster" and not (whole or item.name.partition("[")[0] in ON_CLUSTER):
+            left.append(item)
+            continue
         shared = "staffed_app" in getattr(item, "fixturenames", ())
         if shared and broker is not None and params.get("pool") in broker.left_out:
             left.append(item)

@@ -91,19 +91,21 @@ def test_dead_letters_are_filtered_by_both_ends_of_a_time(shop: Any, operator: A
 
 def test_a_part_of_a_replay_begins_where_the_last_one_ended(shop: Any) -> None:
     dead = shop.dq.dead_letters["push"]
-    ids = [dead_letter(shop, tenant) for tenant in "abcab"]
+    ids = [dead_letter(shop, tenant, task_id=f"id-{place}") for place, tenant in enumerate("bcbaa")]
     with shop.dq._broker.open_home("push") as (partition, client):
         # All at the same time, as those that were reaped together.
         client.zadd(partition.keys.dead_index, dict.fromkeys(ids, 1e15))
         key = partition.keys.dead
         unreadable = next(letter.id for letter in dead.list() if letter.tenant == "c")
         client.hset(key, unreadable, b"?")
-    after, sent = "", 0
+    after, sent, looked_at = "", 0, 0
     for _ in range(9):
         part = dead.replay_part(lambda letter: letter.tenant != "b", after, limit=1)
-        after, sent = part.after, sent + part.sent
+        after, sent, looked_at = part.after, sent + part.sent, looked_at + part.looked_at
         if not after:
             break
+    # Each is looked at once, also those that stay.
+    assert looked_at == 5
     assert (sent, tenants(shop)) == (2, ["b", "b", "c"])
     assert dead.replay_part(lambda letter: True, "7.0.0").after == ""
     with pytest.raises(InvalidRequest, match="is no cursor"):

@@ -312,8 +312,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "the repeated push of a move is a new message",
         "app/api/move.py",
-        "outgoing, producer=self._name,",
-        'outgoing, producer="",',
+        "producer=self._name,",
+        'producer="",',
         ("tests/integration/test_queues.py", "-k", "without_an_answer"),
     ),
     Mutation(

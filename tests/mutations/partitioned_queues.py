@@ -30,7 +30,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "revoke",
         "a claimed task of a partitioned queue may run again after its revoke",
         "app/api/cancel.py",
-        'if outcome == "claimed":',
+        'if outcome == "claimed" and queue.homes.before is None:',
         'if outcome == "never":',
         (*_READ, "-k", "tombstone"),
     ),

@@ -35,8 +35,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "a forked child that publishes retires its parent's markers",
         "transport/redis/store/publisher.py",
-        "self._markers: dict[Partition, str] = {}",
-        "self._markers: dict[Partition, str] = getattr(self, '_markers', {})",
+        "self._markers: dict[tuple[Partition, bool], str] = {}",
+        "self._markers: dict[tuple[Partition, bool], str] = getattr(self, '_markers', {})",
         (TESTS + "test_forks.py",),
     ),
     Mutation(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.mutations import (
     acks,
+    allocation,
     beat,
+    cluster,
     counters,
     dashboard,
     dedup,
@@ -33,10 +35,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     *dashboard.MUTATIONS,
     *transport.MUTATIONS,
     *wakeups.MUTATIONS,
+    *cluster.MUTATIONS,
     *acks.MUTATIONS,
     *partitioned_queues.MUTATIONS,
     *publishing.MUTATIONS,
     *partitions.MUTATIONS,
+    *allocation.MUTATIONS,
     *dedup.MUTATIONS,
     *singleton.MUTATIONS,
     *worker.MUTATIONS,

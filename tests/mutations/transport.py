@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "an ETA without a zone is local time",
-        "transport/redis/store/publisher.py",
+        "transport/redis/store/message_times.py",
         "value = value.replace(tzinfo=timezone.utc)",
         "value = value.astimezone()",
         (

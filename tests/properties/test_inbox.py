@@ -22,7 +22,10 @@ DISCARDS = "discards"
 
 def message(number: int, queue: str, tenant: str, reason: str = "") -> Message:
     record = RedisRecord(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
-    return Message(record, ClaimedEntry(str(number), "1", 0, reason, b""), f"1/{number}", queue, None)
+    made = Message(record, ClaimedEntry(str(number), "1", 0, reason, b""), f"1/{number}", queue, None)
+    # Each tenant lives in a partition of its own, and the discards in another one.
+    made.prefix = DISCARDS if reason else tenant
+    return made
 
 
 def line_of(each: Message) -> str:
@@ -52,6 +55,25 @@ class InboxMachine(RuleBasedStateMachine):
         self.number += 1
         self.inbox.add(message(self.number, queue, tenant, "cancelled"))
         self.lines.setdefault((queue, DISCARDS), []).append(self.number)
+
+    @rule(tenants=st.sets(TENANTS))
+    def stop_partitions(self, tenants: set[str]) -> None:
+        taken = [each.message_id for each in self.inbox.take_partitions(tenants)]
+        gone = [
+            number
+            for (_, tenant), line in self.lines.items()
+            if tenant in tenants
+            for number in reversed(line)
+        ]
+        discards = [
+            number for (_, tenant), line in self.lines.items() if tenant == DISCARDS for number in line
+        ]
+        assert sorted(map(int, taken)) == sorted(gone)
+        assert not set(discards) & set(map(int, taken))
+        for (_, tenant), line in self.lines.items():
+            if tenant in tenants:
+                assert [int(each) for each in taken if int(each) in line] == line[::-1], "the youngest first"
+                line.clear()
 
     @precondition(lambda self: any(self.lines.values()))
     @rule()

@@ -15,7 +15,7 @@ from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
 EVERYWHERE = {
     "app.send_task",
-    "control.revoke",
+    "control.broadcast",
     "amqp._create_task_sender",
     "task.__trace__",
     "consumer.create_task_handler",

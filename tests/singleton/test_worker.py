@@ -61,7 +61,9 @@ def test_a_standby_worker_takes_over_when_the_leader_stops(posting: PostingWorke
     assert taken_over - handed_over < 0.5 + 2 * 0.5
 
 
-@pytest.mark.parametrize("task", ["hold", "hold_late"])
+@pytest.mark.parametrize(
+    ("election", "task"), [("redis", "hold"), ("zookeeper", "hold_late")], indirect=["election"]
+)
 def test_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
     open_posting: Callable[..., PostingWorkers], election: str, task: str
 ) -> None:

@@ -116,7 +116,10 @@ def test_every_setting_is_read() -> None:
             "dq_queues['a']['partitions'] = 2, but dq_singleton_queues names the queue: one leader consumes",
         ),
         ({"dq_laese": 3}, "there is no setting 'dq_laese'; did you mean 'dq_lease'?"),
-        ({"dq_xyzzy": 3}, "there is no setting 'dq_xyzzy'; known are dq_allow_eviction, "),
+        (
+            {"dq_xyzzy": 3},
+            "there is no setting 'dq_xyzzy'; known are dq_allocation, dq_allocation_join_delay, ",
+        ),
         ({"dq_lease": "soon"}, "dq_lease = 'soon' is not a duration"),
         ({"dq_lease": None}, "dq_lease = None is not a duration"),
         ({"dq_lease": "15"}, "is a text without a unit; from 1s to 1h"),

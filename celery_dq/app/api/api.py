@@ -15,6 +15,7 @@ from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.api.migration import BrokerMigration, MigrationOptions, opened_migration
 from celery_dq.app.api.quotas import QuotasApi
+from celery_dq.app.api.workers import Workers
 from celery_dq.app.senders import AppSender
 from celery_dq.app.timeouts import Deadline
 from celery_dq.context import AppContext
@@ -45,6 +46,7 @@ class DQ:
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
         dedup: ``app.dq.dedup["cache"].list()``.
         leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
+        workers: ``app.dq.workers()``: the workers that share partitions, and the partitions of each.
         history: ``app.dq.history("push")``: rates and waiting times of the last hour.
         audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
@@ -59,6 +61,7 @@ class DQ:
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
         self.leaders = Leaders(app, self._broker)
+        self.workers = Workers(self._broker)
         self.history = HistoryApi(self._broker)
         self.audit = self._broker.audit
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
@@ -121,11 +124,16 @@ class DQ:
             found = self.find(task_id) if queue is None else [self.queues[queue].find(task_id)]
             for message in filter(None, found):
                 with self._broker.open(message.queue) as (partitions, client):
-                    return explain_message(partitions[message.partition], client, message)
+                    home = partitions[message.partition]
+                    return self.workers.named_in(explain_message(home, client, message), home)
             return explain_unknown(task_id, [queue] if queue else self._broker.queue_names())
         if tenant is None or queue is None or task_id is not None:
             raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
-        return self.queues[queue].explain(tenant)
+        explained = self.queues[queue].explain(tenant)
+        if not self.workers.is_enabled:
+            return explained
+        with self._broker.open_home(queue, explained.tenant) as (home, _):
+            return self.workers.named_in(explained, home)
 
     def migration(
         self, source: str, target: str | None = None, options: MigrationOptions | None = None

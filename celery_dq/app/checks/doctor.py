@@ -39,6 +39,7 @@ BROKER_CHECKS = (
     server_checks.stock_messages,
     server_checks.settings_quotas,
     partition_checks.partitions,
+    partition_checks.nodes,
     queue_checks.unused_queues,
 )
 

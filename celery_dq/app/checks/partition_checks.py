@@ -13,11 +13,12 @@ from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
+from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
-__all__ = ["partitions"]
+__all__ = ["nodes", "partitions"]
 
 #: Partitions that a finding names.
 _MOST_NAMED = 10
@@ -134,3 +135,26 @@ def _named(name: str, numbers: Sequence[int]) -> str:
     listed = ", ".join(f"{name}/{number}" for number in numbers[:_MOST_NAMED])
     rest = len(numbers) - _MOST_NAMED
     return f"{listed} and {rest} more" if rest > 0 else listed
+
+
+def nodes(app: Any, channel: Any) -> Iterator[Finding]:
+    """Report how many partitions of the queues each node of a cluster serves."""
+    if channel.process.slots is None:
+        return
+    counts = dict.fromkeys(map(str, channel.process.slots.masters), 0)
+    try:
+        names = BrokerAccess(app, dq_of(app).context).queue_names()
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    for name in names:
+        for partition in channel.partitions(name):
+            node = node_serving(channel.client, partition.keys.slot)
+            counts[node] = counts.get(node, 0) + 1
+    spread = ", ".join(f"{node or 'no node'} {count}" for node, count in counts.items())
+    missing = counts.get("", 0)
+    yield Finding(
+        "error" if missing else "ok",
+        "E032" if missing else "I032",
+        f"Partitions of all queues by node: {spread}.",
+        "Let a master serve each slot: redis-cli --cluster check." if missing else "",
+    )

@@ -25,6 +25,7 @@ from celery_dq.errors import (
 from celery_dq.inspector.redis_values import server_time_us
 from celery_dq.inspector.tenants import settings_quota
 from celery_dq.singleton.elections import Elections
+from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.rounds import run_rounds
@@ -82,18 +83,37 @@ def _unreachable(exc: Exception) -> Finding:
 
 def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
     """Report version, eviction policy and persistence. Connecting has already refused an unfit server."""
-    info = server_info(channel.client, "server", "memory", "persistence")
+    if channel.process.slots is None:
+        yield from _fitness("The server", channel.client)
+        return
+    for node, client in master_clients(channel.client):
+        yield from _fitness(f"The master {node} of the Redis Cluster", client)
+
+
+def _fitness(server: str, client: Any) -> Iterator[Finding]:
+    try:
+        info = server_info(client, "server", "memory", "persistence", "replication")
+    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        yield Finding("error", "E011", f"{server} cannot be reached: {reason_of(exc)}.", "Start it.")
+        return
     if info is None:
         yield Finding("warning", "W013", UNCHECKED)
         return
     policy = info.get("maxmemory_policy", "noeviction")
-    yield Finding("ok", "I010", f"The server runs Redis {info.get('redis_version')}, policy {policy}.")
+    yield Finding("ok", "I010", f"{server} runs Redis {info.get('redis_version')}, policy {policy}.")
     if not int(info.get("aof_enabled", 0)):
         yield Finding(
             "warning",
             "W012",
-            "The server keeps no append-only file: what it holds in memory is lost when it dies.",
+            f"{server} keeps no append-only file: what it holds in memory is lost when it dies.",
             "Set appendonly yes on the Redis server.",
+        )
+    if "redis_mode" in info and info["redis_mode"] == "cluster" and not int(info["connected_slaves"]):
+        yield Finding(
+            "warning",
+            "W031",
+            f"{server} has no replica: its partitions stand still while it is away.",
+            "Add a replica to the cluster.",
         )
 
 

@@ -16,6 +16,7 @@ from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.errors import DQError
 from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
+from celery_dq.inspector.workers import WorkerSnapshot
 
 __all__ = ["Status", "read_status"]
 
@@ -34,6 +35,7 @@ class Status:
         broker: URL of the broker, without its password; "" when the settings are wrong.
         queues: The counts of each queue; none when the broker cannot be used.
         leaders: The leaders of singleton queues and of other elections.
+        workers: The workers that share partitions; none without ``dq_allocation``.
         findings: Errors of the settings and the servers, and warnings about the queues.
         setup_warnings: Number of warnings of ``celery dq doctor``.
     """
@@ -41,6 +43,7 @@ class Status:
     broker: str
     queues: tuple[QueueSnapshot | ZooKeeperQueueSnapshot, ...] = ()
     leaders: tuple[LeaderSnapshot, ...] = ()
+    workers: tuple[WorkerSnapshot, ...] = ()
     findings: tuple[Finding, ...] = ()
     setup_warnings: int = 0
 
@@ -71,6 +74,7 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
         reading.broker,
         tuple(reading.queues),
         reading.leaders,
+        reading.workers,
         (*errors, *warnings),
         sum(each.level == "warning" for each in (*settings, *reading.found)),
     )
@@ -93,6 +97,7 @@ class _StatusReading:
         self.errors: list[Finding] = []
         self.queues: list[QueueSnapshot | ZooKeeperQueueSnapshot] = []
         self.leaders: tuple[LeaderSnapshot, ...] = ()
+        self.workers: tuple[WorkerSnapshot, ...] = ()
         self.expected_leaders: frozenset[str] = frozenset()
         self.failure: Exception | None = None
 
@@ -125,6 +130,8 @@ class _StatusReading:
             self.leaders = tuple(dq.leaders())
             beat = leadership(schedule_name(self._app, dq.options))
             self.expected_leaders = frozenset({beat, *singleton_queues(self._app, dq.options)})
+        if dq.workers.is_enabled:
+            self.workers = tuple(dq.workers())
 
     def _begin(self, step: str) -> None:
         self.step = step

@@ -1,6 +1,6 @@
-"""The tenant broker on Redis: ``dq-redis://``, ``dq-rediss://``, ``dq-sentinel://``.
+"""The tenant broker: ``dq-redis://``, ``dq-rediss://``, ``dq-sentinel://``, ``dq-rediscluster://``.
 
-``transport``, ``sentinel``  the kombu transports
+``transport``, ``sentinel``, ``cluster``  the kombu transports
 ``connection_context``       what all channels of one connection share
 ``channel``, ``event_loop``  the kombu channel, and its part that an event loop calls
 ``qos``                      the prefetch count of a channel

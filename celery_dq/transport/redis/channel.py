@@ -23,6 +23,7 @@ from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
+from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
@@ -117,7 +118,7 @@ class Channel(EventLoopChannel):
             redis.RedisError: Redis did not answer.
         """
         found = None if refresh else self._queues.get(name)
-        if found is None or found.homes != self.process.partition_maps.get(found.whole_name):
+        if found is None or found.homes is not self.process.partition_maps.get(found.whole_name):
             found = self._queues[name] = self.context.queues(name, self.client, refresh=refresh)
         return found
 
@@ -333,7 +334,7 @@ class Channel(EventLoopChannel):
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
         try:
-            while taken := self.consumer.claim_one(target):
+            while taken := claim_one(self.process, self.client, target):
                 for entry, tag in taken:
                     if entry.reason:
                         self.in_flight.finish(tag)

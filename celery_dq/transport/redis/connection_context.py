@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from typing import Any
@@ -13,15 +14,17 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
-from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.address import identity
+from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
+from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
+from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 
 logger = logging.getLogger(__name__)
@@ -59,7 +62,8 @@ class ConnectionContext:
         processes = app_context.in_process(dict[str, ConsumerIdentity])
         process = processes.get(self.address)
         if process is None:
-            process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6)
+            slots = SlotMap(addresses_of(connection)) if on_cluster(connection) else None
+            process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6, slots=slots)
         self.process: ConsumerIdentity = process
         process.running_tags = self._running_tags
         self.poller = Poller(process.clock)
@@ -74,6 +78,11 @@ class ConnectionContext:
         """Leaderships of the worker in this process; None without any."""
         return self.state.leaderships
 
+    @property
+    def allocation(self) -> PartitionAllocation | None:
+        """The partitions that the worker in this process serves; None where they are not allocated."""
+        return self.state.allocation
+
     def _running_tags(self) -> frozenset[str]:
         capacity = self.capacity
         return frozenset() if capacity is None else capacity.started_tags()
@@ -86,7 +95,13 @@ class ConnectionContext:
         """
         process = self.process
         if self.address not in process.checked_servers:
-            check_server(client, self.options.allow_eviction)
+            if process.slots is None:
+                check_server(client, self.options.allow_eviction)
+            else:
+                for _, master in master_clients(client):
+                    # A node that does not answer may be about to lose its slots to its replica.
+                    with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+                        check_server(master, self.options.allow_eviction, on_cluster=True)
             process.checked_servers.add(self.address)
 
     def refuse_inherited(self) -> None:
@@ -167,6 +182,7 @@ class ConnectionContext:
         if homes is None:
             homes = self._declare(name, client, repair=refresh)
             self.process.partition_maps.learn(name, homes)
+            homes = self.process.partition_maps.get(name) or homes
         return self.queue_of(name, homes)
 
     def queue_of(self, name: str, homes: PartitionMap) -> PartitionedQueue:
@@ -175,14 +191,11 @@ class ConnectionContext:
         Raises:
             ConfigurationError: The queue is a singleton queue, and the map has several.
         """
-        if (
-            (count := homes.total) > 1
-            and self.leaderships is not None
-            and self.leaderships.is_singleton(name)
-        ):
+        count, leaderships = homes.total, self.leaderships
+        if count > 1 and leaderships is not None and leaderships.is_singleton(name):
             raise ConfigurationError(
                 f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
-                f"all of it in order: empty it, and run celery dq partitions {name} --set 1"
+                f"all of it in order: run celery dq partitions {name} --set 1"
             )
         return PartitionedQueue(name, [self._partition(name, number, homes) for number in range(count)])
 
@@ -246,7 +259,8 @@ class ConnectionContext:
 
     def _partition(self, name: str, number: int, homes: PartitionMap) -> Queue:
         options = self.options.queue(name)
-        keys = PartitionKeys(self.options.environment, name, number, self.options.key_prefix)
+        prefix, on_cluster = self.options.key_prefix, self.process.slots is not None
+        keys = PartitionKeys(self.options.environment, name, number, prefix, on_cluster)
         aging = options.priority_aging_us
         return Queue(
             name,

@@ -14,6 +14,8 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
+from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue
 
@@ -32,6 +34,8 @@ HEALTH_CHECK_SECONDS = 25.0
 class EventLoopChannel(RedisChannel):
     """The part of a channel that an event loop or ``drain_events`` drives."""
 
+    pipeline_class = ScriptPipeline
+    wakeups_class = WakeupGroups
     consumer: ChannelConsumer
     process: ConsumerIdentity
     poller: Poller
@@ -94,12 +98,16 @@ class EventLoopChannel(RedisChannel):
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
+        allocated = self.consumer.allocated_partitions
+        follows = allocated is not None and allocated.has_changed()
         fetcher = self.consumer.live_fetcher
-        if fetcher is not None:
+        if fetcher is not None or allocated is not None:
             try:
-                if self._seen_partitions != self.process.partition_maps.changes:
+                if follows or self._seen_partitions != self.process.partition_maps.changes:
                     self.follow_partitions()
-                fetcher.tick()
+                    fetcher = self.consumer.live_fetcher
+                if fetcher is not None:
+                    fetcher.tick()
             except self.connection_errors:
                 self._mark_broken()
                 raise

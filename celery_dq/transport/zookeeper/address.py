@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from typing import Any, NamedTuple
-from urllib.parse import unquote
+from typing import Any
 
 from kazoo.security import ACL
 
@@ -22,33 +21,6 @@ SPELLING = Spelling(
 )
 #: The scheme of ZooKeeper's own logins, as a login method.
 DIGEST = "digest"
-
-
-class Address(NamedTuple):
-    """The parts of a broker URL such as ``dq-zookeeper://user:password@h1:2181,h2:2181/chroot``."""
-
-    hosts: str
-    chroot: str
-    user: str | None
-    password: str | None
-
-
-def address_in(url: str) -> Address:
-    """Parse a broker URL. urllib cannot: it takes everything after the first colon as the port.
-
-    Raises:
-        ConfigurationError: The URL has a query; options go into ``broker_transport_options``.
-    """
-    _, _, rest = url.partition("://")
-    rest, _, query = rest.partition("?")
-    if query:
-        raise ConfigurationError(
-            f"the broker URL ends in ?{query}: options of dq-zookeeper:// go into broker_transport_options"
-        )
-    credentials, _, place = rest.rpartition("@")
-    hosts, _, chroot = place.partition("/")
-    user, _, password = credentials.partition(":")
-    return Address(hosts or "localhost", unquote(chroot), unquote(user) or None, unquote(password) or None)
 
 
 def host_list(hostname: str, port: int | None, chroot: str | None) -> str:

@@ -40,9 +40,9 @@ except ImportError as error:
 
 from celery_dq.options.resolve import resolve
 from celery_dq.transport.bases import VirtualTransport
+from celery_dq.transport.host_list import take_apart
 from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,
-    address_in,
     host_list,
     no_server_listens,
     session_options,
@@ -96,7 +96,7 @@ class Transport(VirtualTransport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        _take_apart(client)
+        take_apart(client)
         self.clock = SystemClock()
         self._app_context = _app_context_of(client)
         self._options: Options = resolve({}) if self._app_context is None else self._app_context.options
@@ -342,16 +342,6 @@ class Transport(VirtualTransport):
             if any(source.inbox for _, source in self._sources):
                 self._wake()
             raise
-
-
-def _take_apart(client: Any) -> None:
-    """Move the parts of the URL to kombu's attributes: kombu masks only a password that it finds there."""
-    if "://" in (client.hostname or ""):
-        address = address_in(client.hostname)
-        client.hostname = address.hosts
-        client.virtual_host = address.chroot
-        client.userid = client.userid or address.user
-        client.password = client.password or address.password
 
 
 def _app_context_of(client: Any) -> AppContext | None:

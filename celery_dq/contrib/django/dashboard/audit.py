@@ -31,3 +31,6 @@ class AuditView(PageView):
             "entries": dq.audit(since=since, queue=given.get("queue") or None, limit=ENTRIES),
             "most": ENTRIES,
         }
+
+    def refuse_unknown_queue(self, dq: DQ, given: QueryDict) -> None:
+        """Refuse no queue: the trail outlives them."""

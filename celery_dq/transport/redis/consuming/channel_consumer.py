@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.redis.consuming.allocated_partitions import AllocatedPartitions
 from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
@@ -71,6 +72,8 @@ class ChannelConsumer:
         self._capacity: WorkerCapacity | None = None
         #: Plain kombu runs its callbacks in the loop, as the solo pool does.
         self._runs_in_loop = True
+        #: Restricts the consumers to the allocated partitions; None without an allocation.
+        self.allocated_partitions: AllocatedPartitions | None = None
         #: Delivery of the singleton queues; None while the channel consumes none.
         self.singleton_delivery: SingletonDelivery | None = None
 
@@ -83,7 +86,19 @@ class ChannelConsumer:
         self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
         if not self._consumers:
             self._process.heartbeat.add_check(self._check_consumption)
-        self._start_fetching(self._consumers.add(consumer))
+        allocation = self._channel.context.allocation
+        if allocation is not None:
+            if self.allocated_partitions is None:
+                maps = self._process.partition_maps
+                self.allocated_partitions = AllocatedPartitions(allocation, maps)
+                allocation.add_listener(self._channel.poller.wake)
+            self.allocated_partitions.report(consumer.queue)
+        self._start_fetching(self._consumers.add(consumer, self._partitions_of(consumer.queue)))
+
+    def _partitions_of(self, queue: PartitionedQueue) -> Sequence[Queue]:
+        """Return the partitions of a queue to consume: all of them, or those allocated to this worker."""
+        allocated = self.allocated_partitions
+        return queue.partitions if allocated is None else allocated.of(queue)
 
     def _start_fetching(self, partitions: Sequence[Queue]) -> None:
         leaderships = self._channel.context.leaderships
@@ -105,10 +120,14 @@ class ChannelConsumer:
         """Let each consumer consume its queue as it is now; None stands for a partition that has gone."""
         for consumer in self._consumers.all:
             now = queue_now(consumer.queue)
-            begun, ended = self._consumers.assign(consumer, () if now is None else now.partitions)
-            if now is not None and now.homes != consumer.queue.homes:
+            changed = now is not None and now.homes != consumer.queue.homes
+            if changed and now is not None and self.allocated_partitions is not None:
+                self.allocated_partitions.report(now)
+            partitions = () if now is None else self._partitions_of(now)
+            begun, ended = self._consumers.assign(consumer, partitions)
+            if now is not None and changed:
                 consumer.queue = now
-                for each in now.partitions:  # the heartbeat learns their number
+                for each in partitions:  # the heartbeat learns their number
                     self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
                     self._process.heartbeat.drop_lease(each, soon=False)
             self._start_fetching(begun)
@@ -124,8 +143,8 @@ class ChannelConsumer:
             elif (source := self.fetcher.unsubscribe(each.prefix)) is not None:
                 sources.append(source)
         self._channel.read_all_answers()
-        # The messages of partitions that go on come again, in their order.
-        self._release_inbox(ended[0].name)
+        for message in self._inbox.take_partitions({each.prefix for each in ended}):
+            self._release(message)
         self._channel.send_all_acks()
         for source in sources:
             self._process.heartbeat.drop_lease(source.queue)
@@ -157,6 +176,8 @@ class ChannelConsumer:
                 room=self.capacity,
                 keeps_appointments=self._can_keep_next_look,
                 deliver=self._claimed,
+                pipelines=self._channel.pipeline_class,
+                wakeups=self._channel.wakeups_class,
             )
         return self.live_fetcher
 
@@ -202,44 +223,6 @@ class ChannelConsumer:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
         return True
-
-    # -- one at a time -------------------------------------------------------
-
-    def claim_one(self, target: Queue) -> list[tuple[ClaimedEntry, str]]:
-        """Claim one message now, as delivered to the caller.
-
-        Args:
-            target: The queue.
-
-        Returns:
-            Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
-
-        Raises:
-            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
-        """
-        process, key = self._process, target.key
-        while True:
-            sent_at = process.clock.monotonic()
-            process.in_doubt.claim_sent(key)
-            try:
-                claimed = target.partition.claim(
-                    target.consumer(process.consumer),
-                    lease_ms=process.lease_ms,
-                    want=1,
-                    hold=None,
-                    max_deliveries=target.max_deliveries,
-                ).run(self._channel.client)
-            except BaseException:
-                process.in_doubt.claim_unanswered(key)
-                raise
-            taken = []
-            for entry, held in process.claimed(target, claimed, sent_at):
-                if held is not None:
-                    held.delivered = True
-                    taken.append((entry, held.tag))
-            process.in_doubt.claim_answered(key, (entry.claim for entry in claimed.entries))
-            if taken or not claimed.entries:
-                return taken
 
     # -- from claim to callback ------------------------------------------------
 
@@ -416,6 +399,8 @@ class ChannelConsumer:
 
     def _check_consumption(self, now: float) -> None:
         """Check, in the heartbeat thread, whether this consumer still consumes."""
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.broker_answered()
         fetcher = self.live_fetcher
         if (self.overdue_at(loop_turns=False) or math.inf) < now:
             # A task blocks the event loop, which would send the releases.
@@ -437,6 +422,8 @@ class ChannelConsumer:
         """Release undelivered messages, and stop all consumers."""
         if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
             leaderships.remove_listener(self._channel.poller.wake)
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.remove_listener(self._channel.poller.wake)
         self._release_inbox()
         for consumer in self._consumers.all:
             self.stop_consumer(consumer.tag)

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimedEntry
 
@@ -24,6 +26,10 @@ class SharedContext(Protocol):
     @property
     def leaderships(self) -> Leaderships | None:
         """The singleton queues of this worker, or None outside of a worker."""
+
+    @property
+    def allocation(self) -> PartitionAllocation | None:
+        """The partitions that this worker serves, or None where it serves all that it consumes."""
 
 
 class PolledConsumer(Protocol):
@@ -95,6 +101,14 @@ class ConsumingChannel(PolledChannel, Protocol):
     """The channel that a ``ChannelConsumer`` serves."""
 
     closed: bool
+
+    @property
+    def pipeline_class(self) -> type[ScriptPipeline]:
+        """Class of the script pipeline."""
+
+    @property
+    def wakeups_class(self) -> type[WakeupGroups]:
+        """Class of the wait for wake-ups."""
 
     @property
     def poller(self) -> ChannelPoller:

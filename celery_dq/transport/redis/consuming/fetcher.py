@@ -14,7 +14,7 @@ to one consumer at a time. All other consumers rely on the consumer that took th
 look. If that consumer has no free slot when the look is due, or stops, it hands the wake-up over to another
 one.
 
-Pending acks (settles, finishes) travel with the next claim of their partition, or alone when no claim is due.
+Pending acks travel with the next claim of their partition, or alone when no claim is due.
 """
 
 from __future__ import annotations
@@ -36,12 +36,7 @@ from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tag
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.redis.in_flight.script_pipeline import (
-    RETRY_AFTER_REFUSAL_S,
-    ClaimFailure,
-    InFlightCall,
-    ScriptPipeline,
-)
+from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimReply
 from celery_dq.transport.redis.store.transient import TransientListener
@@ -66,6 +61,8 @@ class RedisFetcher:
         keeps_appointments: Returns whether the process can keep a next look while it works. None means that
             it is about to block, so that it may not even wait for a wake-up.
         deliver: Called with (source, entry, delivery tag) for every claimed message.
+        pipelines: Class of the script pipeline.
+        wakeups: Class of the wait for wake-ups.
     """
 
     def __init__(
@@ -75,13 +72,15 @@ class RedisFetcher:
         room: Callable[[], tuple[int, int]],
         keeps_appointments: Callable[[], bool | None],
         deliver: Callable[[Subscription, ClaimedEntry, str], None],
+        pipelines: type[ScriptPipeline] = ScriptPipeline,
+        wakeups: type[WakeupGroups] = WakeupGroups,
     ) -> None:
         self._process = process
         self._capacity = room
         self._can_keep_next_look = keeps_appointments
         self._deliver = deliver
-        self.pipeline = ScriptPipeline(process, pool, self._may_wait_for_claim)
-        self.wakeups = WakeupGroups(pool)
+        self.pipeline = pipelines(process, pool, self._may_wait_for_claim)
+        self.wakeups = wakeups(pool)
         self._pool = pool
         self._subscriptions: dict[str, Subscription] = {}
         self._ready = ReadyQueues()
@@ -156,10 +155,10 @@ class RedisFetcher:
 
     def connections(self) -> list[tuple[str, Any]]:
         """Return the connections that the event loop watches, each after its kind."""
-        found = [("scripts", self.pipeline.connection.connection)]
+        found = [("scripts", each) for each in self.pipeline.connections()]
         found += [("tokens", group.connection.connection) for group in self.wakeups.groups]
         if self._listeners:
-            found += [("messages", each.connection.connection) for each in self._listeners.values()]
+            found += [("messages", each.connection.watched) for each in self._listeners.values()]
         return [pair for pair in found if pair[1] is not None]
 
     @property
@@ -193,7 +192,7 @@ class RedisFetcher:
         now = self._process.clock.monotonic()
         self._ready.take_due(now, self._runs_suspect)
         want, free = self._capacity() if self._subscriptions else (0, 0)
-        with self.pipeline.connection.together:
+        with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
             else:
@@ -213,7 +212,7 @@ class RedisFetcher:
         times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]
         for queue, box in waiting:
             if box.finishes and queue.prefix in self._subscriptions:
-                times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.paused_until))
+                times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.resumes_at(queue)))
         earliest = min(times)
         return None if earliest == math.inf else earliest
 
@@ -234,15 +233,14 @@ class RedisFetcher:
         Raises:
             redis.RedisError: The connection broke, or a script failed.
         """
-        if fd == self.pipeline.connection.fd:
-            self.pipeline.read()
+        if self.pipeline.reads(fd):
             return False
         for group in self.wakeups:
             if fd == group.connection.fd:
-                source = self._read_wakeup(group)
-                if source is not None and self._capacity()[0] <= 0:
-                    # Another consumer may have a free slot. The script stores the wake-up again if it is due.
-                    self._hand_over_wakeup(source, self._process.clock.monotonic())
+                for source in self._read_wakeups(group):
+                    if self._capacity()[0] <= 0:
+                        # Another consumer may have a free slot. If due, the wake-up is stored again.
+                        self._hand_over_wakeup(source, self._process.clock.monotonic())
                 return False
         return any(
             listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
@@ -308,8 +306,8 @@ class RedisFetcher:
                 self._queue_handover(source)
                 return
             self._ready.rely_on(source)
-            if claimed is ClaimFailure.REFUSED:
-                ready.pause(source, process.clock.monotonic() + RETRY_AFTER_REFUSAL_S)
+            if claimed.value:
+                ready.pause(source, process.clock.monotonic() + claimed.value)
             if source.on_claimed is not None:
                 source.on_claimed()
             return
@@ -366,7 +364,7 @@ class RedisFetcher:
 
     def _queue_handover(self, source: Subscription, times: int = 1) -> None:
         # `tick` or `read_all_answers` sends it, where a broken connection is handled.
-        if not source.queue.token and self.pipeline.connection.connection is not None:
+        if not source.queue.token and self.pipeline.connections():
             self._handovers.append((source.queue, times))
 
     def _send_handovers(self, now: float) -> None:
@@ -384,7 +382,8 @@ class RedisFetcher:
         now = self._process.clock.monotonic()
         for group in self.wakeups:
             if group.is_waiting and group.is_asking:
-                self._read_wakeup(group)  # the answer comes at once
+                while group.is_waiting:
+                    self._read_wakeups(group)  # the answer comes at once
             elif self._restart_wait(group):
                 for source in group.members.values():
                     self._hand_over_wakeup(source, now, 2)
@@ -429,11 +428,10 @@ class RedisFetcher:
                 self._ready.rely_on(source)
         return waited
 
-    def _read_wakeup(self, group: WakeupListener) -> Subscription | None:
-        source = group.read_wakeup()
-        if source is not None:
+    def _read_wakeups(self, group: WakeupListener) -> list[Subscription]:
+        for source in (sources := group.read_wakeups()):
             self._ready.rely_on(source)
-        return source
+        return sources
 
     # -- closing ---------------------------------------------------------------
 

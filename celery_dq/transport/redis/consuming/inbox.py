@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from celery_dq.transport.redis.in_flight.message import Message
 
@@ -98,6 +98,21 @@ class Inbox:
                 return message
             del self._waiting[queue]
         return None
+
+    def take_partitions(self, prefixes: Collection[str]) -> Iterator[Message]:
+        """Remove and yield the messages of some partitions; per tenant, the youngest first.
+
+        Args:
+            prefixes: The prefixes of the keys of the partitions.
+        """
+        for lines in tuple(self._waiting.values()):
+            for line in tuple(lines.values()):
+                for message in reversed(tuple(line)):
+                    if message.prefix in prefixes:
+                        # The heartbeat thread may take it, or change the deque meanwhile.
+                        with contextlib.suppress(ValueError, IndexError):
+                            line.remove(message)
+                            yield message
 
     def take_all(self, queue: str | None = None) -> Iterator[Message]:
         """Remove and yield all messages, or those of one queue; per tenant, the youngest first."""

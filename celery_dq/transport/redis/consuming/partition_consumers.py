@@ -19,7 +19,8 @@ class QueueConsumer:
         queue: The consumed queue, or one partition of it.
         callback: Receives its messages.
         no_ack: Whether a message is over when it is delivered.
-        partitions: The partitions that it consumes: those of the queue, or none after its only one has gone.
+        partitions: The partitions that it consumes: those of the queue, those that are allocated to this
+            worker, or none after its only one has gone.
     """
 
     tag: str
@@ -45,10 +46,10 @@ class PartitionConsumers:
         """All consumers."""
         return tuple(self._by_tag.values())
 
-    def add(self, consumer: QueueConsumer) -> list[Queue]:
-        """Add a consumer; return the partitions that had none before."""
+    def add(self, consumer: QueueConsumer, partitions: Sequence[Queue]) -> list[Queue]:
+        """Add a consumer of these partitions; return those that had none before."""
         self._by_tag[consumer.tag] = consumer
-        return self.assign(consumer, consumer.queue.partitions)[0]
+        return self.assign(consumer, partitions)[0]
 
     def remove(self, tag: str) -> list[Queue]:
         """Remove a consumer; return the partitions that have none now."""

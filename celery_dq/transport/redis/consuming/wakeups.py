@@ -107,11 +107,11 @@ class WakeupListener(WaitGroup):
                 f"Redis has not answered a BLPOP for {silent_s:.0f} s: the connection is dead"
             )
 
-    def read_wakeup(self) -> Subscription | None:
+    def read_wakeups(self) -> list[Subscription]:
         """Read the answer of the wait.
 
         Returns:
-            The queue whose wake-up has come; None after a wait without a wake-up.
+            The queue whose wake-up has come; none after a wait without a wake-up.
 
         Raises:
             redis.RedisError: The connection broke, or the answer is an error.
@@ -124,12 +124,12 @@ class WakeupListener(WaitGroup):
                 raise answer
         self.waiting_since = None
         if answer is None:
-            return None
+            return []
         key = answer[0].encode() if isinstance(answer[0], str) else bytes(answer[0])
         source = self.members.pop(key, None)
         if source is not None:
             self.members[key] = source
-        return source
+        return [] if source is None else [source]
 
     def cancel_wait(self) -> bool:
         """Cancel the wait. A wake-up that Redis has already sent is lost then.

@@ -5,6 +5,7 @@
 ``in_flight_messages``  every held message, its pending ack, and when its lease was renewed
 ``ack_calls``           acks, releases and dead letters as script calls
 ``script_pipeline``     sends these calls without waiting for answers
+``node_pipelines``      does so on a Redis Cluster, on one connection per node
 ``in_doubt``            claims without an answer, and how their messages are found again
 ``unknown_claims``      releases the messages of claims whose answer was lost
 ``heartbeat``, ``lease_holder``  renews leases from a thread of its own, and sends pending acks

@@ -28,6 +28,7 @@ from celery_dq.transport.redis.store.partition_maps import PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +39,10 @@ class ConsumerIdentity:
     Args:
         lease_s: length of the lease in seconds: the messages of a dead process are released after it.
         clock: another clock, for tests.
+        slots: the map of the Redis Cluster; None on one server.
     """
 
-    def __init__(self, lease_s: float, clock: Clock | None = None) -> None:
+    def __init__(self, lease_s: float, clock: Clock | None = None, slots: SlotMap | None = None) -> None:
         self.owner = OwnerProcess()
         #: The process's name in the leases, unique; ``celery dq explain`` shows it.
         self.consumer = f"{socket.gethostname()}:{self.owner.pid}:{uuid.uuid4().hex[:12]}"
@@ -56,7 +58,8 @@ class ConsumerIdentity:
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.heartbeat = Heartbeat(self)
         #: The Lua scripts, read once per process.
-        self.scripts: ScriptSet = load_scripts()
+        self.scripts: ScriptSet = load_scripts(on_cluster=slots is not None)
+        self.slots = slots
         #: How often in a row the watchdog found a backlog and no claim.
         self.watchdog_strikes = 0
         self.data_loss = data_loss.DataLoss(lease_s)
@@ -127,7 +130,8 @@ class ConsumerIdentity:
         another worker has.
         """
         key, since_s = queue.key, self.in_flight.seconds_since_renewal(queue.key, self.clock.monotonic())
-        if isinstance(error, redis.ResponseError) or since_s < self.lease_s:
+        refused = isinstance(error, redis.ResponseError) and not isinstance(error, NodeUnreachable)
+        if refused or since_s < self.lease_s:
             return
         running = self.running_tags()
         for held in self.in_flight.messages_of(key):

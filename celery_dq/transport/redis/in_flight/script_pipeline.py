@@ -10,6 +10,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -33,15 +34,19 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a script that Redis has refused is sent again.
 RETRY_AFTER_REFUSAL_S = 1.0
+#: Seconds until a script is sent again to a node that has failed, or to a slot that moves.
+RETRY_UNAVAILABLE_S = 0.1
 
 
 class ClaimFailure(enum.Enum):
-    """The reason why a claim has no result."""
+    """The reason why a claim has no result. The value is the number of seconds until the next claim."""
 
     #: The heartbeat thread has waited too long for the answer, and releases the messages.
-    DISOWNED = enum.auto()
+    DISOWNED = 0.0
     #: Redis refused the script.
-    REFUSED = enum.auto()
+    REFUSED = RETRY_AFTER_REFUSAL_S
+    #: The node of a cluster did not answer, or its slot moves to another node.
+    UNAVAILABLE = RETRY_UNAVAILABLE_S
 
 
 @dataclass(eq=False, slots=True)
@@ -166,8 +171,35 @@ class ScriptPipeline:
         elif sent.carries_acks:
             self._process.in_doubt.count_acks_under_way(sent.queue.key, +1)
         self._under_way.append(sent)
+        self._write(sent)
+
+    def _write(self, sent: InFlightCall) -> None:
         self.connection.open()
         self.connection.send(sent.call.command())
+
+    @property
+    def together(self) -> AbstractContextManager[None]:
+        """A context that sends the scripts of its block at the end."""
+        return self.connection.together
+
+    def connections(self) -> list[Any]:
+        """Return the open redis-py connections."""
+        return [] if self.connection.connection is None else [self.connection.connection]
+
+    def reads(self, fd: int) -> bool:
+        """Read the answers that have arrived on a socket; return False when it is not one of this pipeline.
+
+        Raises:
+            redis.RedisError: the connection broke, or the server is in a failover.
+        """
+        if fd != self.connection.fd:
+            return False
+        self.read()
+        return True
+
+    def resumes_at(self, queue: Queue) -> float:
+        """Return the monotonic time until which no acks of *queue* are sent, after a refusal."""
+        return self.paused_until
 
     def has_claim_under_way(self, queue: Queue) -> bool:
         """Return whether a claim from *queue* has no answer yet."""
@@ -216,10 +248,12 @@ class ScriptPipeline:
         """
         process = self._process
         waiting = self.queues_with_acks()
-        if not waiting or now < self.paused_until:
+        if not waiting:
             return
         is_settling = self._is_settling()
         for queue, box in waiting:
+            if now < self.resumes_at(queue):
+                continue
             name = queue.key
             urgently = box.releases or box.dead_letters or self._is_settle_due(box, now, is_settling)
             if not urgently and (
@@ -264,8 +298,8 @@ class ScriptPipeline:
         """
         if not waiting or self._is_settling():
             return []  # the answer to a settle under way, which others wait for, is followed by a tick
-        times = (box.settle_due_at() for _, box in waiting if box.settles)
-        return [max(due_at, self.paused_until) for due_at in times if due_at]
+        times = ((queue, box.settle_due_at()) for queue, box in waiting if box.settles)
+        return [max(due_at, self.resumes_at(queue)) for queue, due_at in times if due_at]
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
@@ -313,7 +347,10 @@ class ScriptPipeline:
                 raise
             self._refused(sent, exc)
             return
-        sent = self._under_way.popleft()
+        self._receive(self._under_way.popleft(), answer)
+
+    def _receive(self, sent: InFlightCall, answer: Any) -> None:
+        """Handle the answer to a script."""
         result = sent.call.parse(answer)
         self._process.in_flight.confirm(
             chain(sent.settles, sent.finishes, (each.message for each in sent.dead_letters))

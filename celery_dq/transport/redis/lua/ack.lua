@@ -55,7 +55,10 @@ if others == in_turn then
   else
     call('HSET', KEYS[1], 'held', held)
   end
-  if in_turn == 1 and call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if in_turn == 1 and call('EXISTS', P .. 'wake') == 0 then
+    call('RPUSH', P .. 'wake', '1')
+    --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
+  end
   return stale
 end
 --@include state

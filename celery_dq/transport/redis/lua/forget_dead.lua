@@ -15,12 +15,12 @@
 --   three commands
 -- GUARANTEE
 --   No other key is changed.
-local P = string.sub(KEYS[1], 1, -6)
+--@include partition
 local n = tonumber(ARGV[1])
 if n == 0 then return 0 end
 local ids = {}
 for i = 1, n do ids[i] = ARGV[i + 1] end
-local found = redis.call('HDEL', P .. 'dead', unpack(ids))
-redis.call('HDEL', P .. 'dead_info', unpack(ids))
-redis.call('ZREM', P .. 'dead_index', unpack(ids))
+local found = call('HDEL', P .. 'dead', unpack(ids))
+call('HDEL', P .. 'dead_info', unpack(ids))
+call('ZREM', P .. 'dead_index', unpack(ids))
 return found

@@ -73,6 +73,10 @@ elseif limit > 0 then
   next_end = string.format('%.0f', tonumber(first[2]) - now)
 end
 dq.wake()
+-- A message on `woken` that was lost is repeated.
+--@cluster if call('EXISTS', P .. 'wake') == 1 then
+  --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
+--@cluster end
 save()
 return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, state.partitions,
   unpack(report)}

@@ -1,6 +1,8 @@
 """The data of the tenant broker in Redis, and the calls that change it.
 
 ``pipelined_connection``   one raw connection that an event loop can watch
+``slot_map``               the masters of a Redis Cluster and their slots
+``cluster_connection``, ``cluster_client``, ``cluster_commands``   one connection to all of its nodes
 ``address``                the parts of a broker URL besides host and port
 ``record``, ``message_ids``  a message as bytes; pure
 ``replies``                the answers of the scripts, typed

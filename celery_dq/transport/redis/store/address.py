@@ -6,18 +6,51 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from celery_dq.errors import ConfigurationError
+from celery_dq.transport.aliases import CLUSTER_SCHEME
+
+DEFAULT_PORT = 6379
+
 
 def identity(connection: Any) -> str:
     """Return a name for the broker of a kombu connection.
 
     A list of Sentinels is one broker with one name; the brokers of a failover list have several.
     """
+    if on_cluster(connection):
+        return f"cluster {','.join(sorted(f'{host}:{port}' for host, port in addresses_of(connection)))}"
     place = f"{connection.hostname}:{connection.port or ''}/{connection.virtual_host or 0}"
     group = connection.transport_options.get("master_name")
     if connection.transport_cls != "dq-sentinel" or group is None:
         return place
     sentinels = sorted({urlsplit(url).netloc.rpartition("@")[2] for url in connection.alt})
     return f"{group}@{','.join(sentinels) or place}/{connection.virtual_host or 0}"
+
+
+def on_cluster(connection: Any) -> bool:
+    """Return whether a kombu connection is one to a Redis Cluster."""
+    return bool(connection.transport_cls == CLUSTER_SCHEME)
+
+
+def addresses_of(connection: Any) -> list[tuple[str, int]]:
+    """Return the addresses of cluster nodes in ``host:port,host:port``, the host name of a kombu connection.
+
+    Raises:
+        ConfigurationError: A port is no number from 1 to 65535.
+    """
+    found = []
+    for place in (connection.hostname or "127.0.0.1").split(","):
+        host, colon, port = place.strip().rpartition(":")
+        if colon and place.strip().endswith("]"):  # an IPv6 address without a port
+            host, port = place.strip(), ""
+        number = port if colon and host != place.strip() else str(connection.port or DEFAULT_PORT)
+        if not (number.isdecimal() and 0 < int(number) < 65536):
+            raise ConfigurationError(
+                f"the port {number!r} in broker_url ({place.strip()!r}) is no number from 1 to 65535: write "
+                f"{CLUSTER_SCHEME}://host:6379,host:6379"
+            )
+        found.append(((host if colon and host else place).strip("[] "), int(number)))
+    return found
 
 
 def socket_options(hostname: str | None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Partition:
     @property
     def name(self) -> str:
         """The name that ``-Q`` takes: ``push/3``, or that of the queue if it has one partition."""
-        return f"{self.keys.queue}/{self.keys.partition}" if self.count > 1 else self.keys.queue
+        return f"{self.keys.queue}/{self.keys.partition}" if self.homes.total > 1 else self.keys.queue
 
     def declare_partitions(
         self, homes: PartitionMap, mode: Literal["declare", "restore", "follow"] = "declare"
@@ -124,7 +124,7 @@ class Partition:
             moving: whether the tenants of these messages move here; see :class:`PartitionMap`.
         """
         _check_chunk(messages)
-        homes = f"{self.homes}{MOVING}" if moving else str(self.homes)
+        homes = self.homes.text + MOVING if moving else self.homes.text
         fixed = (producer, marker_ttl_ms, head_start_us, wall_us, homes, len(messages))
         return self._call("push", chain(fixed, *messages), read_push_reply)
 

@@ -9,7 +9,7 @@ number behind ``#`` is the version. It grows with each step, so that no late cli
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from celery_dq.errors import ConfigurationError
@@ -28,11 +28,22 @@ class PartitionMap:
         count: Number of partitions; after the change, if one is under way.
         before: Number of partitions before the change; None without one.
         version: Number of the map, which grows with each change and each end of one.
+        total: Number of partitions that may hold messages: those of both numbers during a change.
+        text: The map as partitions store it.
     """
 
     count: int = 1
     before: int | None = None
     version: int = 0
+    total: int = field(init=False, compare=False, repr=False)
+    text: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Plain attributes, because each publish reads them.
+        before = f"<{self.before}" if self.before is not None else ""
+        text = f"{self.count}{before}" + (f"#{self.version}" if self.version else "")
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "total", max(self.count, self.before or 0))
 
     @classmethod
     def parse(cls, stored: str) -> PartitionMap:
@@ -48,17 +59,7 @@ class PartitionMap:
         return cls(int(found["count"]), int(before) if before else None, int(found["version"] or 0))
 
     def __str__(self) -> str:
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
-        before = f"<{self.before}" if self.before is not None else ""
-        return f"{self.count}{before}" + (f"#{self.version}" if self.version else "")
-
-    @property
-    def total(self) -> int:
-        """Number of partitions that may hold messages: those of both numbers during a change."""
-        return max(self.count, self.before or 0)
+        return self.text
 
     def home(self, tenant: str) -> int:
         """Return the number of the partition in which a tenant lives, or to which it moves."""

@@ -31,9 +31,9 @@ class PartitionMaps:
     def learn(self, queue: str, stored: PartitionMap) -> None:
         """Note the map that partition 0 of a queue has stored."""
         known = self._maps.get(queue)
-        self._maps[queue] = stored
-        if known not in (None, stored):
-            self.changes += 1
+        if known != stored:
+            self._maps[queue] = stored
+            self.changes += known is not None
 
     def doubt(self, queue: str) -> None:
         """Note that a partition of a queue has stored another map, so that partition 0 must be asked."""

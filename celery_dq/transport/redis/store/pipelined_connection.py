@@ -65,10 +65,13 @@ class PipelinedConnection:
 
     Args:
         pool: the pool, with addresses, TLS, credentials and Sentinels.
+        may_repeat: whether the commands may run twice. A connection to a Redis Cluster then sends those again
+            whose answers were lost.
     """
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
+    def __init__(self, pool: redis.ConnectionPool, may_repeat: bool = False) -> None:
         self._pool = pool
+        self._may_repeat = may_repeat
         #: The redis-py connection; None before :meth:`open` and after :meth:`close`.
         self.connection: Any = None
         #: Commands that :attr:`together` sends; None outside of it.
@@ -85,6 +88,11 @@ class PipelinedConnection:
         number: int = sock.fileno()
         return number if number >= 0 else None
 
+    @property
+    def watched(self) -> Any:
+        """The redis-py connection whose socket an event loop watches for an answer; None without one."""
+        return getattr(self.connection, "awaited", self.connection)
+
     def open(self) -> None:
         """Connect, unless connected.
 
@@ -99,6 +107,8 @@ class PipelinedConnection:
                 self.connection = self._pool.get_connection("_")
         if socket_of(self.connection) is None:
             self.connection.connect()
+        if self._may_repeat:
+            self.connection.may_repeat = True
 
     def send(self, command: tuple[Any, ...]) -> None:
         """Send *command*; its answer is the next one that :meth:`read` returns."""

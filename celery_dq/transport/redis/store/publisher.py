@@ -165,6 +165,8 @@ class RedisPublisher:
         self._queue_of = queue_of
         self._maps = maps
         self._connection: PipelinedConnection | None = None
+        #: The markers of the last batch, with their lifetimes in ms.
+        self._pushed_with: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -254,6 +256,7 @@ class RedisPublisher:
         marker_ttl_ms: int | None = None,
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants; return a reply for each."""
+        self._pushed_with.clear()
         try:
             # A message that may be stored by an older map is recognised by that map only.
             used = self._maps.take_unanswered(name, sequence)
@@ -272,7 +275,7 @@ class RedisPublisher:
                 for place, reply in zip(left, routed, strict=True):
                     replies[place] = reply
             if self._options.confirm_replicas:
-                self._confirm(self._options.confirm_replicas)
+                self._confirm(self._options.confirm_replicas, any(each.status == "seen" for each in replies))
         except redis.ResponseError:
             with refusals_named():
                 raise
@@ -289,8 +292,11 @@ class RedisPublisher:
         homes = queue.homes
         self._maps.note_unanswered(queue.name, sequence, homes)
         if homes.total == 1 or len(messages) == 1:
-            tenant = "" if homes.total == 1 else tenant_of(messages[0][2])
-            call = self._call(queue.home(tenant), sequence, messages, marker_ttl_ms, homes.moves(tenant))
+            home, moving = queue.partitions[0], False
+            if homes.total > 1:
+                tenant = tenant_of(messages[0][2])
+                home, moving = queue.home(tenant), homes.moves(tenant)
+            call = self._call(home, sequence, messages, marker_ttl_ms, moving)
             answer = self._ask(call)
             self._maps.take_unanswered(queue.name, sequence)
             return call.parse(answer)
@@ -320,14 +326,16 @@ class RedisPublisher:
         moving: bool,
     ) -> ScriptCall[list[PushReply]]:
         # Numbers that a partition has seen under another map, or of other tenants, say nothing about these.
-        homes = str(home.partition.homes)
+        homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
+        ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
+        self._pushed_with[home.partition.keys.producer(producer)] = ttl_ms
         if sequence == self._sequence and (home.partition, moving) not in self._markers:
             self._markers[home.partition, moving] = home.partition.keys.producer(producer)
         return home.partition.push(
             messages,
             producer=producer,
-            marker_ttl_ms=marker_ttl_ms or self._options.producer_marker_ttl_us // 1000,
+            marker_ttl_ms=ttl_ms,
             head_start_us=home.head_start_us,
             wall_us=int(self._clock.wall() * 1_000_000),
             moving=moving,
@@ -363,8 +371,18 @@ class RedisPublisher:
                 raise answer
         return answers
 
-    def _confirm(self, replicas: int) -> None:
+    def _confirm(self, replicas: int, repeats: bool) -> None:
+        """Wait for replicas.
+
+        Args:
+            replicas: Number of replicas to wait for.
+            repeats: Whether messages were stored before, perhaps over another connection.
+        """
         with self._fully_read() as connection:
+            if repeats:
+                # WAIT waits for the writes of its own connection, and a message that was seen is no write.
+                for marker, ttl_ms in self._pushed_with.items():
+                    connection.ask(("PEXPIRE", marker, ttl_ms))
             confirmed = int(connection.ask(("WAIT", replicas, CONFIRM_TIMEOUT_MS)))
         if confirmed < replicas:
             raise TooFewReplicas(
@@ -389,7 +407,7 @@ class RedisPublisher:
             raise
 
     def _open(self) -> PipelinedConnection:
-        connection = PipelinedConnection(self._pool())
+        connection = PipelinedConnection(self._pool(), may_repeat=True)  # a batch is stored once
         try:
             connection.open()
         except BaseException:

@@ -43,7 +43,7 @@ class Queue:
     @property
     def partition_name(self) -> str:
         """The name under which a worker consumes this partition alone: ``push/3``; ``push`` if it is all."""
-        return f"{self.name}/{self.partition.keys.partition}" if self.partition.homes.total > 1 else self.name
+        return self.partition.name
 
     def consumer(self, process: str) -> str:
         """Return the name under which *process* consumes; the scripts read the fencing token from it."""

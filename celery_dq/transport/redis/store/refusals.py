@@ -77,7 +77,7 @@ _MEANINGS = (
     _Meaning(
         re.compile(r"MovedError|AskError|CrossSlot|\bMOVED\b|\bCROSSSLOT\b"),
         BrokerRefused,
-        "broker_url names a node of a Redis Cluster, which is not supported: name a server without it",
+        "broker_url names a node of a Redis Cluster as a single server: write dq-rediscluster://host:port",
     ),
     _Meaning(
         re.compile(r"\bWRONGTYPE\b"),

@@ -11,6 +11,7 @@ import redis
 from celery_dq.keys import every_evicted, queue_registry
 from celery_dq.options import Options
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.redis.store.cluster_client import is_cluster, node_pool, slots_of
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 
 __all__ = ["ROLES", "Role", "denied_commands"]
@@ -57,18 +58,24 @@ class Role:
         """All commands, sorted."""
         return tuple(sorted({*self.sent, *self.scripted}))
 
-    def acl(self, db: int = 0) -> str:
+    def acl(self, db: int = 0, on_cluster: bool = False) -> str:
         """Return the rules for ``ACL SETUSER``, in one line.
 
         Args:
             db: the number of the database, which is part of the names of broadcasts.
+            on_cluster: whether the user is one of the nodes of a Redis Cluster.
         """
         keys = [f"~{pattern}" for pattern in self.keys]
+        if on_cluster:
+            keys = [each.replace("~_kombu.", "~{_kombu}.") for each in keys]
         channels = [f"&{pattern}".replace("&/0.", f"&/{db}.") for pattern in self.channels]
-        commands = [f"+{command.lower()}" for command in self.commands]
+        names = sorted({*self.commands, *(ON_CLUSTER if on_cluster else ())})
+        commands = [f"+{command.lower()}" for command in names]
         return " ".join(["resetkeys", "resetchannels", "-@all", *keys, *channels, *commands])
 
 
+#: What every role needs besides, on a Redis Cluster.
+ON_CLUSTER = ("ASKING", "CLUSTER|SLOTS", "LPOP", "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
 #: Connecting, checking the server, running scripts: for every client of the broker.
 _BROKER = ("EVAL", "EVALSHA", "INFO", "PING", "SELECT")
 #: Declaring queues, counting their messages, reading bindings.
@@ -207,8 +214,14 @@ def denied_commands(pool: redis.ConnectionPool, role: Role, options: Options) ->
         "SCRIPT|LOAD": ("return 1",),
         "SUBSCRIBE": (key,),
     }
-    commands = ["MULTI", *(each for each in role.commands if each not in ("EXEC", "INFO", "MULTI"))]
+    names = {*role.commands, *(ON_CLUSTER if is_cluster(pool) else ())} - {"EXEC", "INFO", "MULTI"}
+    commands = ["MULTI", *sorted(names)]
     denied = {}
+    if is_cluster(pool):
+        # A node checks the rights before it looks for the node of a key.
+        pool = node_pool(pool, slots_of(pool).masters[0])
+        samples |= {"SSUBSCRIBE": (key,), "SUNSUBSCRIBE": (key,), "SPUBLISH": (key, ""), "ASKING": ()}
+        samples["CLUSTER|SLOTS"] = ()
     connection = PipelinedConnection(pool)
     connection.open()
     try:

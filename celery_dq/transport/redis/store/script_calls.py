@@ -70,6 +70,10 @@ class ScriptCall(Generic[T]):
 
 
 @functools.cache  # to put them together takes six times as long as the rest of a new connection
-def load_scripts() -> ScriptSet:
-    """Return the scripts of the tenant broker, read from their files at the first call."""
-    return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS)
+def load_scripts(on_cluster: bool = False) -> ScriptSet:
+    """Return the scripts of the tenant broker, read from their files at the first call.
+
+    Args:
+        on_cluster: Whether they run on a Redis Cluster.
+    """
+    return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS, on_cluster=on_cluster)

@@ -24,6 +24,8 @@ PASSING_ERRORS: tuple[type[exceptions.RedisError], ...] = (
 )
 #: LPOS, GETDEL, ZRANGE BYSCORE and the script semantics that the broker relies on.
 OLDEST_REDIS = (6, 2)
+#: Sharded PUB/SUB.
+OLDEST_ON_CLUSTER = (7, 0)
 #: The warning for a Redis user without the right to ``INFO``.
 UNCHECKED = (
     "The Redis user of broker_url has no right to INFO, so the server's version and maxmemory-policy were "
@@ -44,7 +46,7 @@ def recognised_error(error: exceptions.ResponseError) -> exceptions.RedisError:
     return error
 
 
-def check_server(client: Any, allow_eviction: bool) -> None:
+def check_server(client: Any, allow_eviction: bool, on_cluster: bool = False) -> None:
     """Refuse a server that is too old or that may evict messages.
 
     A Redis user without the right to ``INFO`` gets a warning, and the server is used unchecked.
@@ -52,9 +54,10 @@ def check_server(client: Any, allow_eviction: bool) -> None:
     Args:
         client: a connected redis client.
         allow_eviction: accept ``maxmemory`` with an evicting policy.
+        on_cluster: whether the server is a node of a Redis Cluster, as the broker URL says.
 
     Raises:
-        ServerError: the server is too old, or evicts keys.
+        ServerError: the server is too old, evicts keys, or is a node of a cluster and must not be one.
     """
     info = server_info(client, "server", "memory")
     if info is None:
@@ -62,10 +65,16 @@ def check_server(client: Any, allow_eviction: bool) -> None:
         return
     name = "Valkey" if "valkey_version" in info else "Redis"
     version = str(info.get("redis_version", "0"))
-    if _numbers(version) < OLDEST_REDIS:
-        wanted = ".".join(map(str, OLDEST_REDIS))
+    if info.get("redis_mode") == "cluster" and not on_cluster:
         raise ServerError(
-            f"The server is {name} {version}; celery-dq needs Redis {wanted} or Valkey: upgrade it."
+            "The server is a node of a Redis Cluster, and broker_url names it as a single server: write "
+            "dq-rediscluster://host:port,host:port with some nodes of the cluster."
+        )
+    oldest = OLDEST_ON_CLUSTER if on_cluster else OLDEST_REDIS
+    if _numbers(version) < oldest:
+        wanted, where = ".".join(map(str, oldest)), " on a Redis Cluster" if on_cluster else ""
+        raise ServerError(
+            f"The server is {name} {version}; celery-dq needs Redis {wanted} or Valkey{where}: upgrade it."
         )
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if int(info.get("maxmemory", 0)) and policy != "noeviction" and not allow_eviction:

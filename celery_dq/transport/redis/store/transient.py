@@ -131,7 +131,10 @@ class TransientQueues:
 
     def delete(self, client: redis.Redis, queue: str) -> None:
         """Remove the queue with its mark."""
-        client.delete(self.key(queue), self.mark(queue))
+        with client.pipeline(transaction=False) as pipe:
+            pipe.delete(self.key(queue))
+            pipe.delete(self.mark(queue))  # a cluster refuses to delete keys of two slots at once
+            pipe.execute()
         self._declared_ms.pop(queue, None)
         self._marked_at_ms.pop(queue, None)
 

@@ -28,6 +28,9 @@ function dq.plan_next_look(consumer, may_keep, is_busy, has_rare, pause)
       state.next_look_owner, others_look = '', true
     end
   end
-  if others_look then call('RPUSH', P .. 'wake', '1') end
+  if others_look then
+    call('RPUSH', P .. 'wake', '1')
+    --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
+  end
   return eligible, look_in
 end

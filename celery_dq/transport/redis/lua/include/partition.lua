@@ -2,6 +2,12 @@
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -6)
 
+-- While the keys of a slot move one by one, no node has all of them. A script that began there would fail halfway, so
+-- it refuses to begin: the moving node refuses access to a key that it does not have.
+--@cluster if type(redis.pcall('EXISTS', P .. 'none')) == 'table' then
+--@cluster   return redis.error_reply('TRYAGAIN the slot of this partition moves to another node')
+--@cluster end
+
 -- Returns a number with all its digits; `..` and `tostring` round it. Whole numbers are formatted faster.
 local function digits(number)
   return string.format(number % 1 == 0 and '%d' or '%.17g', number)

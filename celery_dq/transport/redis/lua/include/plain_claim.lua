@@ -80,6 +80,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   if n == want and call('EXISTS', P .. 'turn') == 1 then
     reply[1] = '1'
     call('RPUSH', P .. 'wake', '1')
+    --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
   else
     -- Virtual time passes all tags when no tenant is in turn.
     v = math.max(v, floor)

@@ -54,7 +54,10 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
   if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end
   call('ZADD', P .. 'turn', 'NX', v, tenant)
   if marker then call('SET', marker, sequence, 'PX', marker_ttl_ms) end
-  if is_idle or call('EXISTS', P .. 'wake') == 0 then call('RPUSH', P .. 'wake', '1') end
+  if is_idle or call('EXISTS', P .. 'wake') == 0 then
+    call('RPUSH', P .. 'wake', '1')
+    --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
+  end
   local pushed = digits((known[6] or 0) + 1)
   if tonumber(known[5] or 0) == head then
     call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed)

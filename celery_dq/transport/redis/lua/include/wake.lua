@@ -16,7 +16,8 @@ dq.WITHOUT_END = 9e15
 
 -- There is at most one wake-up, an element of `wake`. It is there when a message may be served, or when a message is
 -- due later and no living consumer is going to look then. Each script that may have made a message eligible ends with
--- `wake`.
+-- `wake`. On a Redis Cluster, where no consumer can wait for lists of several slots, a message on the channel `woken` goes
+-- with it. The message is the number of consumers, over which they spread their attempts to take the wake-up.
 
 -- Returns the µs until a claim may take discards. A clock that went back shortens a rest.
 function dq.discards_rest()
@@ -74,4 +75,5 @@ function dq.wake(is_ready)
     end
   end
   call('RPUSH', P .. 'wake', '1')
+  --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
 end

@@ -1,0 +1,210 @@
+"""The allocator's decisions: what it publishes, and when. No thread, and a clock of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_dq.allocation import published
+from celery_dq.allocation.assignment import RunningWorker
+from celery_dq.allocation.members import Members, Registration
+from celery_dq.allocation.published import Generation, PublishedAssignment
+from celery_dq.allocation.rebalancer import Rebalancer
+from celery_dq.errors import CorruptRecord, NotElected, ZooKeeperUnreachable
+from celery_dq.znodes import AllocationNodes
+from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.transaction import create, transact
+from tests.doubles.jumping_clock import JumpingClock
+
+NODES = AllocationNodes("online")
+DELAY_S = 5.0
+
+
+class Team:
+    """An allocator, and registrations of workers."""
+
+    def __init__(self, hosts: str) -> None:
+        self._hosts = hosts
+        self.session = Session(hosts, timeout_s=4.0)
+        self._sessions = [self.session]
+        self.clock = JumpingClock()
+        self.published = PublishedAssignment(self.session, NODES)
+        self.rebalancer = self.allocator(1)
+
+    def allocator(self, token: int) -> Rebalancer:
+        made = Rebalancer(self.session, NODES, DELAY_S, self.clock)
+        made.inaugurate(token)
+        return made
+
+    def worker(self, name: str, draining: bool = False, **queues: int) -> Registration:
+        session = Session(self._hosts, timeout_s=4.0)
+        self._sessions.append(session)
+        registration = Registration(session, NODES, name)
+        registration.write(RunningWorker(name, queues or {"push": 16}, draining))
+        return registration
+
+    def published_after(self, rebalancer: Rebalancer | None = None) -> dict[str, Any]:
+        """Let the allocator look once; return what each worker is to serve."""
+        (rebalancer or self.rebalancer).execute(True)
+        return {name: served for name, served in self.lists().items() if served}
+
+    def lists(self) -> dict[str, Any]:
+        generation = self.published.generation()
+        return self.published.read(generation.number).lists() if generation else {}
+
+    @property
+    def generation(self) -> Generation:
+        return self.published.generation() or Generation()
+
+    def folders(self) -> list[str]:
+        found: list[str] = self.session.ask(
+            lambda client: client.get_children_async(NODES.serverlist), self.session.timeout_s
+        )
+        return sorted(found)
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+
+
+@pytest.fixture
+def team(hosts: str) -> Iterator[Team]:
+    team = Team(hosts)
+    yield team
+    team.close()
+
+
+def test_departures_act_at_once_and_joins_wait_for_more(team: Team) -> None:
+    assert team.published_after() == {}
+    first = team.worker("a")
+    assert team.published_after() == {"a": {"push": tuple(range(16))}}
+    second = team.worker("b")
+    assert set(team.published_after()) == {"a"}
+    team.clock.jump(DELAY_S - 0.1)
+    team.worker("c")
+    assert set(team.published_after()) == {"a"}
+    team.clock.jump(0.2)
+    assert set(team.published_after()) == {"a", "b", "c"}
+    assert team.generation == Generation(2, 1, team.generation.since, 3, 16, team.generation.moved)
+    second.remove()
+    assert set(team.published_after()) == {"a", "c"}
+    # A change that ends before the delay has no effect.
+    later = team.worker("d")
+    team.published_after()
+    later.remove()
+    team.published_after()
+    team.clock.jump(DELAY_S + 1)
+    assert set(team.published_after()) == {"a", "c"}
+    # Without a worker, the last assignment stays.
+    first.remove()
+    for worker in ("c",):
+        assert set(team.published_after()) == {worker}
+    assert team.generation.number == 4
+    # Only the generation in force and the one before are kept.
+    assert team.folders() == ["0000000003", "0000000004"]
+
+
+def test_a_draining_worker_gives_its_partitions_away_unless_it_is_the_last(team: Team) -> None:
+    first = team.worker("a")
+    team.published_after()
+    first.write(RunningWorker("a", {"push": 16}, draining=True))
+    assert set(team.published_after()) == {"a"}
+    team.worker("b", mail=4, push=16)
+    assert team.published_after() == {"b": {"push": tuple(range(16)), "mail": tuple(range(4))}}
+
+
+def test_more_partitions_and_new_queues_are_served_at_once(team: Team) -> None:
+    first = team.worker("a", push=4)
+    team.worker("b", push=4)
+    team.published_after()
+    first.write(RunningWorker("a", {"push": 6, "mail": 1}))
+    served = team.published_after()
+    assert sorted(number for each in served.values() for number in each["push"]) == list(range(6))
+    assert served["a"]["mail"] == (0,)
+
+
+def test_a_worker_that_restarts_keeps_its_partitions(team: Team) -> None:
+    former = team.worker("a")
+    team.worker("b")
+    before = team.published_after()
+    # The node of the killed process is there until its session ends.
+    team.worker("a")
+    assert team.published_after() == before
+    former.remove()
+    assert team.published_after() == before
+    assert team.generation.number == 1
+
+
+def test_a_worker_registers_again_after_a_removal_whose_answer_was_lost(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = team.worker("a")
+    ask = Session.ask
+
+    def answer_lost(session: Session, request: Any, timeout_s: float) -> None:
+        ask(session, request, timeout_s)
+        raise ZooKeeperUnreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "ask", answer_lost)
+        with pytest.raises(ZooKeeperUnreachable):
+            worker.remove()
+    assert worker.may_exist
+    assert Members(team.session, NODES).read() == []
+    assert worker.write(RunningWorker("a", {"push": 16}))
+    assert set(team.published_after()) == {"a"}
+    assert not worker.write(RunningWorker("a", {"push": 16})), "nothing to write"
+
+
+def test_the_next_allocator_continues_and_the_former_one_is_refused(team: Team) -> None:
+    team.worker("a")
+    team.published_after()
+    second = team.allocator(2)
+    assert set(team.published_after(second)) == {"a"}
+    assert team.generation.number == 1
+    team.worker("b")
+    team.published_after(second)
+    team.clock.jump(DELAY_S)
+    assert set(team.published_after(second)) == {"a", "b"}
+    team.clock.jump(DELAY_S)
+    team.published_after()
+    team.clock.jump(DELAY_S)
+    with pytest.raises(NotElected, match="later allocator with token 2"):
+        team.published_after()
+    # An allocator that was lost between the lists and the flip leaves a folder.
+    team.session.ask(lambda client: client.create_async(NODES.lists(3) + "/a", makepath=True), 4.0)
+    team.worker("c", other=2)
+    assert set(team.published_after(second)) == {"a", "b", "c"}
+    assert team.generation.number == 4
+    assert team.folders() == ["0000000002", "0000000004"]
+
+
+@pytest.mark.logged_error("was not published")
+def test_an_assignment_that_is_too_large_is_not_published(
+    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    team.worker("a")
+    team.published_after()
+    team.worker("b", mail=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(published, "pack", lambda value: b"x" * 2_000_000)
+        assert set(team.published_after()) == {"a"}
+    assert "start more workers, or give the queues fewer partitions" in caplog.text
+    assert set(team.published_after()) == {"a", "b"}
+
+
+def test_foreign_nodes_disturb_no_one(team: Team) -> None:
+    team.worker("a")
+    for name, data in (("b|1", b"hello"), ("c", b"")):
+        transact(team.session, [create(f"{NODES.running}/{name}", data)], 4.0)
+    assert Members(team.session, NODES).read() == [
+        RunningWorker("a", {"push": 16}),
+        RunningWorker("b"),
+        RunningWorker("c"),
+    ]
+    assert set(team.published_after()) == {"a"}
+    team.session.ask(lambda client: client.set_async(NODES.generation, b"hello"), 4.0)
+    with pytest.raises(CorruptRecord, match="delete the node"):
+        team.published.generation()

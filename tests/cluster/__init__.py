@@ -1,0 +1,1 @@
+"""The tenant broker on a Redis Cluster."""

@@ -1,0 +1,179 @@
+"""A connection to a whole cluster: routing, moved and moving slots, fail-overs, replicas."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.keys import slot_of
+from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.slot_map import NodeUnreachable
+
+#: Keys of all three masters.
+KEYS = [f"key-{number}" for number in range(12)]
+DECLARED = "return redis.call('INCR', KEYS[1])"
+
+
+@pytest.fixture(autouse=True)
+def clean(client: ClusterClient, redis_cluster: RedisCluster) -> None:
+    for key in KEYS:
+        client.delete(key)
+    assert len({redis_cluster.master_of(slot_of(key)).port for key in KEYS}) == 3
+
+
+def test_each_command_goes_to_its_node_and_answers_keep_their_order(client: ClusterClient) -> None:
+    with client.pipeline(transaction=False) as pipe:
+        for number, key in enumerate(KEYS):
+            pipe.set(key, number)
+            pipe.get(key)
+        assert pipe.execute()[1::2] == [b"%d" % number for number in range(len(KEYS))]
+
+
+def test_a_transaction_of_several_slots_is_atomic_in_each(client: ClusterClient) -> None:
+    with client.pipeline(transaction=True) as pipe:
+        for key in KEYS:
+            pipe.incr(key)
+        for key in KEYS:
+            pipe.get(key)
+        pipe.time()
+        *answers, _ = pipe.execute()
+    assert answers == [1] * len(KEYS) + [b"1"] * len(KEYS)
+
+
+def test_an_error_in_a_transaction_has_its_place(client: ClusterClient) -> None:
+    with client.pipeline(transaction=True) as pipe:
+        pipe.set(KEYS[0], "text")
+        pipe.set(KEYS[1], 5)
+        pipe.incr(KEYS[0])
+        pipe.incr(KEYS[1])
+        *_, failed, counted = pipe.execute(raise_on_error=False)
+    assert isinstance(failed, redis.ResponseError)
+    assert counted == 6
+
+
+def test_a_moved_slot_is_followed(client: ClusterClient, redis_cluster: RedisCluster) -> None:
+    client.set(KEYS[0], "here")
+    slot = slot_of(KEYS[0])
+    target = redis_cluster.move_slot(slot)
+    assert client.get(KEYS[0]) == b"here"
+    assert slots_of(client.connection_pool).node_of(slot) == ("127.0.0.1", target.port)
+
+
+@pytest.fixture
+def moving(client: ClusterClient, redis_cluster: RedisCluster) -> tuple[int, ClusterNode, ClusterNode]:
+    """The slot of the first key, which moves now and has its key on the target, the source and the target."""
+    client.set(KEYS[0], 1)
+    slot = slot_of(KEYS[0])
+    target = next(each for each in redis_cluster.masters() if each is not redis_cluster.master_of(slot))
+    source = redis_cluster.begin_move(slot, target)
+    redis_cluster.move_keys(slot, source, target)
+    return slot, source, target
+
+
+def test_a_moving_slot_is_asked_for_by_single_commands(
+    client: ClusterClient, redis_cluster: RedisCluster, moving: Any
+) -> None:
+    assert client.get(KEYS[0]) == b"1"
+    redis_cluster.end_move(moving[0], moving[2])
+    assert client.get(KEYS[0]) == b"1"
+
+
+def test_scripts_wait_for_the_end_of_a_move(
+    client: ClusterClient, redis_cluster: RedisCluster, moving: Any
+) -> None:
+    answers: list[int] = []
+    caller = threading.Thread(target=lambda: answers.append(client.eval(DECLARED, 1, KEYS[0])))
+    caller.start()
+    # Any other command is answered while the script waits.
+    assert [client.get(key) for key in KEYS[1:]] == [None] * (len(KEYS) - 1)
+    time.sleep(0.2)  # the script would have been answered in this time
+    assert answers == []
+    redis_cluster.end_move(moving[0], moving[2])
+    caller.join(20)
+    assert answers == [2]
+
+
+def test_a_script_that_waits_too_long_gets_the_error(
+    client: ClusterClient, redis_cluster: RedisCluster, moving: Any
+) -> None:
+    pool = cluster_pool(slots_of(client.connection_pool), redis.Connection, socket_timeout=0.3)
+    with pytest.raises(redis.exceptions.AskError):
+        ClusterClient(connection_pool=pool).eval(DECLARED, 1, KEYS[0])
+    redis_cluster.end_move(moving[0], moving[2])
+    assert client.get(KEYS[0]) == b"1"
+
+
+def test_each_node_gets_a_script_that_it_does_not_know(
+    client: ClusterClient, redis_cluster: RedisCluster
+) -> None:
+    script = client.register_script(DECLARED)
+    for node in redis_cluster.masters():
+        node.ask("SCRIPT", "FLUSH")
+    assert [script(keys=[key]) for key in KEYS] == [1] * len(KEYS)
+
+
+def test_replicas_of_all_written_nodes_are_waited_for(
+    client: ClusterClient, redis_cluster: RedisCluster
+) -> None:
+    wire = PipelinedConnection(client.connection_pool)
+    wire.open()
+    for key in KEYS:
+        wire.ask(("SET", key, "x"))
+    assert wire.ask(("WAIT", 1, 5000)) == 1
+    master = redis_cluster.master_of(slot_of(KEYS[0]))
+    other = next(key for key in KEYS if redis_cluster.master_of(slot_of(key)) is not master)
+    stopped = redis_cluster.replica_of(master)
+    stopped.pause()
+    try:
+        for key in KEYS:
+            wire.ask(("SET", key, "y"))
+        assert wire.ask(("WAIT", 1, 100)) == 0
+        wire.ask(("SET", other, "z"))
+        assert wire.ask(("WAIT", 1, 5000)) == 1
+    finally:
+        stopped.resume()
+        wire.close()
+
+
+def test_a_killed_node_costs_its_own_answers_only(client: ClusterClient, redis_cluster: RedisCluster) -> None:
+    for key in KEYS:
+        client.set(key, "kept")
+    wait_until(lambda: client.wait(1, 1000) == 1)
+    master = redis_cluster.master_of(slot_of(KEYS[0]))
+    lost = [key for key in KEYS if redis_cluster.master_of(slot_of(key)) is master]
+    careful, repeating = (PipelinedConnection(client.connection_pool, repeats) for repeats in (False, True))
+    for wire in (careful, repeating):
+        wire.open()
+        wire.ask(("GET", KEYS[0]))
+    master.pause()
+    try:
+        for wire in (careful, repeating):
+            with wire.together:
+                for key in KEYS:
+                    wire.send(("GET", key))
+        threading.Timer(0.3, master.kill).start()
+        answers = [_answer(careful) for _ in KEYS]
+        assert [key for key, each in zip(KEYS, answers, strict=True) if each == b"kept"] == [
+            key for key in KEYS if key not in lost
+        ]
+        assert all(isinstance(each, (NodeUnreachable, bytes)) for each in answers)
+        # The commands that may run twice are sent again, to the replica when it is the master.
+        assert [_answer(repeating) for _ in KEYS] == [b"kept"] * len(KEYS)
+    finally:
+        for wire in (careful, repeating):
+            wire.close()
+        redis_cluster.restore()
+
+
+def _answer(wire: PipelinedConnection) -> Any:
+    try:
+        return wire.read()
+    except redis.ResponseError as exc:
+        return exc
