@@ -26,6 +26,12 @@ def add_tasks(app: Celery) -> None:
     def notify(merchant: Any, order: int = 0) -> None: ...
 
 
+def close_connections(app: Any) -> None:
+    """Close the connections of a pool that all apps with its URL share, and fill it again."""
+    app.pool.force_close_all(close_pool=False)
+    app.pool.setup()
+
+
 @pytest.fixture
 def stock(redis_url: str) -> Iterator[Any]:
     """The app of a stock producer."""
@@ -33,8 +39,7 @@ def stock(redis_url: str) -> Iterator[Any]:
         app.conf.task_default_queue = "push"
         add_tasks(app)
         yield app
-        pool: Any = app.pool
-        pool.force_close_all(close_pool=False)  # the pool is shared by all apps with this URL
+        close_connections(app)
 
 
 @pytest.fixture
@@ -47,8 +52,7 @@ def shop(redis_server: RedisServer, redis_databases: Iterator[int]) -> Iterator[
         app.conf.task_default_queue = "push"
         add_tasks(app)
         yield app
-        pool: Any = app.pool
-        pool.force_close_all(close_pool=False)  # the pool is shared by all apps with this URL
+        close_connections(app)
     redis_server.flush(db)
 
 

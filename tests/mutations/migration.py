@@ -12,8 +12,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "each run of a migration numbers its messages as another producer",
         "migration/stock_broker.py",
-        'self.client.hsetnx(state, "producer",',
-        'self.client.hset(state, "producer",',
+        'pipeline.hsetnx(self._keys.state, "producer",',
+        'pipeline.hset(self._keys.state, "producer",',
         KILLS,
     ),
     Mutation(
