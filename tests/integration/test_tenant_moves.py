@@ -81,6 +81,20 @@ def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
     assert (again.id, again.deliveries) == (crashed.id, 1), "its crash counts, so it is claimed alone"
 
 
+def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    send(wide, moving)
+    (running,) = claim_in(wide, moving, 1)
+    with wide.dq._broker.open_home("push", moving) as (home, client):
+        assert queue.set_partitions(7, timeout=0).moving == 1
+        late = wide.tasks["notify"].apply_async((moving, 2)).id
+        assert queue.set_partitions(7, timeout=0).moving == 1
+        assert claim_in(wide, moving, 9) == []
+        assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert [each.id for each in claim_in(wide, moving, 9)] == [late]
+
+
 def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

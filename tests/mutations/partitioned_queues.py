@@ -176,7 +176,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/lua/push.lua",
         "if is_moving > 0 then",
         "if is_moving > 9 then",
-        (*_MOVES, "-k", "everything_of_a_tenant"),
+        (*_MOVES, "-k", "new_message_waits"),
     ),
     Mutation(
         "custody",
@@ -184,7 +184,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/lua/departed.lua",
         " and not slots[i] and",
         " and",
-        (*_MOVES, "-k", "everything_of_a_tenant"),
+        (*_MOVES, "-k", "new_message_waits"),
     ),
     Mutation(
         "custody",
