@@ -186,7 +186,9 @@ _WORDS = {
     **dict.fromkeys(
         ("DEL", "EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "SELECT", "SMEMBERS", "UNLINK", "ZCARD"), 1
     ),
-    **dict.fromkeys(("BLPOP", "HEXISTS", "HGET", "PEXPIRE", "PUBLISH", "SISMEMBER", "ZRANK", "ZSCORE"), 2),
+    **dict.fromkeys(
+        ("BLPOP", "HEXISTS", "HGET", "LINDEX", "PEXPIRE", "PUBLISH", "SISMEMBER", "ZRANK", "ZSCORE"), 2
+    ),
 }
 
 
