@@ -171,6 +171,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         (*_COUNT, "-k", "settings_alone"),
     ),
     Mutation(
+        "rate",
+        "a pause that begins just before the change of the number is lost",
+        "app/api/partition_count.py",
+        "            _copy(future, client, copied)\n",
+        "",
+        (*_COUNT, "-k", "before_the_decision"),
+    ),
+    Mutation(
+        "rate",
+        "a quota that is removed just before the change of the number stays in the new home",
+        "app/api/partition_count.py",
+        "                writes[home].gone.add(quota_field(tenant))\n",
+        "",
+        (*_COUNT, "-k", "before_the_decision"),
+    ),
+    Mutation(
         "custody",
         "a tenant that moves is served before its former home has nothing of it",
         "transport/redis/lua/push.lua",
