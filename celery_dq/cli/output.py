@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -70,7 +71,15 @@ COUNT = click.IntRange(1, MOST)
 
 
 def explain_configuration_errors() -> None:
-    """Let every ``celery`` command end with one line, not a traceback, when a setting cannot be used."""
+    """Let every ``celery`` command end with one line, not a traceback, when a setting cannot be used.
+
+    A program that only embeds Celery, such as by ``app.worker_main()``, loads this module too. It keeps its
+    tracebacks, and so does a program that has set a hook of its own.
+    """
+    program = Path(sys.argv[0])
+    # `celery`, its .exe, or the __main__.py of `python -m celery`.
+    if "celery" not in (program.stem, program.parent.name) or sys.excepthook is not sys.__excepthook__:
+        return
     show_traceback = sys.excepthook
 
     def explain(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ _NAMED = {
     b"\x7f": "backspace",
     b"\x08": "backspace",
 }
+#: A control sequence of a terminal (ECMA-48), a key of its application mode, or one character.
+_KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 @click.command()
@@ -102,13 +105,11 @@ def _show_live(console: Console, state: TopState, interval_s: float) -> None:
 
 
 def _read_keys() -> Iterator[str]:
-    """Yield the keys that were pressed; several may come at once when characters are pasted."""
-    given = os.read(sys.stdin.fileno(), 1024)
-    if given in _NAMED:
-        yield _NAMED[given]
-        return
-    for character in given.decode(errors="ignore"):
-        yield _NAMED.get(character.encode(), character)
+    """Yield the keys that were pressed; several may come at once, as of a key that is held down."""
+    for key in _KEY.findall(os.read(sys.stdin.fileno(), 1024).decode(errors="ignore")):
+        # A key without a meaning here, such as Page Up, has a sequence too, and is no Escape.
+        if len(key) == 1 or key.encode() in _NAMED:
+            yield _NAMED.get(key.encode(), key)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def _table(*columns: str) -> Table:
     for number, name in enumerate(columns):
         is_text = name in ("queue", "tenant", "waits for")
         table.add_column(
-            name,
+            Text(name),  # a name in it may look like markup
             justify="left" if is_text else "right",
             no_wrap=True,
             overflow="ellipsis",

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.keys import MigrationKeys
 from celery_dq.scripts.loader import ScriptSet
 
@@ -28,7 +28,7 @@ STOCK_SCHEMES = ("redis", "rediss", "sentinel")
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the migration."""
-    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm")
+    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm", "forget")
 
 
 class StockBroker:
@@ -54,6 +54,8 @@ class StockBroker:
         self.unacked = self._prefix + channel.unacked_key
         self._unacked_index = self._prefix + channel.unacked_index_key
         self._keys = MigrationKeys(self._prefix)
+        #: The producer id of the migration that this process has begun or joined.
+        self._producer = ""
         self._scripts = load_scripts()
 
     # The queues.
@@ -129,24 +131,26 @@ class StockBroker:
 
     # The migration.
 
-    def producer_for(self, target: str) -> str:
-        """Return the producer id of the migration to a target, of an interrupted one the same.
+    def begin(self, target: str) -> str:
+        """Begin a migration to a target, or join the one under way; return its producer id.
 
         Raises:
             ConfigurationError: A migration to another target was interrupted.
         """
-        state = self._keys.state
-        self.client.hsetnx(state, "target", target)
-        self.client.hsetnx(state, "producer", f"migration:{uuid.uuid4().hex}")
-        known, producer = map(_text, self.client.hmget(state, "target", "producer"))
+        pipeline = self.client.pipeline(transaction=True)
+        pipeline.hsetnx(self._keys.state, "target", target)
+        pipeline.hsetnx(self._keys.state, "producer", f"migration:{uuid.uuid4().hex}")
+        pipeline.hmget(self._keys.state, "target", "producer")
+        known, producer = map(_text, pipeline.execute()[-1])
         if known != target:
             if any(self.staged_counts().values()):
                 raise ConfigurationError(
                     f"A migration to {known} was interrupted, and some messages may be there already: "
                     f"complete it before another one to {target}"
                 )
-            self.forget()
-            return self.producer_for(target)
+            self._forget(producer)
+            return self.begin(target)
+        self._producer = producer
         return producer
 
     def staged_counts(self) -> dict[str, int]:
@@ -162,34 +166,60 @@ class StockBroker:
         return dict(zip(names, pipeline.execute(), strict=True))
 
     def stage(self, key: str, queue: str, messages: Sequence[bytes]) -> int:
-        """Take messages out of a list of a queue; return the number of those that were still there."""
-        self.client.hsetnx(self._keys.state, f"sent:{queue}", 0)
-        script = self._scripts["stage"]
-        return int(script.run(self.client, (key, self._keys.staged(queue)), messages))
+        """Take messages out of a list of a queue; return the number of those that were still there.
+
+        Raises:
+            InvalidRequest: Another process has completed the migration.
+        """
+        keys = (key, self._keys.staged(queue), self._keys.state)
+        return self._checked(self._run("stage", keys, self._field(queue), *messages))
 
     def stage_unacked(self, queue: str, messages: Sequence[tuple[bytes, bytes]]) -> int:
         """Take unacknowledged messages, given with their delivery tags, as :meth:`stage` does."""
-        self.client.hsetnx(self._keys.state, f"sent:{queue}", 0)
-        keys = (self.unacked, self._unacked_index, self._keys.staged(queue))
+        keys = (self.unacked, self._unacked_index, self._keys.staged(queue), self._keys.state)
         flat = [part for message in messages for part in message]
-        return int(self._scripts["stage_unacked"].run(self.client, keys, flat))
+        return self._checked(self._run("stage_unacked", keys, self._field(queue), *flat))
 
     def staged(self, queue: str, count: int) -> tuple[int, list[bytes]]:
-        """Return how many messages of a queue the target has, and the oldest staged ones in order."""
+        """Return how many messages of a queue the target has, and the oldest staged ones in order.
+
+        Raises:
+            InvalidRequest: Another process has completed the migration.
+        """
         pipeline = self.client.pipeline(transaction=True)
-        pipeline.hget(self._keys.state, f"sent:{queue}")
+        pipeline.hmget(self._keys.state, "producer", self._field(queue))
         pipeline.lrange(self._keys.staged(queue), -count, -1)
-        sent, messages = pipeline.execute()
+        (producer, sent), messages = pipeline.execute()
+        self._checked(0 if producer == self._producer.encode() else -1)
         return int(sent or 0), messages[::-1]
 
     def confirm(self, queue: str, sent: int, count: int) -> bool:
         """Remove the oldest staged messages, which the target has; False if another process did it before."""
         keys = (self._keys.staged(queue), self._keys.state)
-        return bool(self._scripts["confirm"].run(self.client, keys, (f"sent:{queue}", sent, count)))
+        return bool(self._run("confirm", keys, self._field(queue), sent, count))
 
-    def forget(self) -> None:
-        """End the migration: nothing is staged."""
-        self.client.delete(self._keys.state)
+    def complete(self) -> None:
+        """End the migration if nothing is staged."""
+        self._forget(self._producer)
+
+    def _forget(self, producer: str) -> None:
+        keys = (self._keys.state, *map(self._keys.staged, self.staged_counts()))
+        self._scripts["forget"].run(self.client, keys, (producer,))
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> int:
+        return int(self._scripts[script].run(self.client, keys, (self._producer, *arguments)))
+
+    def _checked(self, reply: int) -> int:
+        if reply < 0:
+            raise InvalidRequest(
+                "Another process has completed this migration meanwhile. Run the command again for the "
+                "messages that have come since"
+            )
+        return reply
+
+    @staticmethod
+    def _field(queue: str) -> str:
+        return f"sent:{queue}"
 
 
 def _text(value: Any) -> str:

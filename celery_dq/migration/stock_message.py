@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import struct
 from collections.abc import Callable, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -71,7 +72,7 @@ class StockReader:
         return message
 
     def _priority(self, given: Any) -> int:
-        known = min(max(int(given), 0), 9) if isinstance(given, (int, float)) else 0
+        known = int(min(max(given, 0), 9)) if isinstance(given, (int, float)) and given == given else 0
         return 9 - known if self._priorities == "inverted" else known
 
     def _content(self, message: dict[str, Any], body: str | bytes) -> Any:
@@ -102,7 +103,8 @@ class StockReader:
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         message = loads(raw)
-    except (ValueError, TypeError, RecursionError) as exc:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as exc:
+        # The last but one come from the values of kombu's "__type__".
         raise InvalidMessage(f"it is no JSON: {exc}") from exc
     if (
         not isinstance(message, dict)
@@ -139,15 +141,15 @@ def _dedup(asked: Any) -> _MigratedDedup:
     try:
         section = DedupSection(
             str(asked["key"]),
-            int((asked["timeout"] or 0) * 1_000_000),
+            int(float(asked["timeout"] or 0) * 1_000_000),
             replace=asked["policy"] == "replace",
             waiting=bool(asked["waiting"]),
             follow=True,
             awaited=True,
         )
-    except (KeyError, TypeError, ValueError) as exc:
+        return _MigratedDedup(section.pack())
+    except (KeyError, TypeError, ValueError, OverflowError, struct.error) as exc:
         raise InvalidMessage(f"its dedup header {asked!r} cannot be read: {exc!r}") from exc
-    return _MigratedDedup(section.pack())
 
 
 def as_restored(value: bytes) -> tuple[bytes, str, str]:

@@ -121,7 +121,7 @@ def test_operators_see_partition_slot_and_node(
         assert f"slot {home.slot} on {home.node}" in str(explained)
     texts = {finding.code: finding.problem for finding in check_server(app)}
     assert "E032" not in texts
-    assert all(f"127.0.0.1:{node.port} " in texts["I026"] for node in redis_cluster.masters())
+    assert all(f"127.0.0.1:{node.port} " in texts["I032"] for node in redis_cluster.masters())
 
 
 def test_the_doctor_asks_each_master(

@@ -280,3 +280,24 @@ def test_watching_shows_new_and_solved_problems(shop: Any, monkeypatch: pytest.M
     changes = [line.split(" ", 2)[1:] for line in result.output.splitlines() if line[:2] == "20"]
     assert [(sign, "'pusch'" in text) for sign, text in changes] == [("+", True), ("-", True)]
     assert result.exit_code == 0
+
+
+def test_watching_goes_on_through_an_outage(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer() as server:
+        steps = iter((server.kill, server.start))
+        sleep = time.sleep
+
+        def act(seconds: float) -> None:
+            if seconds != 30:  # the start of the server waits, too
+                sleep(seconds)
+                return
+            step = next(steps, None)
+            if step is None:
+                raise KeyboardInterrupt
+            step()
+
+        monkeypatch.setattr(time, "sleep", act)
+        context = CLIContext(app=make_app(server.url(scheme="dq-redis")), no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, ["doctor", "--watch"], obj=context)
+    changes = [line.split(" ", 2)[1:] for line in result.output.splitlines() if line.endswith("(E011)")]
+    assert [sign for sign, _ in changes] == ["+", "-"], result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -14,6 +15,7 @@ from celery.result import AsyncResult
 from click.testing import CliRunner
 
 import celery_dq
+from celery_dq.errors import InvalidRequest
 from celery_dq.testing.waiting import wait_until
 
 
@@ -86,7 +88,15 @@ def test_a_revoke_for_some_workers_leaves_the_message(app: Any) -> None:
     waiting = app.tasks["whose"].delay(1)
     app.control.revoke(waiting.id, destination=["celery@elsewhere"])
     app.control.broadcast("revoke", task_id=waiting.id, pattern="celery@else*", matcher="glob")
+    by_position = (None, None, False, 1.0, None, None, None, "celery@else*", "glob")
+    app.control.broadcast("revoke", {"task_id": waiting.id}, *by_position)
     assert app.dq.queues["push"].find(waiting.id).state == "waiting"
+
+
+@pytest.mark.parametrize("given", [UUID(int=1), 5, ["x", UUID(int=1)]])
+def test_a_revoke_by_an_id_that_is_no_text_is_refused(app: Any, given: Any) -> None:
+    with pytest.raises(InvalidRequest, match="task_id = .*: give a text"):
+        app.control.revoke(given)
 
 
 def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:

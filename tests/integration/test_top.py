@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from celery_dq.cli import dq
+from celery_dq.cli.top import _read_keys
 from celery_dq.cli.top_screen import screen
 from celery_dq.cli.top_state import TopState
 from tests.integration.shop import claim, send
@@ -132,6 +133,27 @@ def test_the_screen_fits_a_small_terminal(state: TopState, busy: Any) -> None:
     press(state, *["down"] * 29)
     assert f"> {state.queue[:8]}" in text_of(state)
     assert state.queue.startswith("queue-")
+
+
+def test_names_that_look_like_markup(state: TopState, busy: Any) -> None:
+    send(busy, "[/x]", queue="[red]push[/b]")
+    state.refresh()
+    state.queue = "[red]push[/b]"
+    state.refresh()
+    text = text_of(state, 120)
+    assert "> [red]push[/b]" in text
+    assert "tenant of [red]push[/b]" in text
+    assert "[/x]" in text
+
+
+def test_keys_that_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read) as keyboard, os.fdopen(write, "wb", buffering=0) as typist:
+        monkeypatch.setattr(sys, "stdin", keyboard)
+        typist.write(b"\x1b[A\x1bOB\x1b[5~\x1b[1;5Cs\r\xc3\xbc")
+        assert list(_read_keys()) == ["up", "down", "s", "enter", "ü"]
+        typist.write(b"\x1b")
+        assert list(_read_keys()) == ["escape"]
 
 
 def until(terminal: int, pattern: str, seen: str = "") -> str:

@@ -96,3 +96,18 @@ def test_a_worker_ends_with_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith("Error: settings: there is no setting 'dq_leese'; did you mean 'dq_lease'?\n")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "hook", ["", "sys.argv[0] = 'celery'; sys.excepthook = lambda *_: print('own hook')"]
+)
+def test_a_program_that_embeds_celery_keeps_its_tracebacks(hook: str) -> None:
+    program = f"""
+import sys
+{hook}
+import celery_dq.cli
+from celery_dq.errors import ConfigurationError
+raise ConfigurationError('wrong')
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ("own hook" in done.stdout, "Traceback" in done.stderr) == (bool(hook), not hook)

@@ -34,7 +34,7 @@ def stock(redis_url: str) -> Iterator[Any]:
         add_tasks(app)
         yield app
         pool: Any = app.pool
-        pool.force_close_all()
+        pool.force_close_all(close_pool=False)  # the pool is shared by all apps with this URL
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def shop(redis_server: RedisServer, redis_databases: Iterator[int]) -> Iterator[
         add_tasks(app)
         yield app
         pool: Any = app.pool
-        pool.force_close_all()
+        pool.force_close_all(close_pool=False)  # the pool is shared by all apps with this URL
     redis_server.flush(db)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.app.api.migration import CHUNK
+from celery_dq.errors import ConfigurationError, InvalidRequest
 from tests.migration.conftest import Migrate
 
 
@@ -70,6 +71,7 @@ def edited(raw: Any, change: Any) -> None:
     raw.lpush("push", json.dumps(message))
 
 
+DEDUP = {"key": "k", "timeout": 1, "policy": "reject", "waiting": False}
 BROKEN: list[tuple[Any, str]] = [
     (lambda message: message.pop("headers"), "no message of kombu"),
     (lambda message: message.update(body="%"), "not base64"),
@@ -79,6 +81,10 @@ BROKEN: list[tuple[Any, str]] = [
     (lambda message: message["headers"].update(dq_claim=5), "dedup header"),
     (lambda message: message["headers"].update(id="x" * 201), "at most 200 bytes"),
     (lambda message: message["properties"].update(tenant="\n"), "tenant"),
+    (lambda message: message["properties"].update(x={"__type__": "decimal", "__value__": "x"}), "no JSON"),
+    (lambda message: message["properties"].update(x={"__type__": "bytes", "__value__": 5}), "no JSON"),
+    (lambda message: message["headers"].update(dq_claim=DEDUP | {"timeout": 1e400}), "dedup header"),
+    (lambda message: message["headers"].update(dq_claim=DEDUP | {"key": "\ud800"}), "dedup header"),
 ]
 
 
@@ -97,6 +103,33 @@ def test_a_message_that_is_not_understood_stays_in_its_place(
         assert words in left["reason"]
     assert raw.lrange("push", 0, -1) == expected[::-1]
     assert migrate("--dry-run", status=1)["found"] == 0
+
+
+def test_equal_messages_that_are_not_understood_hide_no_other(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any
+) -> None:
+    send(stock, "a")
+    raw.rpush("push", *[b"rubbish"] * (CHUNK + 1))
+    report = migrate(status=1)
+    assert (report["migrated"], len(report["left"]), raw.llen("push")) == (1, CHUNK + 1, CHUNK + 1)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_priority_that_is_no_finite_number(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any, number: str
+) -> None:
+    send(stock, "a")
+    edited(raw, lambda message: message["properties"].update(priority=float(number)))
+    assert migrate()["migrated"] == 1
+
+
+def test_a_queue_whose_name_is_not_utf8_stays(stock: Any, migrate: Migrate, raw: Any) -> None:
+    send(stock, "a")
+    raw.sadd("_kombu.binding.other", b"other\x06\x16\x06\x16\xff")
+    raw.lpush(b"\xff", raw.lindex("push", 0))
+    report = migrate(status=1)
+    assert [each["place"] for each in report["left"]] == [r"\xff"]
+    assert (report["migrated"], raw.llen(b"\xff")) == (1, 1)
 
 
 def test_messages_of_dead_workers_are_taken(stock: Any, shop: Any, migrate: Migrate, raw: Any) -> None:
@@ -169,11 +202,30 @@ def test_an_interrupted_migration_has_one_target(
     send(stock, "a")
     with shop.dq.migration(redis_url) as migration:
         migration.survey(read=False)
-        producer = migration._stock.producer_for("another")
+        producer = migration._stock.begin("another")
         assert migration._stock.stage("push", "push", raw.lrange("push", 0, -1)) == 1
         assert producer.startswith("migration:")
         with pytest.raises(ConfigurationError, match="A migration to another was interrupted"):
             migration.run()
+
+
+def test_a_migration_that_another_one_has_overtaken_takes_nothing_more(
+    stock: Any, shop: Any, migrate: Migrate, redis_url: str
+) -> None:
+    ids = send(stock, "a", "b")
+    with shop.dq.migration(redis_url) as migration, shop.dq.migration(redis_url) as other:
+        migration.survey(read=False)
+        other.survey(read=False)
+
+        def overtaken(done: int) -> None:
+            other.run()
+            if len(ids) < 4:  # a migration that goes on would never see an empty list
+                ids.extend(send(stock, "c", "d"))
+
+        with pytest.raises(InvalidRequest, match="Another process has completed this migration"):
+            migration.run(overtaken)
+    assert migrate()["migrated"] == 2
+    assert sorted(waiting_ids(shop)) == sorted(ids)
 
 
 def test_an_interrupt_leaves_a_migration_that_the_next_run_completes(

@@ -40,4 +40,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                if True:\n",
         (MIGRATE, "-k", "live_worker"),
     ),
+    Mutation(
+        "shared",
+        "equal messages that cannot be read hide those behind them",
+        "app/api/migration.py",
+        "CHUNK + left.total())",
+        "CHUNK + len(left))",
+        (MIGRATE, "-k", "equal"),
+    ),
 )

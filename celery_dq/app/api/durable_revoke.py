@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kombu.utils.functional import maybe_list
+
 from celery_dq.app.api.api import dq_of
 
 #: The commands that revoke tasks by their ids. ``app.control.revoke``, ``result.revoke``, ``celery control``
@@ -27,6 +29,12 @@ class DurableRevoke:
         arguments: Any = None,
         destination: Any = None,
         connection: Any = None,
+        reply: bool = False,
+        timeout: float = 1.0,
+        limit: int | None = None,
+        callback: Any = None,
+        channel: Any = None,
+        pattern: Any = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -41,16 +49,24 @@ class DurableRevoke:
             arguments: Its arguments.
             destination: Names of workers. Then only these get the command, as in Celery, and not the broker.
             connection: A kombu connection; default: one of the app's pool.
+            reply: Passed to Celery's ``broadcast``, like the next four.
+            timeout: Seconds to wait for replies.
+            limit: Number of replies to wait for.
+            callback: Called with each reply.
+            channel: A channel of the connection.
+            pattern: Names of workers; only these get the command, as by `destination`.
             args: Passed to Celery's ``broadcast``.
             kwargs: Passed to Celery's ``broadcast``; further arguments of the command are among them.
 
         Raises:
             kombu.exceptions.OperationalError: The broker cannot be reached.
+            InvalidRequest: An id is not a text. No task was revoked.
         """
-        if command in _REVOKES and not (destination or kwargs.get("pattern")):
+        if command in _REVOKES and not (destination or pattern):
             given = {**(arguments or {}), **kwargs}.get("task_id")
-            ids = [given] if isinstance(given, str) else [*(given or ())]
-            dq_of(self.app).revoke(ids, connection=connection)
+            dq_of(self.app).revoke([*(maybe_list(given) or ())], connection=connection)
         return super().broadcast(  # type: ignore[misc]  # of Celery's Control
-            command, arguments, destination, connection, *args, **kwargs
+            *(command, arguments, destination, connection, reply, timeout, limit, callback, channel),
+            *(pattern, *args),
+            **kwargs,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,6 +177,7 @@ class BrokerMigration:
         staged = self._stock.staged_counts()
         known = {*self._bound_queues(), *self._tags, *staged}
         self._refuse_unknown(known)
+        known -= self._note_unreadable(report, known)
         self._queues = {}
         for queue, lengths in self._stock.lengths(sorted(filter(self._is_wanted, known))).items():
             unacked = len(self._tags.get(queue, ()))
@@ -206,11 +209,12 @@ class BrokerMigration:
             ConfigurationError: A migration to another target was interrupted.
             InvalidMessage: A message that an interrupted migration has taken is not understood with the
                 present settings of the app.
+            InvalidRequest: Another process has completed the migration meanwhile.
         """
         channel = self._connection.default_channel
         options = self._broker.options
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
-        producer = self._stock.producer_for(target)
+        producer = self._stock.begin(target)
         source = self._stock.connection.as_uri()
         for queue in self._queues.values():
             queue.left = 0
@@ -226,8 +230,7 @@ class BrokerMigration:
                     self._take_list(queue.queue, key, producer, confirmed)
                 if not self._report.held_by:
                     self._take_unacked(queue.queue, producer, confirmed)
-        if not any(self._stock.staged_counts().values()):
-            self._stock.forget()
+        self._stock.complete()
         return self._report
 
     # The queues.
@@ -251,6 +254,14 @@ class BrokerMigration:
                     f"{', '.join(map(repr, sorted(known)))}."
                 )
 
+    def _note_unreadable(self, report: MigrationReport, known: set[str]) -> set[str]:
+        """Return the queues whose names Celery cannot use, and note that they stay."""
+        found = {queue for queue in known if not _is_unicode(queue)}
+        for queue in sorted(found):
+            shown = queue.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            report.left.append(NotMigrated(shown, shown, "the name of this queue is not UTF-8", ""))
+        return found
+
     def _refuse_priorities(self) -> None:
         used = [queue.queue for queue in self._queues.values() if queue.priorities]
         if used:
@@ -267,7 +278,7 @@ class BrokerMigration:
         now_us = int(self._clock.wall() * 1_000_000)
         try:
             stamped = stamp(message, queue, producer, lambda: number, now_us)
-        except (TypeError, AttributeError, KeyError) as exc:
+        except (TypeError, AttributeError, KeyError, ValueError, OverflowError, struct.error) as exc:
             raise InvalidMessage(f"a header has an unknown form: {exc!r}") from exc
         return StampedMessage(producer, stamped.outgoing, stamped.dedup, MARKER_TTL_MS)
 
@@ -282,13 +293,17 @@ class BrokerMigration:
 
     def _take_list(self, queue: str, key: str, producer: str, confirmed: OnProgress) -> None:
         """Take all messages of a list that are understood; new ones may come meanwhile."""
-        left: set[bytes] = set()
-        while len(left) < MOST_LEFT:
-            found = [raw for raw in self._stock.oldest(key, CHUNK + len(left)) if raw not in left]
+        left: Counter[bytes] = Counter()
+        while left.total() < MOST_LEFT:
+            known, found = left.copy(), []
+            for raw in self._stock.oldest(key, CHUNK + left.total()):
+                known[raw] -= 1
+                if known[raw] < 0:
+                    found.append(raw)
             if not found:
                 return
             understood = [raw for raw in found if self._is_understood(self._report, raw, queue, key)]
-            left.update({*found} - {*understood})
+            left.update(Counter(found) - Counter(understood))
             if understood:
                 self._stock.stage(key, queue, understood)
                 self._send_staged(queue, producer, confirmed)
@@ -324,6 +339,8 @@ class BrokerMigration:
                 raise InvalidMessage(
                     f"exchange {exchange!r} with routing key {routing_key!r} leads to {len(queues)} queues"
                 )
+            if not _is_unicode(queues[0]):
+                raise InvalidMessage("the name of its queue is not UTF-8")
             queue = queues[0]
             self._stamped(raw, queue, "", 0)
         except InvalidMessage as exc:
@@ -344,6 +361,14 @@ class BrokerMigration:
 
 def _not_migrated(queue: str, place: str, reason: Exception, raw: bytes) -> NotMigrated:
     return NotMigrated(queue, place, str(reason), raw[:SHOWN].decode("utf-8", "replace"))
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -69,15 +69,16 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
         except ImportError as exc:
             found.append(Finding("error", "E004", str(exc), "Install it."))
         except _REFUSALS as exc:
-            found.append(
-                Finding(
-                    "error",
-                    "E011",
-                    f"The broker cannot be reached: {reason_of(exc)}.",
-                    "Start it, or mend broker_url.",
-                )
-            )
-        yield channel
+            found.append(_unreachable(exc))
+        try:
+            yield channel
+        except _REFUSALS as exc:  # a pooled connection may have been lost since
+            found.append(_unreachable(exc))
+
+
+def _unreachable(exc: Exception) -> Finding:
+    problem = f"The broker cannot be reached: {reason_of(exc)}."
+    return Finding("error", "E011", problem, "Start it, or mend broker_url.")
 
 
 def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
