@@ -95,6 +95,19 @@ def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wi
     assert [each.id for each in claim_in(wide, moving, 9)] == [late]
 
 
+def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    notify = wide.tasks["notify"]
+    notify.apply_async((moving, 1), dedup={"key": "{order}"})
+    notify.apply_async((moving, 2), dedup={"key": "{order}"}, countdown=3600)
+    assert not queue.set_partitions(7, timeout=0).is_complete, "messages with dedup keys stay"
+    notify.apply_async((moving, 3))
+    assert queue.cancel_tenant(moving, dry_run=True) == 3
+    assert queue.cancel_tenant(moving) == 3
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert queue.snapshot().waiting + queue.snapshot().delayed == 0
+
+
 def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

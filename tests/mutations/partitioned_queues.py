@@ -187,6 +187,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         (*_COUNT, "-k", "before_the_decision"),
     ),
     Mutation(
+        "revoke",
+        "a cancelled tenant that moves keeps the messages of its former home",
+        "app/api/queues.py",
+        "            homes = opened.of(name)[::-1]\n",
+        "            homes = opened.of(name)[:1]\n",
+        (*_MOVES, "-k", "cancelled_while"),
+    ),
+    Mutation(
         "custody",
         "a tenant that moves is served before its former home has nothing of it",
         "transport/redis/lua/push.lua",

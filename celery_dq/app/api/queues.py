@@ -8,7 +8,12 @@ from datetime import datetime, timedelta
 from celery_dq.app.api import pauses
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
-from celery_dq.app.api.cancel import cancel_everywhere, cancel_found
+from celery_dq.app.api.cancel import (
+    cancel_all_of_tenant,
+    cancel_everywhere,
+    cancel_found,
+    cancellable_of_tenant,
+)
 from celery_dq.app.api.forget import forget_queue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
@@ -197,19 +202,15 @@ class QueueApi:
             on_progress: Called after each chunk with the number of cancelled messages.
         """
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            delayed = messages.delayed_ids_of_tenant(*opened, name)
+        with self._broker.open(self.name) as opened:
+            client = opened.client
+            # Messages that move from the former home meanwhile are found in the new one.
+            homes = opened.of(name)[::-1]
             if dry_run:
-                return tenants.tenant_snapshot(*opened, name).waiting + sum(map(len, delayed))
+                return sum(cancellable_of_tenant(each, client, name) for each in homes)
             with self._change(opened, "cancelled", name) as change:
-                remaining = 1
-                while remaining:
-                    moved, remaining = opened.partition.cancel_tenant(name).run(opened.client)
-                    change.count += moved
-                    on_progress(change.count)
-                    if not moved:
-                        break
-                cancel_found(*opened, delayed, change, on_progress)
+                for each in homes:
+                    cancel_all_of_tenant(each, client, name, change, on_progress)
             return change.count
 
     def cancel_task_name(
