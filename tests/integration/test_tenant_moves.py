@@ -108,6 +108,17 @@ def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue:
     assert queue.snapshot().waiting + queue.snapshot().delayed == 0
 
 
+def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    first = wide.tasks["notify"].apply_async((moving, 1), dedup={"key": "{order}"}).id
+    assert not queue.set_partitions(7, timeout=0).is_complete, "a message with a dedup key stays"
+    second = wide.tasks["notify"].apply_async((moving, 2)).id
+    assert queue.move("other", tenant=moving, dry_run=True) == 2
+    assert queue.move("other", tenant=moving) == 2
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert [each.id for each in wide.dq.queues["other"].peek()] == [first, second]
+
+
 def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,14 +203,12 @@ class QueueApi:
         """
         name = check_tenant(tenant)
         with self._broker.open(self.name) as opened:
-            client = opened.client
-            # Messages that move from the former home meanwhile are found in the new one.
-            homes = opened.of(name)[::-1]
+            homes = opened.of(name)[::-1]  # messages that leave the former home meanwhile are in the new one
             if dry_run:
-                return sum(cancellable_of_tenant(each, client, name) for each in homes)
+                return sum(cancellable_of_tenant(each, opened.client, name) for each in homes)
             with self._change(opened, "cancelled", name) as change:
                 for each in homes:
-                    cancel_all_of_tenant(each, client, name, change, on_progress)
+                    cancel_all_of_tenant(each, opened.client, name, change, on_progress)
             return change.count
 
     def cancel_task_name(
@@ -429,7 +427,7 @@ class QueueApi:
             client = source.client
             found = [] if task_id is None else messages.find(*source, task_id)
             if dry_run and name is not None:
-                return tenants.tenant_snapshot(source.home(name), client, name).waiting
+                return sum(tenants.tenant_snapshot(each, client, name).waiting for each in source.of(name))
             if dry_run:
                 return sum(each.state in ("waiting", "delayed") for each in found)
             self._broker.declare(client, to)
@@ -437,12 +435,14 @@ class QueueApi:
             with self._change(source, "moved", name, details=details) as change:
 
                 def moved(count: int) -> None:
-                    change.count = count
-                    on_progress(count)
+                    change.count = done + count
+                    on_progress(change.count)
 
+                done = 0
                 if name is not None:
-                    mover = Mover(source.home(name), destination.home(name), client, head_start)
-                    mover.move_tenant(name, moved)
+                    home = destination.home(name)
+                    for each in source.of(name)[::-1]:
+                        done += Mover(each, home, client, head_start).move_tenant(name, moved)
                 elif found:
                     home = destination.home(found[0].tenant)
                     mover = Mover(source.partitions[found[0].partition], home, client, head_start)
