@@ -101,6 +101,7 @@ def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue:
     notify.apply_async((moving, 1), dedup={"key": "{order}"})
     notify.apply_async((moving, 2), dedup={"key": "{order}"}, countdown=3600)
     assert not queue.set_partitions(7, timeout=0).is_complete, "messages with dedup keys stay"
+    assert queue.has_tenant(moving), "the commands refuse an unknown tenant"
     notify.apply_async((moving, 3))
     assert queue.cancel_tenant(moving, dry_run=True) == 3
     assert queue.cancel_tenant(moving) == 3

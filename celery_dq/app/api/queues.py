@@ -138,18 +138,16 @@ class QueueApi:
             return messages.peek(found, opened.client, limit, name) if found else []
 
     def has_tenant(self, tenant: str | int) -> bool:
-        """Whether a tenant has waiting, delayed or running messages, or a quota of its own.
-
-        Reads the delayed messages of the queue in chunks if the tenant has none of the others.
-        """
+        """Whether a tenant has waiting, running or delayed (read last) messages, or a quota of its own."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            found = tenants.tenant_snapshot(*opened, name)
-            if found.state != "idle" or found.running or found.waiting:
-                return True
-            if opened.client.hexists(opened.partition.keys.quotas, quota_field(name)):
-                return True
-            return any(messages.delayed_ids_of_tenant(*opened, name))
+        with self._broker.open(self.name) as opened:
+            for each in opened.of(name):
+                found = tenants.tenant_snapshot(each, opened.client, name)
+                known = found.waiting or found.running or found.state != "idle"
+                known = known or opened.client.hexists(each.keys.quotas, quota_field(name))
+                if known or any(messages.delayed_ids_of_tenant(each, opened.client, name)):
+                    return True
+        return False
 
     def find(self, task_id: str) -> messages.MessageSnapshot | None:
         """Find a task in this queue; None when it is not here, or has finished."""
