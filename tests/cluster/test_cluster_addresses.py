@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks.doctor import check_server
+from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
@@ -120,6 +122,19 @@ def test_operators_see_partition_slot_and_node(
     texts = {finding.code: finding.problem for finding in check_server(app)}
     assert "E032" not in texts
     assert all(f"127.0.0.1:{node.port} " in texts["I032"] for node in redis_cluster.masters())
+
+
+def test_the_doctor_asks_each_master(
+    redis_cluster: RedisCluster, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.conf.dq_confirm_replicas = 2  # each master has one
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: time.time() + 5.0))
+    found = check_server(app)
+    for code in ("W027", "E028"):
+        problems = [each.problem for each in found if each.code == code]
+        assert len(problems) == len(redis_cluster.masters()) == 3
+        for node in redis_cluster.masters():
+            assert any(f"the master 127.0.0.1:{node.port} of" in each for each in problems)
 
 
 @pytest.mark.parametrize("name", ["publisher", "worker"])

@@ -243,7 +243,8 @@ def test_the_clock_of_this_machine(shop: Any, monkeypatch: pytest.MonkeyPatch) -
     for ahead_s, words in ((5.0, "5.0 s ahead of"), (-5.0, "5.0 s behind")):
         monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: time.time() + ahead_s))  # noqa: B023
         assert (
-            f"The clock of this machine is {words} the clock of Redis" in faults(check_server(shop))["W027"]
+            f"The clock of this machine is {words} the clock of the server"
+            in faults(check_server(shop))["W027"]
         )
 
 

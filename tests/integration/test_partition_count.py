@@ -18,6 +18,7 @@ from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.apps import DQCelery
 from tests.integration.partitioned_shop import (
     COUNT,
@@ -230,3 +231,33 @@ def test_the_command_line_changes_the_number(wide: Any, queue: Any) -> None:
         "Set dq_queues['push']['partitions'] = 6 in the settings.",
     ]
     assert run_cli(wide, "partitions", "--set", "6").exit_code == 2
+
+
+def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused, resumed = [each for each in map(str, range(100)) if PartitionMap(7, 4).moves(each)][:2]
+    quotas, decide = wide.dq.quotas, partition_count._decide
+    quotas.pause("push", resumed)
+    quotas.set("push", resumed, rate=3)
+
+    def decide_late(first: Any, client: Any, before: PartitionMap, now: PartitionMap) -> PartitionMap:
+        if now.before is not None:
+            quotas.pause("push", paused)
+            quotas.set("push", paused, rate=5)
+            quotas.resume("push", resumed)
+            quotas.remove("push", resumed)
+            quotas.set_default("push", rate=7)
+            queue.pause()
+            wide.dq.revoke(["later"])
+        return decide(first, client, before, now)
+
+    monkeypatch.setattr(partition_count, "_decide", decide_late)
+    assert queue.set_partitions(7).is_complete
+    live = quotas.live("push")
+    assert set(quotas.paused("push")) == {paused}
+    assert {tenant: each.rate for tenant, each in live.tenants.items()} == {paused: Quota(rate=5).rate}
+    assert all(each.pause for each in queue.snapshot().partitions)
+    with opened(wide) as (partitions, client):
+        assert all(client.zscore(each.keys.tombstones, "later") for each in partitions)
+        assert len({client.hget(each.keys.quotas, "default") for each in partitions}) == 1

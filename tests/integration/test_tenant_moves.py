@@ -81,6 +81,45 @@ def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
     assert (again.id, again.deliveries) == (crashed.id, 1), "its crash counts, so it is claimed alone"
 
 
+def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    send(wide, moving)
+    (running,) = claim_in(wide, moving, 1)
+    with wide.dq._broker.open_home("push", moving) as (home, client):
+        assert queue.set_partitions(7, timeout=0).moving == 1
+        late = wide.tasks["notify"].apply_async((moving, 2)).id
+        assert queue.set_partitions(7, timeout=0).moving == 1
+        assert claim_in(wide, moving, 9) == []
+        assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert [each.id for each in claim_in(wide, moving, 9)] == [late]
+
+
+def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    notify = wide.tasks["notify"]
+    notify.apply_async((moving, 1), dedup={"key": "{order}"})
+    notify.apply_async((moving, 2), dedup={"key": "{order}"}, countdown=3600)
+    assert not queue.set_partitions(7, timeout=0).is_complete, "messages with dedup keys stay"
+    assert queue.has_tenant(moving), "the commands refuse an unknown tenant"
+    notify.apply_async((moving, 3))
+    assert queue.cancel_tenant(moving, dry_run=True) == 3
+    assert queue.cancel_tenant(moving) == 3
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert queue.snapshot().waiting + queue.snapshot().delayed == 0
+
+
+def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    first = wide.tasks["notify"].apply_async((moving, 1), dedup={"key": "{order}"}).id
+    assert not queue.set_partitions(7, timeout=0).is_complete, "a message with a dedup key stays"
+    second = wide.tasks["notify"].apply_async((moving, 2)).id
+    assert queue.move("other", tenant=moving, dry_run=True) == 2
+    assert queue.move("other", tenant=moving) == 2
+    assert queue.set_partitions(7, timeout=5).is_complete
+    assert [each.id for each in wide.dq.queues["other"].peek()] == [first, second]
+
+
 def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,7 +316,9 @@ class PartitionMachine(WatchedPartition):
         reply = call.run(self.client)
         assert reply is not None
         is_same = not (ends or tenant in model.pause_ends) and tenant in model.pauses
-        assert reply.changed == (not is_same if pauses else tenant in model.pauses)
+        # Nothing is resumed when the pause is over already.
+        is_paused = tenant in model.pauses and not model.pause_ends.get(tenant)
+        assert reply.changed == (not is_same if pauses else is_paused)
         model.pauses = model.pauses | {tenant} if pauses else model.pauses - {tenant}
         model.pause_ends.pop(tenant, None)
         if pauses and ends:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress
+from celery_dq.inspector import messages, tenants
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Cancellation
 from celery_dq.transport.redis.store.script_batches import run_all
 
-__all__ = ["cancel_everywhere", "cancel_found"]
+__all__ = ["cancel_all_of_tenant", "cancel_everywhere", "cancel_found", "cancellable_of_tenant"]
 
 #: Ids in one call of the ``cancel`` script.
 MOST_CANCELLED = 100
@@ -111,3 +112,24 @@ def cancel_found(
             outcomes = call.run(client)
             change.count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
             on_progress(change.count)
+
+
+def cancellable_of_tenant(partition: Partition, client: Client, tenant: str) -> int:
+    """Return the number of a tenant's waiting and delayed messages in a partition."""
+    delayed = messages.delayed_ids_of_tenant(partition, client, tenant)
+    return tenants.tenant_snapshot(partition, client, tenant).waiting + sum(map(len, delayed))
+
+
+def cancel_all_of_tenant(
+    partition: Partition, client: Client, tenant: str, change: AuditedChange, on_progress: OnProgress
+) -> None:
+    """Cancel a tenant's waiting and delayed messages in a partition, and count them."""
+    delayed = messages.delayed_ids_of_tenant(partition, client, tenant)
+    remaining = 1
+    while remaining:
+        moved, remaining = partition.cancel_tenant(tenant).run(client)
+        change.count += moved
+        on_progress(change.count)
+        if not moved:
+            break
+    cancel_found(partition, client, delayed, change, on_progress)

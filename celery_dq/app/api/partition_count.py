@@ -77,6 +77,20 @@ class _Stored:
         """Return the tenants with a quota of their own or a pause."""
         return _tenants_of(map(text, self.quotas)) | set(map(text, self.pauses))
 
+    def changed_tenants(self, former: _Stored) -> set[str]:
+        """Return the tenants whose quota or pause is not that of a former look."""
+        quotas = {name for name, _ in self.quotas.items() ^ former.quotas.items()}
+        pauses = {
+            name
+            for name, _ in (self.pauses.items() ^ former.pauses.items())
+            | (self.pause_ends.items() ^ former.pause_ends.items())
+        }
+        return _tenants_of(map(text, quotas)) | set(map(text, pauses))
+
+    def of_all(self) -> tuple[dict[str, bytes], list[bytes | None]]:
+        """Return the pause of the queue and the quotas that all partitions have."""
+        return self.queue_pause, [self.quotas.get(name.encode()) for name in _OF_ALL]
+
     def add(self, other: _Stored, tenants: set[str], fields: Sequence[str] = ()) -> None:
         """Add the quotas and pauses that another partition stores for these tenants, and these fields."""
         names = {quota_field(tenant) for tenant in tenants}.union(fields)
@@ -140,8 +154,11 @@ def set_partitions(
         if homes.before is None:
             now = homes.begin(count)
             # The quotas are in the future homes before the first message.
-            _copy(partitions_of(channel, queue, now), client)
-            homes = _decide(partitions_of(channel, queue, now)[0], client, homes, now)
+            future = partitions_of(channel, queue, now)
+            copied = _copy(future, client)
+            homes = _decide(future[0], client, homes, now)
+            # Until the decision, other clients knew the former homes only.
+            _copy(future, client, copied)
         partitions = partitions_of(channel, queue, homes)
         run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
         audited.count, audited.details = 1, f"{before} -> {count}"
@@ -170,25 +187,42 @@ def _decide(first: Partition, client: Client, before: PartitionMap, now: Partiti
 # A future home serves none of these tenants yet, so plain writes are enough: none has to be placed again.
 
 
-def _copy(partitions: Sequence[Partition], client: Client) -> None:
-    """Copy quotas and pauses to the future homes of their tenants, and to new partitions what all have."""
+def _copy(
+    partitions: Sequence[Partition], client: Client, former: Sequence[_Stored] | None = None
+) -> list[_Stored]:
+    """Copy quotas and pauses to the future homes of their tenants, and to new partitions what all have.
+
+    Args:
+        partitions: All partitions, with the map of the change.
+        client: A redis client.
+        former: The result of a former call: copy only what has changed in the former homes since.
+
+    Returns:
+        What the partitions stored before this call.
+    """
     homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
+    seen = former or [_Stored() for _ in partitions]
     writes = [_Stored() for _ in partitions]
-    tombstones = {name: end for each in stored for name, end in each.tombstones.items()}
+    known = {name for each in seen for name in each.tombstones}
+    tombstones = {name: end for each in stored for name, end in each.tombstones.items() if name not in known}
     for number, each in enumerate(stored):
         writes[number].tombstones = tombstones  # the tenant of a task that comes later is not known
-        for tenant in each.tenants():
+        for tenant in each.changed_tenants(seen[number]):
             home = homes.home(tenant)
             if homes.old_home(tenant) != number:
-                writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
+                if not former:
+                    writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
             elif home != number:
+                writes[home].gone.add(quota_field(tenant))
                 writes[home].add(each, {tenant})
-    for number in range(homes.before or 0, homes.count):
-        writes[number].gone.update(_OF_ALL)
-        writes[number].add(stored[0], set(), _OF_ALL)
-        writes[number].queue_pause = stored[0].queue_pause
+    if stored[0].of_all() != seen[0].of_all():
+        for number in range(homes.before or 0, homes.count):
+            writes[number].gone.update(_OF_ALL)
+            writes[number].add(stored[0], set(), _OF_ALL)
+            writes[number].queue_pause = stored[0].queue_pause
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
+    return stored
 
 
 def _remove(partitions: Sequence[Partition], client: Client) -> None:

@@ -8,7 +8,12 @@ from datetime import datetime, timedelta
 from celery_dq.app.api import pauses
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
-from celery_dq.app.api.cancel import cancel_everywhere, cancel_found
+from celery_dq.app.api.cancel import (
+    cancel_all_of_tenant,
+    cancel_everywhere,
+    cancel_found,
+    cancellable_of_tenant,
+)
 from celery_dq.app.api.forget import forget_queue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
@@ -133,18 +138,16 @@ class QueueApi:
             return messages.peek(found, opened.client, limit, name) if found else []
 
     def has_tenant(self, tenant: str | int) -> bool:
-        """Whether a tenant has waiting, delayed or running messages, or a quota of its own.
-
-        Reads the delayed messages of the queue in chunks if the tenant has none of the others.
-        """
+        """Whether a tenant has waiting, running or delayed (read last) messages, or a quota of its own."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            found = tenants.tenant_snapshot(*opened, name)
-            if found.state != "idle" or found.running or found.waiting:
-                return True
-            if opened.client.hexists(opened.partition.keys.quotas, quota_field(name)):
-                return True
-            return any(messages.delayed_ids_of_tenant(*opened, name))
+        with self._broker.open(self.name) as opened:
+            for each in opened.of(name):
+                found = tenants.tenant_snapshot(each, opened.client, name)
+                known = found.waiting or found.running or found.state != "idle"
+                known = known or opened.client.hexists(each.keys.quotas, quota_field(name))
+                if known or any(messages.delayed_ids_of_tenant(each, opened.client, name)):
+                    return True
+        return False
 
     def find(self, task_id: str) -> messages.MessageSnapshot | None:
         """Find a task in this queue; None when it is not here, or has finished."""
@@ -197,19 +200,13 @@ class QueueApi:
             on_progress: Called after each chunk with the number of cancelled messages.
         """
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            delayed = messages.delayed_ids_of_tenant(*opened, name)
+        with self._broker.open(self.name) as opened:
+            homes = opened.of(name)[::-1]  # messages that leave the former home meanwhile are in the new one
             if dry_run:
-                return tenants.tenant_snapshot(*opened, name).waiting + sum(map(len, delayed))
+                return sum(cancellable_of_tenant(each, opened.client, name) for each in homes)
             with self._change(opened, "cancelled", name) as change:
-                remaining = 1
-                while remaining:
-                    moved, remaining = opened.partition.cancel_tenant(name).run(opened.client)
-                    change.count += moved
-                    on_progress(change.count)
-                    if not moved:
-                        break
-                cancel_found(*opened, delayed, change, on_progress)
+                for each in homes:
+                    cancel_all_of_tenant(each, opened.client, name, change, on_progress)
             return change.count
 
     def cancel_task_name(
@@ -428,7 +425,7 @@ class QueueApi:
             client = source.client
             found = [] if task_id is None else messages.find(*source, task_id)
             if dry_run and name is not None:
-                return tenants.tenant_snapshot(source.home(name), client, name).waiting
+                return sum(tenants.tenant_snapshot(each, client, name).waiting for each in source.of(name))
             if dry_run:
                 return sum(each.state in ("waiting", "delayed") for each in found)
             self._broker.declare(client, to)
@@ -436,12 +433,14 @@ class QueueApi:
             with self._change(source, "moved", name, details=details) as change:
 
                 def moved(count: int) -> None:
-                    change.count = count
-                    on_progress(count)
+                    change.count = done + count
+                    on_progress(change.count)
 
+                done = 0
                 if name is not None:
-                    mover = Mover(source.home(name), destination.home(name), client, head_start)
-                    mover.move_tenant(name, moved)
+                    home = destination.home(name)
+                    for each in source.of(name)[::-1]:
+                        done += Mover(each, home, client, head_start).move_tenant(name, moved)
                 elif found:
                     home = destination.home(found[0].tenant)
                     mover = Mover(source.partitions[found[0].partition], home, client, head_start)

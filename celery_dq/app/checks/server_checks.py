@@ -83,11 +83,17 @@ def _unreachable(exc: Exception) -> Finding:
 
 def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
     """Report version, eviction policy and persistence. Connecting has already refused an unfit server."""
+    for server, client in _servers(channel):
+        yield from _fitness(server[0].upper() + server[1:], client)
+
+
+def _servers(channel: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the server, or each master of a cluster, and a client that asks it."""
     if channel.process.slots is None:
-        yield from _fitness("The server", channel.client)
+        yield "the server", channel.client
         return
     for node, client in master_clients(channel.client):
-        yield from _fitness(f"The master {node} of the Redis Cluster", client)
+        yield f"the master {node} of the Redis Cluster", client
 
 
 def _fitness(server: str, client: Any) -> Iterator[Finding]:
@@ -118,36 +124,45 @@ def _fitness(server: str, client: Any) -> Iterator[Finding]:
 
 
 def clock_offset(app: Any, channel: Any) -> Iterator[Finding]:
-    """Whether the clocks of this machine and of Redis agree."""
+    """Whether the clocks of this machine and of each Redis server agree."""
     clock = SystemClock()
-    began = clock.wall()
-    try:
-        offset_s = (began + clock.wall()) / 2 - server_time_us(channel.client) / 1e6
-    except redis.exceptions.NoPermissionError:
-        return  # a publisher does not need the right
-    if abs(offset_s) > MOST_OFFSET_S:
-        side = "ahead of" if offset_s > 0 else "behind"
-        yield Finding(
-            "warning",
-            "W027",
-            f"The clock of this machine is {abs(offset_s):.1f} s {side} the clock of Redis: an ETA or an "
-            "expiry that this machine computes comes by as much too late or too early.",
-            "Let NTP set both clocks.",
-        )
+    for server, client in _servers(channel):
+        began = clock.wall()
+        try:
+            offset_s = (began + clock.wall()) / 2 - server_time_us(client) / 1e6
+        except redis.exceptions.NoPermissionError:
+            return  # a publisher does not need the right
+        except (redis.ConnectionError, redis.TimeoutError):
+            continue  # the check of the server reports it
+        if abs(offset_s) > MOST_OFFSET_S:
+            side = "ahead of" if offset_s > 0 else "behind"
+            yield Finding(
+                "warning",
+                "W027",
+                f"The clock of this machine is {abs(offset_s):.1f} s {side} the clock of {server}: an ETA or "
+                "an expiry that this machine computes comes by as much too late or too early.",
+                "Let NTP set both clocks.",
+            )
 
 
 def replicas(app: Any, channel: Any) -> Iterator[Finding]:
-    """Whether enough replicas are connected for ``dq_confirm_replicas``."""
+    """Whether enough replicas are connected to each server for ``dq_confirm_replicas``."""
     wanted = dq_of(app).options.confirm_replicas
-    info = server_info(channel.client, "replication") if wanted else None
-    if info is not None and int(info.get("connected_slaves", 0)) < wanted:
-        yield Finding(
-            "error",
-            "E028",
-            f"dq_confirm_replicas = {wanted}, and {info.get('connected_slaves', 0)} replicas are connected "
-            "to the server: every publish fails, although its message is stored.",
-            "Start replicas, or lower the setting.",
-        )
+    if not wanted:
+        return
+    for server, client in _servers(channel):
+        try:
+            info = server_info(client, "replication")
+        except (redis.ConnectionError, redis.TimeoutError):
+            continue  # the check of the server reports it
+        if info is not None and int(info.get("connected_slaves", 0)) < wanted:
+            yield Finding(
+                "error",
+                "E028",
+                f"dq_confirm_replicas = {wanted}, and {info.get('connected_slaves', 0)} replicas are "
+                f"connected to {server}: every publish to it fails, although its message is stored.",
+                "Start replicas, or lower the setting.",
+            )
 
 
 def rights(app: Any, channel: Any) -> Iterator[Finding]:
