@@ -113,3 +113,14 @@ def test_a_worker_asks_for_the_number_when_it_is_allocated_a_partition_that_it_d
             kombu_client.drain_until(connection, lambda: leased(kombu_client, 8)[6] == 1)
             assert served.counts == {"push": 8}
             assert not got
+
+
+def test_a_pinned_partition_is_not_reported_to_the_allocation(kombu_client: KombuClient) -> None:
+    declare(kombu_client, **FOUR)
+    pinned = KombuClient(kombu_client.url, "push/3")
+    with pinned.connect(**FOUR) as connection:
+        served = Served(connection)
+        with pinned.consuming(connection):
+            pinned.drain_until(connection, lambda: leased(kombu_client) == [0, 0, 0, 1])
+            assert served.counts == {}
+    pinned.close()

@@ -95,6 +95,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/consuming/allocated_partitions.py",
         "if not queue.is_pinned:",
         "if queue:",
-        ("tests/allocation/test_workers.py", "-k", "pinned"),
+        ("tests/broker/test_allocated_partitions.py", "-k", "not_reported"),
     ),
 )
