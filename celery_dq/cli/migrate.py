@@ -67,7 +67,9 @@ def migrate(
         report = migration.survey(read=dry_run)
         if not dry_run and report.found:
             if not yes:
-                confirm(f"Take over {counted(report.found, 'message')} of {len(report.queues)} queues?")
+                confirm(
+                    f"Take over {counted(report.found, 'message')} of {counted(len(report.queues), 'queue')}?"
+                )
             with reported_progress(as_json, "migrated", "message", report.found) as on_progress:
                 report = migration.run(on_progress)
     _show(as_json, report, dry_run)

@@ -52,7 +52,7 @@ def screen(state: TopState, height: int) -> RenderableType:
 
 def _title(state: TopState) -> Text:
     queues = state.reading.queues
-    waiting, held = sum(each.waiting + each.delayed for each in queues), sum(each.held for each in queues)
+    waiting, held = sum(each.waiting for each in queues), sum(each.held for each in queues)
     consumers = {each.name for queue in queues for each in queue.consumers if each.lease_s > 0}
     clock = f"{datetime.now():%H:%M:%S}"
     text = f"celery dq top  {clock}  queues {len(queues)}  waiting {waiting:,}  held {held:,}"

