@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ProcessState:
-    """What an app keeps for its transport in one process.
+    """Objects that an app keeps for its transport in one process.
 
     The attributes are those of :class:`AppContext`.
     """

@@ -13,7 +13,7 @@ __all__ = ["QuarantineContents", "read_contents"]
 
 
 class QuarantineContents(NamedTuple):
-    """What a file holds.
+    """The readable messages of a file, and the reason why the rest cannot be read.
 
     Attributes:
         destination: Lane of the messages, as the sender takes it; "" when the file has no header.

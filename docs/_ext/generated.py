@@ -40,7 +40,7 @@ def settings() -> str:
 
 
 def queue_settings() -> str:
-    """What an entry of ``dq_queues`` takes besides the parts of a quota."""
+    """Keys of an entry of ``dq_queues`` besides the parts of a quota."""
     rows = [_row(setting, setting.name.removeprefix("dq_")) for setting in QUEUE_SETTINGS]
     return _table(("key", "takes", "default", "meaning"), rows, "20 25 10 45")
 

@@ -33,7 +33,7 @@ with Connection(sys.argv[1]) as connection:
     queue.close()
 connection.close()
 while thread._running:
-    gevent.sleep(0.01)
+    gevent.sleep(0.01)  # lets the condition be looked at again
 """
 
 

@@ -57,7 +57,7 @@ def _fill(app: Any, numbers: random.Random, send: Callable[..., None], part: flo
     for queue, worker, turns in consumers:
         with app.dq._broker.open_home(queue) as (partition, client):
             for turn in range(turns):
-                time.sleep(0.12)
+                time.sleep(0.12)  # the rates of tenants allow further messages
                 entries = partition.claim(worker, lease_ms=3_600_000, want=24).run(client).entries
                 tags = [entry.tag for entry in entries]
                 for tag in tags[:2] if queue == "push" else ():

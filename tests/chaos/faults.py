@@ -292,7 +292,7 @@ class Saboteur:
             end = time.monotonic() + MOVE_S
             while time.monotonic() < end:
                 cluster.move_keys(slot, here, target, most=3)
-                time.sleep(0.01)
+                time.sleep(0.01)  # pace of the fault
             cluster.move_keys(slot, here, target)
             cluster.end_move(slot, target)
 

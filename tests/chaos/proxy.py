@@ -72,9 +72,8 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
         server.close()
-        await asyncio.sleep(
-            0
-        )  # the next round of the loop closes the connections that were aborted in this one
+        # The next round of the loop closes the connections that were aborted in this one.
+        await asyncio.sleep(0)
 
     def _sever(self) -> None:
         for writer in list(self._pairs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -27,8 +28,9 @@ class ByQueueName(Mapping[str, T]):
         check_text("queue", name)
         return self._of(name)
 
+    @abstractmethod
     def _of(self, name: str) -> T:
-        raise NotImplementedError
+        """Return the object of a queue."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._broker.queue_names())

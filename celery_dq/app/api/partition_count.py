@@ -53,7 +53,7 @@ class PartitionsChange:
 
 @dataclass
 class _Stored:
-    """What a partition stores besides messages, or a part of it to write.
+    """Quotas, pauses and tombstones of a partition, or those of them that are to be written.
 
     Attributes:
         quotas: Field of the hash ``quotas`` -> packed quota.

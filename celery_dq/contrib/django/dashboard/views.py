@@ -89,7 +89,7 @@ class DashboardView(View):
             return self.failed(failure)
 
     def _refusal(self) -> HttpResponseBase | None:
-        """Return the answer to a user without the permission; None for one who has it."""
+        """Return the refusal if the user lacks a permission; None if the user has all of them."""
         missing = [each for each in dict.fromkeys((VIEW_QUEUES, self.permission)) if not self._may(each)]
         if not missing:
             return None

@@ -21,7 +21,7 @@ def quotas() -> Any:
 
 
 class Contract(models.Model):
-    """What a merchant may send."""
+    """The rate that a merchant has bought."""
 
     merchant: models.CharField[str, str] = models.CharField(max_length=100, unique=True)
     rate: models.CharField[str, str] = models.CharField(max_length=20)  # such as "50/s"
