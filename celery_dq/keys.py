@@ -125,7 +125,8 @@ class PartitionKeys:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
         A pause of the whole queue is in paused_since and paused_until, in µs. partitions is the map of the
-        queue, sealed the seq at which it came, opened the version after which no tenant arrives.
+        queue, sealed the seq at which it came, opened the version after which no tenant arrives. sets is the
+        number of sets of resources with a backlog.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -163,6 +164,15 @@ class PartitionKeys:
     def paused(self) -> str:
         """ZSET: tenant -> 0; paused, with backlog."""
         return self.prefix + "paused"
+
+    @property
+    def resource_sets(self) -> str:
+        """ZSET: set of resources with a backlog -> sequence time since when."""
+        return self.prefix + "resource_sets"
+
+    def rotation(self, resource: str) -> str:
+        """ZSET: set with a backlog, or the resource itself -> sequence time since it was served."""
+        return f"{self.prefix}rotation:{resource}"
 
     @property
     def finish_tags(self) -> str:

@@ -47,8 +47,12 @@ class OpenQueue(NamedTuple):
         return self.partitions[0].homes
 
     def home(self, tenant: str) -> Partition:
-        """Return the partition in which a tenant lives."""
-        return self.partitions[self.homes.home(tenant)]
+        """Return the partition in which a tenant lives.
+
+        Raises:
+            InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
+        """
+        return self.partitions[self.homes.home_in(self.partitions[0].keys.queue, tenant)]
 
     def of(self, tenant: str | None) -> tuple[Partition, ...]:
         """Return the partitions that concern a tenant: its home, and the one from which it moves.

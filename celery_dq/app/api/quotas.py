@@ -31,7 +31,7 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.tenant import check_tenant
+from celery_dq.transport.tenant import check_single_tenant, check_tenant
 
 
 class QuotasApi:
@@ -71,9 +71,9 @@ class QuotasApi:
 
         Raises:
             InvalidQuota: A part is unknown or impossible, or a burst has no effect because no rate is set.
-            InvalidTenant: The name cannot be a tenant's.
+            InvalidTenant: The name cannot be a tenant's, or is a set of resources.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="quota")
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             partition = partitions[0]
@@ -119,8 +119,9 @@ class QuotasApi:
 
         Raises:
             InvalidRequest: `until` is over already, by the clock of the server.
+            InvalidTenant: The tenant is a set of resources.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="pause")
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             pause(partitions, client, name, until, self._broker.audit)

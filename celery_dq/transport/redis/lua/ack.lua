@@ -27,7 +27,7 @@
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until', 'sets')
 local epoch = tonumber(known[1] or 0)
 if ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
@@ -65,7 +65,7 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until', 'sets')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()

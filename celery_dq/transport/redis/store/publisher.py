@@ -290,12 +290,12 @@ class RedisPublisher:
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants, as far as this process knows them."""
         homes = queue.homes
-        self._maps.note_unanswered(queue.name, sequence, homes)
         if homes.total == 1 or len(messages) == 1:
             home, moving = queue.partitions[0], False
             if homes.total > 1:
                 tenant = tenant_of(messages[0][2])
                 home, moving = queue.home(tenant), homes.moves(tenant)
+            self._maps.note_unanswered(queue.name, sequence, homes)
             call = self._call(home, sequence, messages, marker_ttl_ms, moving)
             answer = self._ask(call)
             self._maps.take_unanswered(queue.name, sequence)
@@ -306,6 +306,7 @@ class RedisPublisher:
             home = queue.home(tenant)
             key = home.partition.keys.partition, homes.moves(tenant)
             routed.setdefault(key, (home, []))[1].append(place)
+        self._maps.note_unanswered(queue.name, sequence, homes)
         calls = [
             self._call(home, sequence, [messages[place] for place in places], marker_ttl_ms, moving)
             for (_, moving), (home, places) in routed.items()

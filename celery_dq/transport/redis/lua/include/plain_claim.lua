@@ -26,11 +26,11 @@
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
 -- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
 -- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
--- `next_look_owner`, `waits_alone`, `settled` and `paused_until`; `finished` messages were finished before, `settled`
--- of them settled.
+-- `next_look_owner`, `waits_alone`, `settled`, `paused_until`, `resume_at` and `sets`; `finished` messages were
+-- finished before, `settled` of them settled.
 -- Returns the reply, or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
-  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= ''
+  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' or (known[12] or '0') ~= '0'
     or (known[10] or '0') ~= '0' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
   if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
