@@ -33,7 +33,7 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
   local waiting, delayed, discards, discards_again, counts = {}, {}, {}, {}, {}
   local gone, left, returned, leaving, charges = {}, {}, {}, {}, {}
-  local first
+  local first, served = nil, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
@@ -92,6 +92,7 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
         if not list then
           list = {}
           waiting[entry.owner] = list
+          served[#served + 1] = entry.owner
         end
         list[#list + 1] = entry.score
         list[#list + 1] = entry.id
@@ -106,8 +107,6 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   write('ZADD', P .. 'discards', discards_again)
   if #discards > 0 then dq.add_discards(discards) end
   write('ZADD', P .. 'delayed', delayed)
-  local served = {}
-  for tenant in pairs(waiting) do served[#served + 1] = tenant end
   dq.expand_singles(served)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
   local back = {}
