@@ -124,9 +124,8 @@ class PartitionKeys:
     def state(self) -> str:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
-        A pause of the whole queue is in paused_since and paused_until, in µs. partitions is the map of the
-        queue, sealed the seq at which it came, opened the version after which no tenant arrives. sets is the
-        number of sets of resources with a backlog.
+        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, sealed the seq
+        at which that came, opened the version after which no tenant arrives, sets the count of resource_sets.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -171,7 +170,7 @@ class PartitionKeys:
         return self.prefix + "resource_sets"
 
     def rotation(self, resource: str) -> str:
-        """ZSET: set with a backlog, or the resource itself -> sequence time since it was served."""
+        """ZSET: set with a backlog, or the resource itself -> sequence time of its last turn."""
         return f"{self.prefix}rotation:{resource}"
 
     @property

@@ -160,7 +160,9 @@ def test_nothing_is_left_of_a_set_without_messages(scripts: PartitionScripts) ->
 
 
 @pytest.mark.parametrize("how", ["cancel", "cancel_tenant", "purge", "take"])
-def test_whatever_empties_a_set_takes_its_resources_out_of_turn(scripts: PartitionScripts, how: str) -> None:
+def test_resources_leave_the_turn_with_the_last_message_of_their_set(
+    scripts: PartitionScripts, how: str
+) -> None:
     scripts.push("m0", tenant=A_B)
     assert scripts.place("a") == "turn"
     calls: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The sets of resources of the model of a partition, and the rotation of the backlogs that each resource serves."""
+"""The sets of resources of the model of a partition, and the rotation of each resource."""
 
 from __future__ import annotations
 
