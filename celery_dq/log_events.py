@@ -102,7 +102,6 @@ EVENTS: Final[dict[str, str]] = {
     "curator_take_began": "A consumer cannot take or start nodes and tries again.",
     "curator_take_delayed": "ZooKeeper did not answer while nodes were taken, which is tried again.",
     "curator_take_over": "A consumer takes nodes again.",
-    "zookeeper_broadcast_dropped": "A transient queue was too long and got no copy of a broadcast.",
     "zookeeper_delayed_name_invalid": "A node among the delayed items has an invalid name and is ignored.",
     "zookeeper_fetch_interrupted": "ZooKeeper did not answer a round of fetching, which is tried again.",
     "zookeeper_fetcher_failed": "The fetcher failed, its connection ends and its messages are served again.",
