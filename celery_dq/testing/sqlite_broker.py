@@ -15,6 +15,7 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
 from celery_dq.transport.any_store.transport import StoreTransport
+from celery_dq.transport.host_list import take_apart
 from celery_dq.transport.threaded_channel import Binding
 
 __all__ = ["SqliteStore", "Transport"]
@@ -162,7 +163,7 @@ class Transport(StoreTransport):
 
     driver_type = "sqlite"
     driver_name = "sqlite3"
-    can_parse_url = False
+    can_parse_url = True
     connection_errors = (*StoreTransport.connection_errors, sqlite3.OperationalError)
     #: Without this attribute, kombu raises at the second failure in a row, despite the retry policy.
     recoverable_connection_errors = connection_errors
@@ -173,13 +174,18 @@ class Transport(StoreTransport):
         Raises:
             ConfigurationError: The URL names no file.
         """
+        take_apart(self.client)
         path = self.client.virtual_host
         if not path or path == "/":
             raise ConfigurationError(
-                f"broker_url = {self.client.as_uri()!r} names no file: give dq-sqlite:///relative/path or"
-                " dq-sqlite:////absolute/path"
+                f"broker_url = '{self.client.transport_cls}:///' names no file: give"
+                " dq-sqlite:///relative/path or dq-sqlite:////absolute/path"
             )
         return SqliteStore(path, self.clock)
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL of the file, which has no password."""
+        return f"{self.client.transport_cls}:///{self.client.virtual_host}"
 
     def driver_version(self) -> str:
         """The version of SQLite."""

@@ -35,8 +35,14 @@ def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
 
 
 def _instant_us(name: str, value: Any) -> int:
-    """Return an ISO 8601 text or a datetime as µs since the epoch. A value without a time zone is UTC."""
+    """Return a time as µs since the epoch.
+
+    It is an ISO 8601 text, a datetime (without a time zone: UTC), or, in the remote control of kombu, a number of
+    seconds since the epoch.
+    """
     try:
+        if isinstance(value, float):
+            value = datetime.fromtimestamp(value, timezone.utc)
         if isinstance(value, str):
             value = datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
         if value.tzinfo is None:
