@@ -24,6 +24,9 @@ def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
         expiration: The property ``expiration``, in milliseconds from now.
         now_us: Wall time in µs.
     """
+    if isinstance(expires, (int, float)):
+        # The remote control of kombu: seconds since the epoch, or 0.
+        return max(int(expires * 1_000_000), 0)
     if expires is not None:
         return _instant_us("expires", expires)
     if expiration is None:
@@ -35,14 +38,8 @@ def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
 
 
 def _instant_us(name: str, value: Any) -> int:
-    """Return a time as µs since the epoch.
-
-    It is an ISO 8601 text, a datetime (without a time zone: UTC), or, in the remote control of kombu, a number of
-    seconds since the epoch.
-    """
+    """Return an ISO 8601 text or a datetime as µs since the epoch. A value without a time zone is UTC."""
     try:
-        if isinstance(value, float):
-            value = datetime.fromtimestamp(value, timezone.utc)
         if isinstance(value, str):
             value = datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
         if value.tzinfo is None:
