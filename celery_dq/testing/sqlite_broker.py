@@ -1,9 +1,9 @@
 """A broker in one SQLite file: ``dq-sqlite:///relative/path`` or ``dq-sqlite:////absolute/path``.
 
-It needs no server, so tests of tasks can have a broker with leases, priorities, delays and dead letters, and workers
-in other processes of the machine. It is not for production: one process at a time writes, and an idle consumer looks
-at the file a hundred times a second. It is also the example of a store under a queue; see the guide *Another store
-under a queue*.
+It needs no server, so tests of tasks can have a broker with leases, priorities, delays and dead letters, and
+workers in other processes of the machine. It is not for production: one process at a time writes, and an idle
+consumer looks at the file a hundred times a second. It is also the example of a store under a queue; see the
+guide *Another store under a queue*.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError
-from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
+from celery_dq.testing.sqlite_client import SqliteClient
+from celery_dq.testing.sqlite_partition import SqlitePartition
 from celery_dq.transport.any_store.transport import StoreTransport
 from celery_dq.transport.host_list import take_apart
 from celery_dq.transport.threaded_channel import Binding

@@ -1,15 +1,16 @@
-"""The seam under a partition: what a store of messages does for the brokers above it.
+"""The seam under a partition: the duties of a store of messages to the brokers above it.
 
-:class:`PartitionStore` is one queue, or one partition of it. The partition of the tenant broker in Redis is its
-first holder. :mod:`celery_dq.transport.any_store` is a broker above any other holder: leases, in-flight
-messages, acks and dead letters are those of the tenant broker there, and a store adds the methods of this module.
+:class:`PartitionStore` is one queue, or one partition of it. The partition of the tenant broker in Redis
+is its first holder. :mod:`celery_dq.transport.any_store` is a broker above any other holder: leases,
+in-flight messages, acks and dead letters are those of the tenant broker there.
 
-A method sends nothing. It returns a call, which its user runs on a client of its own, in its own thread. A call
-is *atomic*: it happens as a whole or not at all, also when the process dies. Calls of several clients happen one
-after the other. Times are those of the store.
+A method sends nothing. It returns a call, which its user runs on a client of its own, in its own thread.
+A call is *atomic*: it happens as a whole or not at all, also when the process dies. Calls of several
+clients happen one after the other. Times are those of the store.
 
-A *tag* names one delivery of a message: its claim number and its message id. A tag is *stale* when the message was
-claimed again, released, reaped or finished since. A call changes nothing for a stale tag, and counts it.
+A *tag* names one delivery of a message: its claim number and its message id. A tag is *stale* when the
+message was claimed again, released, reaped or finished since. A call changes nothing for a stale tag, and
+counts it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class StoreCall(Protocol[C_contra, T_co]):
 class PartitionStore(Protocol[C_contra]):
     """The calls on one partition.
 
-    A message is in one of these states: it *waits*, is *delayed* until its due time, is *held* by one consumer,
-    or is *settled* by it. Only the consumer that holds a message can end it.
+    A message *waits*, is *delayed* until its due time, is *held* by one consumer, or is *settled* by it. Only
+    the consumer that holds a message can end it.
     """
 
     def push(
@@ -61,8 +62,8 @@ class PartitionStore(Protocol[C_contra]):
         """Renew the lease, and give messages to a consumer: the highest priority first, then the oldest.
 
         A *suspect*, a message that was held when a consumer was lost, comes alone, and only if `suspects`. A
-        message that must not run comes with its reason: ``expired``, or ``dead:…`` after `max_deliveries` lost
-        consumers (0: no limit), and is a dead letter already. Claim numbers ascend.
+        message that must not run comes with its reason: ``expired``; or ``dead:…`` after `max_deliveries`
+        lost consumers (0: no limit), when it is a dead letter already. Claim numbers ascend.
         """
 
     def ack(
@@ -88,8 +89,8 @@ class PartitionStore(Protocol[C_contra]):
     ) -> StoreCall[C_contra, int]:
         """Return messages to their old places; the answer is the number of stale tags.
 
-        ``unstarted`` leaves no trace. After ``requeue`` the next delivery is ``returned``. ``crashed`` counts as
-        a lost consumer, too. Settled messages end.
+        ``unstarted`` leaves no trace. After ``requeue`` the next delivery is ``returned``. ``crashed`` counts
+        as a lost consumer, too. Settled messages end.
         """
 
     def dead_letter(

@@ -1,8 +1,8 @@
 """Claims messages, sends acks and renews leases for one connection, in a thread of its own.
 
-The lease belongs to the connection: its consumer name is unique. After an error of the store the connection ends,
-because an unanswered claim may have taken messages. Nothing renews its leases then, so that other consumers get
-the messages when they expire.
+The lease belongs to the connection, whose consumer name is unique. After an error of the store the connection
+ends, because an unanswered claim may have taken messages. Nothing renews its leases then, so that other
+consumers get the messages when they expire.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class StoreFetcher:
                     self._wait(client, version, wait_s)
             self._end(client)
         except Exception as error:
-            # The worker must be told of any error, or it would wait for messages for ever.
+            # The worker must be notified of any error, or it would wait for messages forever.
             self.failure = error
             logger.exception(
                 "The fetcher of consumer %s failed; the connection ends, and its messages are served again.",

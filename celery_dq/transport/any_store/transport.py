@@ -1,4 +1,4 @@
-"""The kombu transport above any store. A subclass opens the store, and is registered with kombu by its scheme."""
+"""The kombu transport above any store: a subclass opens the store, and is registered by its scheme."""
 
 from __future__ import annotations
 
