@@ -15,7 +15,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
-``migrate``    takes over messages from kombu's Redis transport
+``migrate``    moves messages from kombu's Redis transport, or back
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``workers``    workers that share partitions
