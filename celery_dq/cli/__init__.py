@@ -4,7 +4,8 @@ Celery loads this module with every ``celery`` command, before it loads the proj
 therefore known to ``celery purge``, ``celery amqp`` and all others too.
 
 ``output``     how every command takes ``--json``, prints and fails
-``bulk``       dry runs, questions and interruptions of commands that change much
+``bulk``       dry runs and questions of commands that change much
+``progress``   progress of commands that take long, and their interruption
 ``times``      options that give a time or a duration
 ``typos``      refuses unknown names, and suggests the nearest one
 ``status``     queues, consumers and leaders on one screen

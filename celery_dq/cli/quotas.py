@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
+from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import command, show
+from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
