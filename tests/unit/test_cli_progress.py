@@ -58,7 +58,7 @@ def test_without_a_known_total_it_counts(kind: str) -> None:
     assert ("7 migrated" in shown(kind, [7])) == (kind != "pipe")
 
 
-def test_an_interruption_ends_the_bar_and_says_how_far_it_got(
+def test_an_interruption_ends_the_bar_and_reports_the_count(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(kind, [3], 9, KeyboardInterrupt())
@@ -68,6 +68,6 @@ def test_an_interruption_ends_the_bar_and_says_how_far_it_got(
         assert "\x1b[2K" in text  # the line of the bar is erased
 
 
-def test_an_error_says_how_far_it_got(kind: str) -> None:
+def test_an_error_reports_the_count(kind: str) -> None:
     text = shown(kind, [3], error=ValueError("broken"))
     assert "At least 3 messages migrated before this error:\nValueError('broken')" in text
