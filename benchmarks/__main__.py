@@ -26,6 +26,7 @@ from benchmarks.faults import faults
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
+from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "latency": latency,
     "startup": startup,
     "many_queues": many_queues,
+    "many_quotas": many_quotas,
     "partitions": partitions,
     "allocation": allocation,
     "rebalancing": rebalancing,
