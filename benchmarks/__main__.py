@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.allocation import allocation, rebalancing
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
+from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
 from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "many_queues": many_queues,
     "many_quotas": many_quotas,
     "partitions": partitions,
+    "cluster": cluster,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,

@@ -29,6 +29,7 @@ import psutil
 from kombu import Connection, Consumer, Message, Queue
 
 from benchmarks.measure import Report, ServerProbe, short
+from benchmarks.postbox import batch_of
 from benchmarks.quotas import worst_excess
 from benchmarks.shop import DEFAULTS, NAME, RECORD, add_tasks
 from celery_dq.testing.servers import RedisServer
@@ -235,7 +236,7 @@ def _publish(app: Any, form: Form, each: int) -> None:
         if form.name == "queues"
         else (number for _ in range(each) for number in numbers)
     )
-    with app.producer_pool.acquire(block=True) as producer, producer.batch(1000):
+    with app.producer_pool.acquire(block=True) as producer, batch_of(producer):
         for number in turns:
             queue, tenant = form.home(number)
             options = {"tenant": tenant} if tenant else {}
