@@ -60,9 +60,9 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses arrivals
 --@uses wake
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
---@ready add_waiting newcomers with_backlog pack_single enter_turn
+--@ready add_waiting placed_for resources_of newcomers with_backlog pack_single enter_turn
 --@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
-read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
+read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last

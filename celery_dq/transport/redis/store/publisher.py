@@ -289,15 +289,15 @@ class RedisPublisher:
         marker_ttl_ms: int | None,
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants, as far as this process knows them."""
+        if queue.homes.total == 1:
+            home, moving = queue.partitions[0], False
+        elif len(messages) == 1:
+            tenant = tenant_of(messages[0][2])
+            home, moving = queue.home(tenant), queue.homes.moves(tenant)
+        else:
+            return self._route_batch(queue, sequence, messages, marker_ttl_ms)
+        call = self._call(home, sequence, messages, marker_ttl_ms, moving)
         try:
-            if queue.homes.total == 1:
-                home, moving = queue.partitions[0], False
-            elif len(messages) == 1:
-                tenant = tenant_of(messages[0][2])
-                home, moving = queue.home(tenant), queue.homes.moves(tenant)
-            else:
-                return self._route_batch(queue, sequence, messages, marker_ttl_ms)
-            call = self._call(home, sequence, messages, marker_ttl_ms, moving)
             return call.parse(self._exchange(_ask, call))
         except BaseException:
             self._maps.note_unanswered(queue.name, sequence, queue.homes)
@@ -321,7 +321,11 @@ class RedisPublisher:
             for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        answers = self._exchange(_ask_together, calls)
+        try:
+            answers = self._exchange(_ask_together, calls)
+        except BaseException:
+            self._maps.note_unanswered(queue.name, sequence, queue.homes)
+            raise
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
             replies.update(zip(places, call.parse(answer), strict=True))
         return [replies[place] for place in range(len(messages))]
