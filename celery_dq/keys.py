@@ -405,6 +405,11 @@ class MigrationKeys:
         """HASH: target, producer, and ``sent:<queue>`` -> messages of the queue that the target has."""
         return f"{self.prefix}dq:migration:state"
 
+    @property
+    def arrived(self) -> str:
+        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; 30 days."""
+        return f"{self.prefix}dq:migration:arrived"
+
     def staged(self, queue: str) -> str:
         """LIST: messages that were taken from the lists of ``queue``, until the target has them."""
         return f"{self.prefix}dq:migration:staged:{queue}"

@@ -11,8 +11,9 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.quotas import QuotasApi
-from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
+from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import command, show
+from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
@@ -74,15 +75,19 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 )
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
+@click.option(
+    "--paused/--no-paused", default=None, help="As 'celery dq pause' and 'resume' do without an end."
+)
 @command
 def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: Any) -> None:
     """Set the quota of TENANT, or without TENANT the default. Parts without an option stay.
 
-    TENANT need not have a message yet.
+    TENANT need not have a message yet. --paused without TENANT pauses all tenants without a quota of their
+    own.
     """
     given = {name: value for name, value in parts.items() if value is not None}
     if not given:
-        raise click.UsageError("Name at least one of --rate, --burst, --weight, --concurrency.")
+        raise click.UsageError("Name at least one of --rate, --burst, --weight, --concurrency, --paused.")
     for name in ("rate", "concurrency"):
         if given.get(name) == "unlimited":
             given[name] = None

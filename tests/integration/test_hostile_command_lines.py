@@ -111,6 +111,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("migrate amqp://127.0.0.1:1", "A migration leads from"),
     ("migrate redis://127.0.0.1:1 --yes", "cannot be reached"),
     ("migrate redis://127.0.0.1:1 redis://127.0.0.1:1", "A migration leads from"),
+    ("migrate dq-redis://127.0.0.1:1 redis://127.0.0.1:1 --yes", "cannot be reached"),
+    ("migrate dq-redis://127.0.0.1:1", "A migration leads from"),
     ("migrate redis://127.0.0.1:1 --stock-options nonsense", "is not JSON"),
     ("migrate redis://127.0.0.1:1 --stock-options []", "is no JSON object"),
     ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_maps
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.pauses import PAUSE_FIELDS
@@ -105,8 +106,9 @@ def set_partitions(
     options: Options,
     queue: str,
     count: int,
-    *,
     timeout_s: float = 60.0,
+    on_progress: OnProgress = ignore_progress,
+    *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PartitionsChange:
     """Change the number of partitions of a queue, and move tenants to their new homes.
@@ -121,6 +123,7 @@ def set_partitions(
         queue: Name of the queue.
         count: The new number.
         timeout_s: Longest wait, in seconds, for tasks that run.
+        on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
 
     Raises:
@@ -163,7 +166,7 @@ def set_partitions(
         partitions = partitions_of(channel, queue, homes)
         run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
         audited.count, audited.details = 1, f"{before} -> {count}"
-        moves = TenantMoves(client, partitions, options.queue(queue).head_start_us)
+        moves = TenantMoves(client, partitions, options.queue(queue).head_start_us, on_progress)
         waited = 0.0
         while (moving := moves.step()) or not moves.end():
             if waited >= timeout_s:

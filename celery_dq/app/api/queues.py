@@ -307,20 +307,22 @@ class QueueApi:
 
     # Partitions.
 
-    def set_partitions(self, count: int, *, timeout: float = 60.0) -> PartitionsChange:
+    def set_partitions(
+        self, count: int, *, timeout: float = 60.0, on_progress: OnProgress = ignore_progress
+    ) -> PartitionsChange:
         """Change the number of partitions, and move tenants with their messages to their new homes.
 
-        The same call goes on with a change that is not complete.
-
         Args:
-            count: The new number, 1 to 4096. Give ``dq_queues`` the same one.
+            count: The new number, 1 to 4096. Give ``dq_queues`` the same one. The same call goes on with a
+                change that is not complete.
             timeout: Seconds to wait for running tasks of tenants that move.
+            on_progress: Called with the number of messages that were moved.
 
         Raises:
             InvalidRequest: Another change is not complete, or the number is out of range.
         """
         options = self._context.options
-        return set_partitions(self._broker, options, self.name, count, timeout_s=timeout)
+        return set_partitions(self._broker, options, self.name, count, timeout, on_progress)
 
     # Editing.
 

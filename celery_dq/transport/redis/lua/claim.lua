@@ -37,10 +37,10 @@
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
---   16 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
---   fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages that cannot run,
---   and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three commands each;
---   some ten for discards; one more with aging priorities, to count waiting times
+--   15 commands for one plain message and 16 for more, see `claim_plain`; else some 25, and per tenant that is served one
+--   to read, one to fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages
+--   that cannot run, and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three
+--   commands each; some ten for discards; one more with aging priorities, to count waiting times
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
@@ -59,9 +59,10 @@ local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'ev
   'settled', 'paused_until', 'resume_at', 'sets')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
-local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
+local is_plain = has_no_rare_keys()
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, not is_plain)
 local stale = stale_settled + stale_finished
-if want > 0 and (finished == 0 or #members == 0) then
+if is_plain and want > 0 and (finished == 0 or #members == 0) then
   local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale)
   if reply then return reply end
 end
@@ -90,7 +91,7 @@ local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
 if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
--- Most partitions have none of these, which one command shows.
+-- Most partitions have none of these, which one command shows. The end of a message may have made one.
 local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
 if has_rare or dq.has_limits then dq.promote(PROMOTE) end
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, ScriptSet
+from celery_dq.transport.redis.store.depth import DepthCall
 from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
@@ -328,6 +329,10 @@ class Partition:
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
         """Remove waiting and delayed messages and discards; in-flight messages stay."""
         return self._call("purge", (min(limit, MAX_CHUNK),), read_purge_reply)
+
+    def depth(self) -> DepthCall:
+        """Count the waiting messages, without those in flight, delayed or cancelled."""
+        return DepthCall(self.keys)
 
     def dead_letter(
         self, consumer: str, tag: tuple[str, str], *, reason: str, worker: str, record: bytes = b""
