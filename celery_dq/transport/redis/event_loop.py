@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
-from redis.utils import HIREDIS_AVAILABLE
 
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
@@ -18,7 +17,6 @@ from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
-from celery_dq.transport.redis.store.pipelined_connection import CommandPacker
 from celery_dq.transport.redis.store.queue import PartitionedQueue
 
 if TYPE_CHECKING:
@@ -64,8 +62,6 @@ class EventLoopChannel(RedisChannel):
             params = super()._connparams(asynchronous)
         except ValueError as exc:
             raise ConfigurationError(f"broker_url cannot be used: {exc}") from exc
-        if not HIREDIS_AVAILABLE:
-            params.setdefault("command_packer", CommandPacker())
         if asynchronous:
             # A connection leaves the poller before its socket closes. Kombu reports a disconnect only
             # afterwards, when epoll can no longer unregister the closed descriptor. If a forked child keeps

@@ -21,42 +21,6 @@ BLPOP_TIMEOUT_S = 10
 OVERDUE_S = 5
 
 
-class CommandPacker:
-    """Writes commands as bytes in half the time of redis-py's Python code: a publish spent most time there.
-
-    Connections get it by redis-py's option ``command_packer`` where hiredis, which is quicker, is missing.
-    """
-
-    def pack(self, *words: Any) -> list[bytes]:
-        """Return the bytes of one command. Redis reads a first word of two words, ``CONFIG GET``, as two.
-
-        Raises:
-            redis.DataError: A word is neither bytes, nor a text, nor a number.
-        """
-        name = words[0]
-        if (b" " if isinstance(name, bytes) else " ") in name:
-            words = (*name.split(), *words[1:])
-        parts = [b"*%d\r\n" % len(words)]
-        for word in words:
-            kind = type(word)
-            if kind is str:
-                word = word.encode()
-            elif kind is int:
-                word = b"%d" % word
-            elif kind is not bytes:
-                word = _encoded(word)
-            parts.append(b"$%d\r\n%b\r\n" % (len(word), word))
-        return [b"".join(parts)]
-
-
-def _encoded(word: Any) -> Any:
-    if isinstance(word, (bytes, bytearray, memoryview)):
-        return word
-    if isinstance(word, bool) or not isinstance(word, (str, int, float)):
-        raise redis.DataError(f"a command has the word {word!r}: send bytes, a text or a number")
-    return (word if isinstance(word, str) else repr(word)).encode()
-
-
 def has_arrived(connection: Any) -> bool:
     """Return whether the socket of a redis-py connection has data to read; False when it is closed."""
     sock = socket_of(connection)
