@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_calls_with_one_dedup_key_are_one_in_a_set(shop: Any) -> None:
 
 
 def test_a_set_has_no_quota_and_no_pause(shop: Any) -> None:
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: shop.dq.quotas.set("push", A_B, rate=1),
         lambda: shop.dq.quotas.pause("push", A_B),
         lambda: shop.dq.queues["push"].pause(A_B),

@@ -32,7 +32,7 @@ def test_a_set_of_one_resource_is_that_resource() -> None:
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 def test_a_set_is_copied_and_pickled(names: tuple[str, ...]) -> None:
     one = AnyOf(*names)
-    for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):  # noqa: S301 - our own bytes
+    for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
         assert (type(other), other) == (AnyOf, one)
 
 
