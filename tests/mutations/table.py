@@ -18,6 +18,7 @@ from tests.mutations import (
     partitioned_queues,
     partitions,
     publishing,
+    resources,
     scripts,
     shared,
     singleton,
@@ -51,4 +52,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *shared.MUTATIONS,
     *operating.MUTATIONS,
     *migration.MUTATIONS,
+    *resources.MUTATIONS,
 )
