@@ -380,7 +380,8 @@ class Partition:
 
         Args:
             tenants: the tenants, unless a place is given.
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants
+                there.
             first: their first rank there.
             most: their number, up to :data:`TENANTS_PER_LOOK`.
         """
@@ -394,7 +395,7 @@ class Partition:
         """Count the backlogs of tenants of a place.
 
         Args:
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``.
             first: rank of the first tenant there.
             largest: number of tenants with the largest backlogs to name.
             most: number of tenants, up to :data:`TENANTS_PER_COUNT`.
