@@ -66,8 +66,8 @@ class SqliteClient:
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
-            # Unlike with a write-ahead log, nothing is locked between two transactions, when a process forks. A
-            # killed process loses nothing; a power cut may lose the last transactions.
+            # Unlike with a write-ahead log, nothing is locked between two transactions, when a process forks.
+            # A killed process loses nothing; a power cut may lose the last transactions.
             self._connection.execute("PRAGMA journal_mode = PERSIST")
             self._connection.execute("PRAGMA synchronous = OFF")
             self._connection.executescript(SCHEMA)

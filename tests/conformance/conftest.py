@@ -34,6 +34,7 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_connections",
         "test_delivery",
         "test_encoding",
+        "test_other_stores",
         "test_queues",
         "test_routing",
         "test_shutdown_by_remote_control",
