@@ -342,10 +342,12 @@ class RedisPublisher:
         homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
         ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
-        marker = home.partition.keys.producer(producer)
+        marker = self._markers.get((home.partition, moving)) if sequence == self._sequence else None
+        if marker is None:
+            marker = home.partition.keys.producer(producer)
+            if sequence == self._sequence:
+                self._markers[home.partition, moving] = marker
         self._pushed_with[marker] = ttl_ms
-        if sequence == self._sequence:
-            self._markers[home.partition, moving] = marker
         return home.partition.push(
             messages,
             producer=producer,
