@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.allocation import allocation, rebalancing
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
+from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
 from benchmarks.counter_cost import counter_cost
 from benchmarks.dashboard import dashboard
@@ -27,6 +28,7 @@ from benchmarks.faults import faults
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
+from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
@@ -56,7 +58,9 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "latency": latency,
     "startup": startup,
     "many_queues": many_queues,
+    "many_quotas": many_quotas,
     "partitions": partitions,
+    "cluster": cluster,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,

@@ -21,8 +21,8 @@ from celery_dq.transport.redis.store.script_calls import load_scripts
 COUNTERS: dict[str, dict[str, str]] = {
     "claim": {
         # The short path of plain messages.
-        "'resume_at', 'waits_alone', 'settled')\nlocal epoch": "'resume_at')\nlocal epoch",
-        "  local waits = n > 0 and unpack_waits(known[10])\n": "",
+        "'sets', 'waits_alone', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
+        "  local waits = n > 0 and unpack_waits(known[11])\n": "",
         "    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)\n": "",
         "  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end\n": "",
         # The path of all others.
@@ -31,7 +31,7 @@ COUNTERS: dict[str, dict[str, str]] = {
         "  dq.count_waits()\n": "",
     },
     "ack": {
-        "'paused_until', 'settled')\nlocal epoch": "'paused_until')\nlocal epoch",
+        "'sets', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
         "  if settled > 0 then\n    call('HSET', KEYS[1], 'held', held, 'settled'": (
             "  if false then\n    call('HSET', KEYS[1], 'held', held, 'settled'"
         ),

@@ -32,7 +32,8 @@
 --   out, '3' when a tenant may have a limit, else '0'; '-1' when the consumer had its lease until now, else (no lease, or
 --   fenced out) the number of the last claim before this one: its messages of claims up to that are lost; then three
 --   strings per message: message id,
---   'claim number|deliveries|reason', record. Deliveries is '' for a message that was never delivered before, '0' for
+--   'claim number|deliveries|reason', record. For a message of a set the reason is '|' and the resource that takes it.
+--   Deliveries is '' for a message that was never delivered before, '0' for
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
@@ -55,7 +56,7 @@
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner',
-  'paused_until', 'resume_at', 'waits_alone', 'settled')
+  'paused_until', 'resume_at', 'sets', 'waits_alone', 'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
 local is_plain = has_no_rare_keys()
@@ -68,7 +69,7 @@ end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
 keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until',
-  'resume_at', 'waits_alone', 'settled')
+  'resume_at', 'sets', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -78,12 +79,13 @@ keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_ow
 --@uses run_length
 --@uses fetch_ahead
 --@uses serve_tenant
+--@uses serve_rotation
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
 --@ready pack_held line header
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
---@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
+--@ready has_sets serve_singles serve_backlog run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
@@ -115,17 +117,24 @@ local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while not is_paused and delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
-  if not serving.crashes_known then dq.serve_singles(serving.chunk, want - delivery.count) end
+  if not serving.crashes_known and state.sets == 0 then dq.serve_singles(serving.chunk, want - delivery.count) end
   local tenant = delivery.count < want and dq.step_forward(serving.chunk)
   if not tenant then break end
-  if not line.fetched and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
+  if not line.fetched and state.sets == 0 and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
     dq.fetch_ahead(tenant, want - delivery.count)
   end
   local quota = tenant.quota
   if dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
     local follower = dq.first_in_line(serving.chunk)
-    dq.serve_tenant(serving, tenant, dq.run_length(tenant, follower, want - delivery.count, serving.free))
-    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then dq.line_up(tenant) end
+    local run, has_more = dq.run_length(tenant, follower, want - delivery.count, serving.free), nil
+    if state.sets == 0 then
+      dq.serve_backlog(serving, tenant, tenant, run)
+      has_more = not tenant.ended or tenant.next_id <= #tenant.ids / 2
+    else
+      dq.serve_rotation(serving, tenant, run)
+      has_more = #tenant.rotation > 0
+    end
+    if not tenant.passed and has_more then dq.line_up(tenant) end
   end
 end
 

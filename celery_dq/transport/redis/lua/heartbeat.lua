@@ -40,7 +40,7 @@
 --@uses recount
 --@uses dead_letter_retention
 --@uses wake
-read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions')
+read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions', 'sets')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', ''} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
