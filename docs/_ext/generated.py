@@ -66,6 +66,7 @@ def keys() -> str:
     example = PartitionKeys("online", "push")
     sample = {
         "tenant": "<tenant>",
+        "rotation": "<tenant>",
         "held": "<consumer>",
         "reap_grace": "<consumer>",
         "producer": "<producer>",

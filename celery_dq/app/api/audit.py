@@ -97,6 +97,14 @@ class AuditTrail:
         self._channel = channel
         self._door: ContextVar[tuple[str, str, str]] = ContextVar("dq_audit_door", default=("app.dq", "", ""))
 
+    def of_environment(
+        self, options: Callable[[], Options], channel: Callable[[], AbstractContextManager[Any]]
+    ) -> AuditTrail:
+        """Return the trail of another environment, with the interface and the user of this one."""
+        other = AuditTrail(options, channel)
+        other._door = self._door
+        return other
+
     def __call__(
         self, *, since: datetime | None = None, queue: str | None = None, limit: int = 100
     ) -> list[AuditEntry]:

@@ -128,7 +128,7 @@ def set_partitions(
 
     Raises:
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
-            the name of a partition, or another change is under way.
+            the name of a partition, another change is under way, or messages wait for sets of resources.
     """
     check_count("partitions", count)
     check_seconds("timeout", timeout_s)
@@ -155,6 +155,7 @@ def set_partitions(
                 f"celery dq partitions {queue} --set {homes.count}"
             )
         if homes.before is None:
+            _check_no_sets(queue, count, partitions_of(channel, queue, homes), client)
             now = homes.begin(count)
             # The quotas are in the future homes before the first message.
             future = partitions_of(channel, queue, now)
@@ -176,6 +177,15 @@ def set_partitions(
         run_all([each.declare_partitions(ended, "follow") for each in partitions[1:]], client)
         _remove(partitions, client)
     return PartitionsChange(queue, before, count, moves.moved)
+
+
+def _check_no_sets(queue: str, count: int, partitions: Sequence[Partition], client: Client) -> None:
+    sets = count > 1 and client.zrange(partitions[0].keys.resource_sets, 0, 0)
+    if sets:
+        raise InvalidRequest(
+            f"Messages of {queue!r} wait for {text(sets[0])!r}, whose resources must be in one partition: "
+            f"let workers take them, or move them to another queue, and publish no others"
+        )
 
 
 def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:

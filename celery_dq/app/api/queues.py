@@ -32,7 +32,7 @@ from celery_dq.keys import quota_field
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
 from celery_dq.transport.redis.store.script_batches import run_all, share
-from celery_dq.transport.tenant import check_priority, check_tenant
+from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
 class QueueApi:
@@ -84,7 +84,7 @@ class QueueApi:
         Args:
             after: The cursor of the part before (``.after``); "" begins.
             text_in_name: Only tenants whose name contains it, in any case of its letters.
-            state: Only ``eligible``, ``throttled``, ``at_concurrency`` or ``paused`` tenants.
+            state: Only ``eligible``, ``resource_set``, ``throttled``, ``at_concurrency`` or ``paused`` ones.
             limit: Number of tenants, at most.
 
         Raises:
@@ -282,8 +282,9 @@ class QueueApi:
 
         Raises:
             InvalidRequest: `until` is over already, by the clock of the server.
+            InvalidTenant: The tenant is a set of resources.
         """
-        name = None if tenant is None else check_tenant(tenant)
+        name = None if tenant is None else check_single_tenant(tenant, what="pause")
         with self._broker.open(self.name, declare=True) as opened:
             return pauses.pause(opened.of(name), opened.client, name, until, self._broker.audit)
 

@@ -159,7 +159,7 @@ class TenantMoves:
         """Return the tenants that move and of which messages wait or run in a partition."""
         keys = source.keys
         found: set[str] = set()
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
             found.update(self._leaving(source, run_one(self._client, scan_all("zset", key))))
         found.update(self._leaving(source, run_one(self._client, scan_all("hash", keys.running))))
         return found
