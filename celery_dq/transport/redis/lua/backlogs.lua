@@ -65,7 +65,7 @@ if (times[1] or 0) <= now and next(times) then
   local quotas, slots, arrivals = dq.standing_of(names)
   for i = 1, #names do
     if times[i] and times[i] <= now and not quotas[i].is_paused_by_quota then
-      local most = allowed(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+      local most = allowed(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
       reply[3] = reply[3] + math.min(backlogs[i][2], most)
     end
   end

@@ -24,10 +24,10 @@
 --@include waiting_times
 -- Claims up to `want` messages when all of them are plain: the queue has no pause and no tenant a limit, no message is
 -- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
--- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
--- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
--- `next_look_owner`, `waits_alone`, `settled` and `paused_until`; `finished` messages were finished before, `settled`
--- of them settled.
+-- run, has no dedup key, and ends no counts (see `running`). For such messages the rules of the other includes come
+-- down to these commands; tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`,
+-- `floor`, `evict`, `next_look_owner`, `waits_alone`, `settled` and `paused_until`; `finished` messages were finished
+-- before, `settled` of them settled.
 -- Returns the reply, or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
   if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= ''
@@ -54,6 +54,9 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
       if priority > 0 then has_priorities = true end
     end
     slots = call('HMGET', P .. 'running', unpack(names))
+    for i = 1, n do
+      if slots[i] and #slots[i] == 65 then return nil end
+    end
   end
 
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
