@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.allocation import allocation, rebalancing
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
+from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
 from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
@@ -26,6 +27,7 @@ from benchmarks.faults import faults
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
+from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
@@ -55,7 +57,9 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "latency": latency,
     "startup": startup,
     "many_queues": many_queues,
+    "many_quotas": many_quotas,
     "partitions": partitions,
+    "cluster": cluster,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         NotOnDisk as NotOnDisk,
     )
     from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
+    from celery_dq.transport.resource_set import AnyOf as AnyOf
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
+    ("AnyOf", "celery_dq.transport.resource_set"),
     ("Career", "celery_dq.leadership.career"),
     ("Runner", "celery_dq.leadership.runner"),
     ("CoveringRunUnknown", "celery_dq.errors"),

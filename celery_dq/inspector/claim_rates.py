@@ -156,14 +156,12 @@ class PartitionPace:
             state: Its state, as :class:`~celery_dq.inspector.tenants.TenantSnapshot` has it.
             quota: The quota in force.
         """
-        if state == "idle":
+        if state not in _CAPS:
             return ServiceRate()
         got = entry.got_per_s(self.now_us)
         by_weight = None if self.per_weight is None else self.per_weight * quota.weight
         due = min((each for each in (quota.rate, by_weight) if each is not None), default=None)
-        cap = _CAPS.get(state, "")
-        if self.is_paused:
-            cap = "queue pause"
+        cap = "queue pause" if self.is_paused else _CAPS[state]
         return ServiceRate(
             got_per_s=got,
             due_per_s=0.0 if cap in ("pause", "queue pause") else due,

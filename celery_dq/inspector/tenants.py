@@ -18,7 +18,7 @@ from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
 
-TenantState: TypeAlias = Literal["eligible", "throttled", "at_concurrency", "paused", "idle"]
+TenantState: TypeAlias = Literal["eligible", "resource_set", "throttled", "at_concurrency", "paused", "idle"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class TenantSnapshot:
     Attributes:
         tenant: Name of the tenant.
         state: ``eligible`` (served in its turn), ``throttled`` (waits for its rate), ``at_concurrency``
-            (waits for its concurrency), ``paused``, or ``idle`` (no message waits).
+            (waits for its concurrency), ``paused``, ``resource_set`` (its messages wait for any one of its
+            resources), or ``idle`` (no message waits).
         waiting: Number of its waiting messages, without delayed ones.
         running: Number of slots that its in-flight messages take.
         until: Its next allowed time, if it is throttled; the end of its pause, if it has one.
@@ -67,7 +68,13 @@ class InLine(NamedTuple):
 
 
 #: The states of tenants with a backlog, in the order in which lists have them.
-BACKLOG_STATES: tuple[TenantState, ...] = ("eligible", "throttled", "at_concurrency", "paused")
+BACKLOG_STATES: tuple[TenantState, ...] = (
+    "eligible",
+    "resource_set",
+    "throttled",
+    "at_concurrency",
+    "paused",
+)
 
 
 def list_tenants(partitions: Sequence[Partition], client: Client, limit: int = 100) -> list[TenantSnapshot]:
@@ -95,9 +102,8 @@ def in_order_of_service(
 def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
     keys = partition.keys
     found: dict[str, InLine] = {}
-    for state, key in zip(
-        BACKLOG_STATES, (keys.turn, keys.throttled, keys.at_concurrency, keys.paused), strict=True
-    ):
+    places = (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused)
+    for state, key in zip(BACKLOG_STATES, places, strict=True):
         members = yield from first_of(key, limit - len(found))
         for member, score in members:
             tenant = text(member)
@@ -108,9 +114,9 @@ def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
 def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> TenantSnapshot:
     """Read the state of one tenant."""
     keys = partition.keys
-    places = (keys.turn, keys.throttled, keys.at_concurrency, keys.paused)
+    places = (keys.turn, keys.throttled, keys.at_concurrency, keys.paused, keys.resource_sets)
     reads = [("ZSCORE", key, tenant) for key in places]
-    turn, throttled, limited, paused = read_together(client, reads)
+    turn, throttled, limited, paused, resource_set = read_together(client, reads)
     state: TenantState = "idle"
     if paused is not None:
         state = "paused"
@@ -120,6 +126,8 @@ def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> Tenant
         state = "throttled"
     elif turn is not None:
         state = "eligible"
+    elif resource_set is not None:
+        state = "resource_set"
     until_us = throttled if state == "throttled" else 0
     return run_one(client, described_tenants(partition, [InLine(tenant, state, until_us)]))[0]
 

@@ -10,7 +10,7 @@ from celery.worker import state
 
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.aliases import leases_messages
 from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerStep(bootsteps.StartStopStep):
-    """Connects Celery's consumer with the tenant broker.
+    """Connects Celery's consumer with the tenant broker, or with one above another store.
 
     Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect; the hooks that the
     constructor installs last as long as the worker.
@@ -32,7 +32,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._capacity: PoolCapacity | None = None
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
+        if isinstance(context, AppContext) and leases_messages(consumer.conninfo):
             options, events = context.options, task_events(consumer)
             lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
             events.subscribe(lifecycle)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from kombu import Connection
@@ -39,12 +42,17 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def broker_port(broker: Broker, request: pytest.FixtureRequest) -> int:
-    """The port of the server that the broker under test runs on."""
-    if broker.server == "cluster":
-        return int(request.getfixturevalue("redis_cluster").nodes[0].port)
-    server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
-    return int(server.port)
+def broker_port(broker: Broker, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of the server that the broker under test runs on; a number of the run for one in files."""
+    if broker.server == "file":
+        yield os.getpid()
+        for path in Path(gettempdir()).glob(f"dq-conformance-{os.getpid()}-*"):
+            path.unlink()
+    elif broker.server == "cluster":
+        yield int(request.getfixturevalue("redis_cluster").nodes[0].port)
+    else:
+        server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
+        yield int(server.port)
 
 
 @pytest.fixture(scope="session", params=CONFORMING)

@@ -94,6 +94,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "a heartbeat of an empty queue forgets the end of its pause",
+        "transport/redis/lua/heartbeat.lua",
+        " and state.paused_until == 0\n",
+        "\n",
+        (PAUSES,),
+    ),
+    Mutation(
+        "shared",
         "no consumer looks at the end of a tenant's pause",
         "transport/redis/lua/include/wake.lua",
         "if state.resume_at > 0 then due",

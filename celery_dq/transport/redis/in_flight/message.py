@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils import json as kombu_json
 
 from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
-from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, TermPermit
+from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.stored_message import StoredMessage
 
@@ -59,6 +59,9 @@ class Message(StoredMessage):
         # A retry inherits these headers, and a publisher may have forged them, so each delivery sets them.
         self.headers.pop(TOKEN_HEADER, None)
         self.headers.pop(QUEUE_HEADER, None)
+        self.headers.pop(RESOURCE_HEADER, None)
+        if entry.resource:
+            self.headers[RESOURCE_HEADER] = entry.resource
         if record.dedup:
             # The fencing token of this run is larger than that of any earlier run.
             self.headers[TOKEN_HEADER] = int(entry.claim)

@@ -10,9 +10,11 @@
 --   finish_tags ZSET
 --   limiter ZSET
 --   running HASH
+--   rotation:<tenant> ZSET
 --@include state
 --@uses tenant_placement
 --@uses fair_turn
+--@uses serve_rotation
 local line = dq.line
 local function has_more(tenant)
   local ids = tenant.ids
@@ -33,7 +35,8 @@ end
 -- Adds what is to be written of one tenant that was looked at.
 local function place_tenant(changes, tenant)
   local name, entries, leave, into = tenant.name, changes.entries, changes.leave, changes.into
-  local has_backlog = has_more(tenant)
+  local has_own = has_more(tenant)
+  local has_backlog = has_own or dq.has_sets(name)
   if tenant.served > 0 then
     entries[#entries + 1] = name
     if has_backlog then
@@ -48,13 +51,12 @@ local function place_tenant(changes, tenant)
     end
   end
   local place, score
-  if has_backlog then
-    place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival)
-  else
+  if has_backlog then place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival) end
+  if not has_own then
     local list = tenant.single and changes.singles or changes.emptied
     list[#list + 1] = tenant.single and name or tenant.key
     tenant.taken = 0
-    if tenant.served == 0 and tenant.entry then changes.idle[#changes.idle + 1] = name end
+    if tenant.served == 0 and tenant.entry and not has_backlog then changes.idle[#changes.idle + 1] = name end
   end
   if place == 'turn' then
     score = tenant.tag
@@ -74,8 +76,32 @@ local function place_tenant(changes, tenant)
   end
 end
 
+-- Removes the messages that were taken from sets. Returns the resources of those that are empty now.
+local function leave_sets()
+  for i = 1, #line.seen do
+    local tenant, places = line.seen[i], {}
+    for j, name in ipairs(tenant.rotated or {}) do
+      places[2 * j - 1] = digits(next_seq())
+      places[2 * j] = name
+    end
+    if #places > 0 then call('ZADD', P .. 'rotation:' .. tenant.name, 'XX', unpack(places)) end
+  end
+  local resources = {}
+  for name, set in pairs(dq.sets_looked_at) do
+    if has_more(set) then
+      if set.taken > 0 then call('ZREMRANGEBYRANK', set.key, '0', text(set.taken - 1)) end
+    else
+      call('UNLINK', set.key)
+      dq.leave_rotations(name, set.resources)
+      for i = 1, #set.resources do resources[#resources + 1] = set.resources[i] end
+    end
+  end
+  return resources
+end
+
 -- Returns whether a tenant that was served has a backlog.
 function dq.place_served()
+  local resources = state.sets > 0 and leave_sets() or {}
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
   local changes = {entries = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, idle = {}, into = into,
     leaves_backlog = false}
@@ -109,5 +135,7 @@ function dq.place_served()
   end
   if #changes.emptied > 0 then call('UNLINK', unpack(changes.emptied)) end
   write('HDEL', P .. 'single', singles)
+  -- The others that could have taken the last message of a set.
+  dq.replace(resources)
   return changes.leaves_backlog
 end
