@@ -197,6 +197,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/lua/test_claim_rates.py",),
     ),
     Mutation(
+        "custody",
+        "a record is replaced although it has changed since it was read",
+        "transport/redis/lua/edit.lua",
+        "if new_record ~= '' and record ~= before then priority = nil end",
+        "",
+        ("tests/lua/test_edit.py",),
+    ),
+    Mutation(
         "concurrency",
         "what is taken by name takes no slot",
         "transport/redis/lua/take.lua",
