@@ -51,6 +51,7 @@ def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
     )
     assert snapshot.oldest_waiting_s > 0
     assert "resource_set" in run(shop, "tenants", "push")
+    assert "a resource" in run(shop, "top", "--once")
 
 
 def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
