@@ -92,7 +92,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "recovery",
-        "a retry keeps the resource of the run that it repeats",
+        "a publisher names the resource that its task gets",
         "transport/redis/in_flight/message.py",
         "        self.headers.pop(RESOURCE_HEADER, None)\n        if entry.resource:",
         "        if entry.resource and RESOURCE_HEADER not in self.headers:",
