@@ -31,7 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "an interrupted command does not report how far it got",
-        "cli/bulk.py",
+        "cli/progress.py",
         "        done = count\n",
         "        done = 0\n",
         ("tests/integration/test_quota_documents.py", "-k", "interrupted"),
