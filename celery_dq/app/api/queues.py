@@ -13,11 +13,13 @@ from celery_dq.app.api.cancel import (
     cancel_everywhere,
     cancel_found,
     cancellable_of_tenant,
+    purge_all,
 )
 from celery_dq.app.api.forget import forget_queue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.api.tenant_moves import deliver_outboxes
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
@@ -29,9 +31,8 @@ from celery_dq.inspector.redis_values import check_count, check_moment, check_se
 from celery_dq.inspector.tenant_pages import TenantPage, tenant_page
 from celery_dq.inspector.tenants import TenantSnapshot, TenantState
 from celery_dq.keys import quota_field
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
-from celery_dq.transport.redis.store.script_batches import run_all, share
+from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
@@ -205,6 +206,7 @@ class QueueApi:
             if dry_run:
                 return sum(cancellable_of_tenant(each, opened.client, name) for each in homes)
             with self._change(opened, "cancelled", name) as change:
+                self._deliver_outboxes(opened)
                 for each in homes:
                     cancel_all_of_tenant(each, opened.client, name, change, on_progress)
             return change.count
@@ -227,6 +229,7 @@ class QueueApi:
             if dry_run:
                 return sum(messages.cancellable_of_task(each, client, name) for each in partitions)
             with self._change(opened, "cancelled", details=f"task {name}") as change:
+                self._deliver_outboxes(opened)
                 for each in partitions:
                     found = messages.ids_of_task(each, client, name)
                     cancel_found(each, client, found, change, on_progress)
@@ -246,18 +249,13 @@ class QueueApi:
             now = self.snapshot(ages=False)
             return now.waiting + now.delayed + now.discards
         with self._broker.open(self.name) as opened, self._change(opened, "purged") as change:
-            left = list(opened.partitions)
-            while left:
-                limit = share(MAX_CHUNK, len(left))
-                replies = run_all([partition.purge(limit=limit) for partition in left], opened.client)
-                change.count += sum(reply.removed for reply in replies)
-                on_progress(change.count)
-                left = [
-                    partition
-                    for partition, reply in zip(left, replies, strict=True)
-                    if reply.more and reply.removed
-                ]
+            self._deliver_outboxes(opened)
+            purge_all(opened, change, on_progress)
             return change.count
+
+    def _deliver_outboxes(self, opened: OpenQueue) -> None:
+        head_start_us = self._context.options.queue(self.name).head_start_us
+        deliver_outboxes(opened.client, opened.partitions, head_start_us)
 
     def _change(
         self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""

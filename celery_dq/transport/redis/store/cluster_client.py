@@ -110,6 +110,11 @@ class ClusterClient(redis.Redis):
 
     on_cluster = True
 
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Yield the keys of all masters. A key whose slot moves meanwhile may come twice, or be missed."""
+        for _, client in master_clients(self):
+            yield from client.scan_iter(*args, **options)
+
     def pubsub(self, **kwargs: Any) -> PubSub:
         """Return a subscriber on the node that carries the broadcasts."""
         pool = self.connection_pool
