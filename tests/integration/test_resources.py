@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+import celery_dq
 from celery_dq import AnyOf
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidQuota, InvalidRequest, InvalidTenant
@@ -109,7 +113,7 @@ def test_calls_with_one_dedup_key_are_one_in_a_set(shop: Any) -> None:
 
 
 def test_a_set_has_no_quota_and_no_pause(shop: Any) -> None:
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: shop.dq.quotas.set("push", A_B, rate=1),
         lambda: shop.dq.quotas.pause("push", A_B),
         lambda: shop.dq.queues["push"].pause(A_B),
@@ -140,3 +144,42 @@ def test_a_queue_gets_no_more_partitions_while_messages_wait_for_a_set(shop: Any
         push.set_partitions(4)
     claim(shop)
     assert push.set_partitions(2, timeout=0).after == 2
+
+
+@pytest.fixture
+def buffered(broker_url: str, tmp_path: Path) -> Iterator[Any]:
+    """An app whose calls are buffered, with a task for two resources."""
+    with Celery("studio", broker=broker_url, set_as_current=False) as plain:
+        plain.conf.update(dq_buffer=True, dq_buffer_folder=str(tmp_path / "spill"), task_default_queue="push")
+        app: Any = celery_dq.setup(plain)
+
+        @plain.task(shared=False, name="render", tenant=A_B)
+        def render(scene: int) -> None: ...
+
+        yield app
+        app.dq.buffer.close(timeout=0.2)
+
+
+def test_buffered_calls_reach_their_set(buffered: Any) -> None:
+    render = buffered.tasks["render"]
+    ids = [render.delay(number).id for number in range(3)]
+    ids.append(render.apply_async((3,), tenant=AnyOf("b", "c")).id)
+    buffered.dq.buffer.flush(timeout=10)
+    assert {each.tenant: each.waiting for each in buffered.dq.queues["push"].tenants() if each.waiting} == {
+        A_B: 3,
+        "any_of(b,c)": 1,
+    }
+    assert sorted(each.id for each in claim(buffered, 5)) == sorted(ids)
+
+
+def test_a_buffered_call_to_a_set_is_rejected_by_several_partitions_and_others_are_not(buffered: Any) -> None:
+    buffered.conf.dq_queues = {"push": {"partitions": 4}}
+    reported: list[tuple[str, str]] = []
+    buffered.dq.buffer.on_error(lambda error, message, state: reported.append((message.task_id, state)))
+    render = buffered.tasks["render"]
+    first = render.apply_async((0,), tenant="a")
+    refused = render.apply_async((1,))
+    last = render.apply_async((2,), tenant="b")
+    buffered.dq.buffer.flush(timeout=10)
+    assert reported == [(refused.id, "rejected")]
+    assert sorted(each.id for each in buffered.dq.queues["push"].peek()) == sorted([first.id, last.id])

@@ -208,3 +208,11 @@ def test_a_consumer_without_free_slots_for_limited_tenants_takes_none(scripts: P
     scripts.push("m0", tenant=A_B)
     assert scripts.claim(5, free=0).entries == []
     assert len(scripts.claim(5).entries) == 1
+
+
+def test_a_lost_count_of_sets_is_repaired_by_the_next_message(scripts: PartitionScripts) -> None:
+    scripts.push("m0", tenant=A_B)
+    scripts.client.hset(scripts.keys.state, "sets", 0)
+    assert taken(scripts) == []
+    scripts.push("m1", tenant=A_B)
+    assert [each for each, _ in taken(scripts)] == ["m0", "m1"]
