@@ -1,4 +1,4 @@
-"""Cancel tasks whose queue or partition is not known, and many tasks of one partition."""
+"""Cancel tasks whose queue or partition is not known, many tasks of one partition, or purge a queue."""
 
 from __future__ import annotations
 
@@ -135,12 +135,14 @@ def cancel_all_of_tenant(
     cancel_found(partition, client, delayed, change, on_progress)
 
 
-def purge_all(opened: OpenQueue, change: AuditedChange, on_progress: OnProgress) -> None:
-    """Remove all messages of a queue that no worker has, and count them."""
-    left = list(opened.partitions)
+def purge_all(
+    partitions: Sequence[Partition], client: Client, change: AuditedChange, on_progress: OnProgress
+) -> None:
+    """Remove all waiting and delayed messages and discards of a queue, and count them in `change`."""
+    left = list(partitions)
     while left:
         limit = share(MAX_CHUNK, len(left))
-        replies = run_all([partition.purge(limit=limit) for partition in left], opened.client)
+        replies = run_all([partition.purge(limit=limit) for partition in left], client)
         change.count += sum(reply.removed for reply in replies)
         on_progress(change.count)
         left = [

@@ -205,12 +205,12 @@ def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
     pipe.hmget(key, ids)
 
 
-def deliver_outboxes(client: Client, partitions: Sequence[Partition], head_start_us: int) -> None:
+def deliver_outboxes(partitions: Sequence[Partition], client: Client, head_start_us: int) -> None:
     """Store the messages in their homes that a killed mover had taken out, so that others find them.
 
     Args:
-        client: A redis-py client.
         partitions: All partitions of a queue, with its map.
+        client: A redis-py client.
         head_start_us: As for :class:`TenantMoves`.
     """
     if partitions[0].homes.before is not None:
