@@ -53,7 +53,7 @@ TOLERANCE = 0.01
 #: Seconds of the windows: those of the fixed totals, those of the search.
 WINDOW_S, QUICK_WINDOW_S, PROBE_WINDOW_S = 60.0, 10.0, 30.0
 #: Seconds for which the backlog lasts beside window and warm-up: all consumers have begun by then.
-SLACK_S = 25.0
+SLACK_S = 20.0
 QUEUE = "push"
 
 
