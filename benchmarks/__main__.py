@@ -20,6 +20,7 @@ from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
+from benchmarks.counter_cost import counter_cost
 from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
@@ -71,6 +72,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "commands": commands,
     "memory": memory,
     "script_calls": script_calls,
+    "counter_cost": counter_cost,
     "flow_files": flow_files,
     "scrapes": scrapes,
     "dashboard": dashboard,

@@ -4,7 +4,8 @@ Celery loads this module with every ``celery`` command, before it loads the proj
 therefore known to ``celery purge``, ``celery amqp`` and all others too.
 
 ``output``     how every command takes ``--json``, prints and fails
-``bulk``       dry runs, questions and interruptions of commands that change much
+``bulk``       dry runs and questions of commands that change much
+``progress``   progress of commands that take long, and their interruption
 ``times``      options that give a time or a duration
 ``typos``      refuses unknown names, and suggests the nearest one
 ``status``     queues, consumers and leaders on one screen
@@ -15,7 +16,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
-``migrate``    takes over messages from kombu's Redis transport
+``migrate``    moves messages from kombu's Redis transport, or back
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``workers``    workers that share partitions
@@ -40,7 +41,7 @@ from celery_dq.cli.dedup import dedup
 from celery_dq.cli.doctor import doctor
 from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
-from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
+from celery_dq.cli.messages import cancel, edit, explain, find, peek, reprioritise, reschedule
 from celery_dq.cli.migrate import migrate
 from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.partitions import partitions
@@ -75,6 +76,7 @@ for command in (
     peek,
     find,
     cancel,
+    edit,
     reschedule,
     reprioritise,
     move,

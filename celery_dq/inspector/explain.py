@@ -15,6 +15,7 @@ from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_sna
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.resource_set import resources_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Explanation:
         queue: Name of the queue.
         state: State of the tenant or of the message, see their snapshots.
         reason: One word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
-            ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``, ``unknown``.
+            ``resources``, ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``,
+            ``unknown``.
         sentence: The explanation as text.
         tenant: Name of the tenant.
         task_id: Id of the task; "" for a tenant.
@@ -66,11 +68,7 @@ def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explana
 def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     queue = partition.keys.queue
     found = tenant_snapshot(partition, client, tenant)
-    pauses = [] if found.state == "idle" else _pauses(found, partition, client)
-    if pauses:
-        reason, why, until = max(pauses, key=_end_of_pause)
-    else:
-        reason, why, until = _TENANT[found.state](found, partition, client)
+    reason, why, until = _why(found, partition, client)
     waiting = _count(found.waiting, "message")
     sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
     return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
@@ -119,6 +117,13 @@ def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
 _Why = tuple[str, str, "datetime | None"]
 
 
+def _why(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    pauses = [] if tenant.state == "idle" else _pauses(tenant, partition, client)
+    if pauses:
+        return max(pauses, key=_end_of_pause)
+    return _TENANT[tenant.state](tenant, partition, client)
+
+
 def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     keys = partition.keys
     now = server_time_us(client)
@@ -139,6 +144,19 @@ def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> 
 def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     slots = f"{tenant.running} of {tenant.quota.concurrency} run at once"
     return "concurrency", f"{slots}, the next starts when one of them ends", None
+
+
+def _by_resources(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    """Explain what each resource of a set waits for. Those without a limit that holds them come first."""
+    names = resources_of(tenant.tenant) or ()
+    found = [(each, _why(tenant_snapshot(partition, client, each), partition, client)) for each in names]
+    for reason in ("no-worker", "turn"):
+        for name, why in found:
+            if why[0] == reason:
+                return reason, f"resource {name!r} has room, {why[1]}", None
+    ends = [until for _, (_, _, until) in found if until is not None]
+    each = "; ".join(f"{name!r}: {why}" for name, (_, why, _) in found)
+    return "resources", f"none of its resources has room: {each}", min(ends, default=None)
 
 
 def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> list[_Why]:
@@ -178,6 +196,7 @@ def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
 
 _TENANT: dict[str, Callable[[TenantSnapshot, Partition, Client], _Why]] = {
     "eligible": _eligible,
+    "resource_set": _by_resources,
     "throttled": _throttled,
     "at_concurrency": _limited,
     # Its last pause has ended since its state was read.
@@ -210,7 +229,8 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         covering = task_id_of(text(client.hget(keys.following, message.id) or b"another call"))
         return "dedup", f"will not run: it gets the result of {covering}, which covers it", None
     if message.state == "claimed":
-        return "running", f"is with worker {message.consumer}: it runs, or starts next", None
+        by = f" for resource {message.resource!r}" if message.resource else ""
+        return "running", f"is with worker {message.consumer}{by}: it runs, or starts next", None
     if message.state == "settled":
         return "running", f"has started on worker {message.consumer} and is not delivered again", None
     if message.state == "discarded":

@@ -97,6 +97,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("reschedule known --eta soon", "'soon' is no time"),
     ("reschedule known --countdown -5", "not a duration"),
     ("reprioritise nonsense 5", "it is in no queue"),
+    ("edit nonsense --args []", "it is in no queue"),
+    ("edit known --args 7", "give a list"),
+    ("edit known --kwargs {", "is not JSON"),
+    ("edit known", "Name --args, --kwargs or both"),
     ("reprioritise known 10", "0<=x<=9"),
     ("reprioritise known high", "not a valid integer"),
     ("move push pushh --task-id x", "--create makes the queue"),
@@ -111,6 +115,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("migrate amqp://127.0.0.1:1", "A migration leads from"),
     ("migrate redis://127.0.0.1:1 --yes", "cannot be reached"),
     ("migrate redis://127.0.0.1:1 redis://127.0.0.1:1", "A migration leads from"),
+    ("migrate dq-redis://127.0.0.1:1 redis://127.0.0.1:1 --yes", "cannot be reached"),
+    ("migrate dq-redis://127.0.0.1:1", "A migration leads from"),
     ("migrate redis://127.0.0.1:1 --stock-options nonsense", "is not JSON"),
     ("migrate redis://127.0.0.1:1 --stock-options []", "is no JSON object"),
     ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),
@@ -162,7 +168,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas import /nowhere/q.json", "does not exist"),
     ("quotas import -", "needs --yes or --dry-run"),
     ("quotas import - --yes", "is not JSON: Expecting value: line 1 column 1"),
-    ("quotas copy push", "Missing option '--to'"),
+    ("quotas copy push", "Give --to, --to-environment, or both."),
+    ("quotas copy push --to-environment onlyne", "'onlyne' is not one of"),
+    ("quotas copy push --to-environment online", "is the source itself"),
     ("quotas copy pusj --to push", "Did you mean 'push'?"),
     ("quotas copy push --to pusj", "Did you mean 'push'?"),
     ("quotas copy push --to push", "is the source itself"),
@@ -273,7 +281,7 @@ OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other
 GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
 GIVEN |= {"priority": "5", "name": "x.bad"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
-OPTIONS |= {("dead", "edit"): ["--priority", "1"]}
+OPTIONS |= {("dead", "edit"): ["--priority", "1"], ("edit",): ["--args", "[]"]}
 # The dashboard and the exporter serve without their broker. Here a refusal ends the commands.
 OPTIONS |= {("web",): ["--host", "0.0.0.0"], ("exporter",): ["--port", "70000"]}
 OPTIONS |= {("dedup", "repetition"): ["--consumers", "1"], ("zookeeper",): ["--timeout", "0.1"]}

@@ -28,7 +28,7 @@ from celery_dq.transport.redis.store.script_calls import ScriptCall, load_script
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
 TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL", "SET"}
-PLACES = {"turn", "throttled", "at_concurrency", "paused"}
+PLACES = {"turn", "throttled", "at_concurrency", "paused", "resource_sets"}
 
 
 FILES = sorted(SCRIPTS.directory.rglob("*.lua"))
@@ -116,7 +116,8 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.cancel(["a"]), 3 + 1),
         (partition.cancel_tenant("t"), 3),
         (partition.purge(), 1),
-        (partition.edit("a", priority=3), 4),
+        (partition.edit("a", priority=3), 6),
+        (partition.edit_record("a", b"before", b"after"), 6),
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
         (partition.replay("a"), 3),
         (partition.forget_dead(["a"]), 1 + 1),

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, QueueCounters
 from tests.lua.partition_scripts import PartitionScripts
 from tests.properties.partition_model import PLACES, Model
 
 TENANTS = ("", "a", "ab", "b", "\u00ff:~")
+#: Two sets have a resource in common.
+SETS = ("any_of(a,b)", "any_of(ab,b)")
+LINES = TENANTS + SETS
 CONSUMERS = ("c1", "c2")
 
 
@@ -32,8 +36,8 @@ class WatchedPartition(RuleBasedStateMachine):
     @invariant()
     def every_message_is_where_it_should_be(self) -> None:
         keys, model = self.scripts.keys, self.model
-        waiting = {tenant: self.scripts.waiting(tenant) for tenant in TENANTS}
-        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
+        waiting = {tenant: self.scripts.waiting(tenant) for tenant in LINES}
+        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in LINES}
         assert set(self.ids_in(keys.delayed)) == set(model.delayed)
         assert self.ids_in(keys.discards) == [m.id for m in model.discards]
         tags = self.client.zrange(keys.discard_tags, 0, -1, withscores=True)
@@ -58,8 +62,11 @@ class WatchedPartition(RuleBasedStateMachine):
     @invariant()
     def counts_are_exact(self) -> None:
         keys, model = self.scripts.keys, self.model
-        running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
-        assert running == {t: n for t in TENANTS if (n := model.slots(t))}
+        running = {t.decode(): RunningEntry.unpack(n) for t, n in self.client.hgetall(keys.running).items()}
+        assert {t: e.slots for t, e in running.items()} == {
+            t: n for t in TENANTS if (n := model.slots(t)) or t in model.claimed
+        }
+        assert {t: e.claimed for t, e in running.items() if e.since_us} == model.claimed
         crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
         assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
         reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
@@ -82,6 +89,11 @@ class WatchedPartition(RuleBasedStateMachine):
                 assert tenant not in found
                 found[tenant] = place
         assert found == self.model.place
+        keys, rotations = self.scripts.keys, self.model.rotations
+        assert set(self.ids_in(keys.resource_sets)) == set(rotations.sets)
+        assert self.scripts.state("sets") == len(rotations.sets)
+        found_rotations = {each: self.ids_in(keys.rotation(each)) for each in TENANTS}
+        assert found_rotations == {each: rotations.of.get(each, []) for each in TENANTS}
         turn = self.client.zrange(self.scripts.keys.turn, 0, -1, withscores=True)
         assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
         assert self.scripts.state("v") == pytest.approx(self.model.v)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_maps
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.pauses import PAUSE_FIELDS
@@ -105,8 +106,9 @@ def set_partitions(
     options: Options,
     queue: str,
     count: int,
-    *,
     timeout_s: float = 60.0,
+    on_progress: OnProgress = ignore_progress,
+    *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PartitionsChange:
     """Change the number of partitions of a queue, and move tenants to their new homes.
@@ -121,11 +123,12 @@ def set_partitions(
         queue: Name of the queue.
         count: The new number.
         timeout_s: Longest wait, in seconds, for tasks that run.
+        on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
 
     Raises:
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
-            the name of a partition, or another change is under way.
+            the name of a partition, another change is under way, or messages wait for sets of resources.
     """
     check_count("partitions", count)
     check_seconds("timeout", timeout_s)
@@ -152,6 +155,7 @@ def set_partitions(
                 f"celery dq partitions {queue} --set {homes.count}"
             )
         if homes.before is None:
+            _check_no_sets(queue, count, partitions_of(channel, queue, homes), client)
             now = homes.begin(count)
             # The quotas are in the future homes before the first message.
             future = partitions_of(channel, queue, now)
@@ -162,7 +166,7 @@ def set_partitions(
         partitions = partitions_of(channel, queue, homes)
         run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
         audited.count, audited.details = 1, f"{before} -> {count}"
-        moves = TenantMoves(client, partitions, options.queue(queue).head_start_us)
+        moves = TenantMoves(client, partitions, options.queue(queue).head_start_us, on_progress)
         waited = 0.0
         while (moving := moves.step()) or not moves.end():
             if waited >= timeout_s:
@@ -173,6 +177,15 @@ def set_partitions(
         run_all([each.declare_partitions(ended, "follow") for each in partitions[1:]], client)
         _remove(partitions, client)
     return PartitionsChange(queue, before, count, moves.moved)
+
+
+def _check_no_sets(queue: str, count: int, partitions: Sequence[Partition], client: Client) -> None:
+    sets = count > 1 and client.zrange(partitions[0].keys.resource_sets, 0, 0)
+    if sets:
+        raise InvalidRequest(
+            f"Messages of {queue!r} wait for {text(sets[0])!r}, whose resources must be in one partition: "
+            f"let workers take them, or move them to another queue, and publish no others"
+        )
 
 
 def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -14,7 +14,7 @@ from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import InvalidQuota
+from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, compare, live_quotas
 from celery_dq.inspector.pauses import Pause, paused_tenants
 from celery_dq.inspector.redis_values import Client
@@ -31,7 +31,7 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.tenant import check_tenant
+from celery_dq.transport.tenant import check_single_tenant, check_tenant
 
 
 class QuotasApi:
@@ -71,9 +71,9 @@ class QuotasApi:
 
         Raises:
             InvalidQuota: A part is unknown or impossible, or a burst has no effect because no rate is set.
-            InvalidTenant: The name cannot be a tenant's.
+            InvalidTenant: The name cannot be a tenant's, or is a set of resources.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="quota")
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             partition = partitions[0]
@@ -119,8 +119,9 @@ class QuotasApi:
 
         Raises:
             InvalidRequest: `until` is over already, by the clock of the server.
+            InvalidTenant: The tenant is a set of resources.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="pause")
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             pause(partitions, client, name, until, self._broker.audit)
@@ -230,12 +231,55 @@ class QuotasApi:
                         self._set_default(opened, change.after, audited)
                     else:
                         packed = None if change.after is None else change.after.pack()
-                        home = opened.home(change.tenant)
-                        home.set_quota(change.tenant, packed, by=self._author).run(opened.client)
+                        name = check_single_tenant(change.tenant, what="quota")
+                        home = opened.home(name)
+                        home.set_quota(name, packed, by=self._author).run(opened.client)
                         audited.count += 1
                     made += 1
                     on_progress(made)
         return made
+
+    @contextmanager
+    def in_environment(self, environment: str) -> Iterator[QuotasApi]:
+        """Open the quotas of another environment on the same broker, over a connection of its own.
+
+        Args:
+            environment: ``online`` or ``sandbox``; not the app's own, ``dq_environment``.
+
+        Raises:
+            InvalidRequest: The environment is unknown, or is the app's own.
+        """
+        with self._broker.in_environment(environment) as there:
+            yield QuotasApi(there)
+
+    def copy(
+        self, queue: str, *, to: str, dry_run: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> builtins.list[QuotaChange]:
+        """Make the live quotas of a queue in another environment equal to those in this one.
+
+        A quota that the queue does not have here is removed there. Quotas of the settings and pauses are not
+        copied.
+
+        Args:
+            queue: The name of the queue.
+            to: The environment that gets the quotas, ``online`` or ``sandbox``.
+            dry_run: Change nothing.
+            on_progress: Called after each change with the number of changes made.
+
+        Returns:
+            The changes, in the order in which they are made.
+
+        Raises:
+            InvalidRequest: The environment is unknown or the app's own, or the queue has no live quotas.
+        """
+        wanted = self.live(queue)
+        if wanted == LiveQuotas():
+            raise InvalidRequest(f"{queue!r} has no live quotas to copy; in force there: {self.get(queue)}.")
+        with self.in_environment(to) as there:
+            changes = there.changes(queue, wanted)
+            if not dry_run:
+                there.make(changes, on_progress=on_progress)
+        return changes
 
     @property
     def _author(self) -> str:

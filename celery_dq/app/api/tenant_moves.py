@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
 from celery_dq.transport.redis.store.move_calls import (
@@ -44,16 +45,24 @@ class TenantMoves:
         client: A redis-py client.
         partitions: All partitions that the queue has before or after the change, with its map.
         head_start_us: By how much each step of priority goes before its time, in µs.
+        on_progress: Called with the number of messages that were moved.
 
     Attributes:
         moved: Number of messages that were moved, dead letters included.
     """
 
-    def __init__(self, client: Client, partitions: Sequence[Partition], head_start_us: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        partitions: Sequence[Partition],
+        head_start_us: int,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
         self._client = client
         self._partitions = partitions
         self._homes = partitions[0].homes
         self._head_start_us = head_start_us
+        self._on_progress = on_progress
         self.moved = 0
 
     def step(self) -> int:
@@ -118,6 +127,7 @@ class TenantMoves:
                 f"Another change of the partitions of queue {source.keys.queue!r} is under way: run it again"
             )
         self.moved += drop_exported(source, outbox).run(self._client)
+        self._on_progress(self.moved)
         return len(outbox.messages)
 
     # -- into the new home
@@ -149,7 +159,7 @@ class TenantMoves:
         """Return the tenants that move and of which messages wait or run in a partition."""
         keys = source.keys
         found: set[str] = set()
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
             found.update(self._leaving(source, run_one(self._client, scan_all("zset", key))))
         found.update(self._leaving(source, run_one(self._client, scan_all("hash", keys.running))))
         return found

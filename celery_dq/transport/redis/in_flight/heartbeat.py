@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import redis
 
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
-from celery_dq.transport.redis.in_flight.in_flight_message import PendingDeadLetter
+from celery_dq.transport.redis.in_flight.ack_calls import send_acks
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
-from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
@@ -324,7 +322,7 @@ class Heartbeat:
         """Release the messages of unanswered claims, and send the acks that no channel sends."""
         process, in_flight, name = self._process, self._process.in_flight, queue.key
         if process.in_doubt.needs_comparison(name):
-            release_unknown_claims(process, queue, client)
+            process.in_doubt.release_unknown(queue, process.consumer, client, in_flight.get)
         # Acks that are a heartbeat old were not sent because a task blocks the event loop.
         late = name in self._overdue
         # Before the acks are sent, so that a mark which another thread sets now stays.
@@ -353,28 +351,8 @@ class Heartbeat:
         while in_flight.pending_acks(name):
             sent = True
             process.in_doubt.count_acks_under_way(name, +1)
-            settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
-            releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
-            letters: list[PendingDeadLetter] = []
             try:
-                if settles or finishes:
-                    in_flight.stale += ack(process.consumer, queue, settles, finishes).run(client)
-                    in_flight.confirm((*settles, *finishes))
-                    settles, finishes = [], []
-                while releases:
-                    mode = releases[0][0]
-                    same = [held for how, held in releases if how == mode]
-                    in_flight.stale += release(process.consumer, queue, mode, same).run(client)
-                    in_flight.confirm_releases(name, len(same))
-                    releases = [(how, held) for how, held in releases if how != mode]
-                while (letter := in_flight.take_dead_letter(name)) is not None:
-                    letters = [letter]
-                    dead_letter(process.consumer, queue, letter).run(client)
-                    in_flight.confirm([letter.message])
-                    letters = []
-            except BaseException:
-                in_flight.restore_acks(name, settles, finishes, releases, letters)
-                raise
+                send_acks(in_flight, process.consumer, queue, client)
             finally:
                 process.in_doubt.count_acks_under_way(name, -1)
         if sent:

@@ -8,13 +8,14 @@
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
+--   resource_sets ZSET
 --   running HASH
 --   discards ZSET
 -- ARGV
 --   tenant: the tenant
 -- RETURNS
---   an array of name, value, …: place ('turn', 'throttled', 'at_concurrency', 'paused', 'idle'), waiting, slots,
---   interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us,
+--   an array of name, value, …: place ('turn', 'throttled', 'at_concurrency', 'paused', 'resource_sets', 'idle'),
+--   waiting, slots, interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us,
 --   discards (messages of any tenant that will not run and are still to be recorded); in turn: tag, v, ahead (tenants
 --   before it); throttled: due_us; with backlog: oldest (message id)
 -- COST
@@ -22,6 +23,7 @@
 -- GUARANTEE
 --   Reads only.
 --@include state
+--@include running
 --@uses quota
 --@uses single_message
 local tenant = ARGV[1]
@@ -30,7 +32,7 @@ local key = P .. 'tenant:' .. tenant
 local single = dq.singles_of({tenant})[1]
 local waiting = single and 1 or call('ZCARD', key)
 local reply = {
-  'place', 'idle', 'waiting', tostring(waiting), 'slots', call('HGET', P .. 'running', tenant) or '0',
+  'place', 'idle', 'waiting', tostring(waiting), 'slots', text(slots_of(call('HGET', P .. 'running', tenant))),
   'interval_us', text(quota.interval), 'burst', text(quota.burst), 'weight', text(quota.weight),
   'concurrency', text(quota.concurrency), 'paused', quota.paused and '1' or '0', 'quota', quota.source,
   'now_us', text(now), 'discards', tostring(call('ZCARD', P .. 'discards')),
@@ -39,7 +41,7 @@ local function add(name, value)
   reply[#reply + 1] = name
   reply[#reply + 1] = value
 end
-for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused'}) do
+for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused', 'resource_sets'}) do
   local score = call('ZSCORE', P .. place, tenant)
   if score then
     reply[2] = place

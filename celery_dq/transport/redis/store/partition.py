@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, ScriptSet
+from celery_dq.transport.redis.store.depth import DepthCall
 from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
@@ -323,11 +324,19 @@ class Partition:
     ) -> ScriptCall[Edited]:
         """Change the due time (``due_us``, or ``for_us`` from now) or priority of a message that waits."""
         given = ("" if each is None else each for each in (due_us, for_us, priority))
-        return self._call("edit", (task_id, *given), read_edited)
+        return self._call("edit", (task_id, *given, "", ""), read_edited)
+
+    def edit_record(self, task_id: str, before: bytes, record: bytes) -> ScriptCall[Edited]:
+        """Replace the record of a message that waits and still has the record `before`."""
+        return self._call("edit", (task_id, "", "", "", record, before), read_edited)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
         """Remove waiting and delayed messages and discards; in-flight messages stay."""
         return self._call("purge", (min(limit, MAX_CHUNK),), read_purge_reply)
+
+    def depth(self) -> DepthCall:
+        """Count the waiting messages, without those in flight, delayed or cancelled."""
+        return DepthCall(self.keys)
 
     def dead_letter(
         self, consumer: str, tag: tuple[str, str], *, reason: str, worker: str, record: bytes = b""
@@ -375,7 +384,8 @@ class Partition:
 
         Args:
             tenants: the tenants, unless a place is given.
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants
+                there.
             first: their first rank there.
             most: their number, up to :data:`TENANTS_PER_LOOK`.
         """
@@ -389,7 +399,7 @@ class Partition:
         """Count the backlogs of tenants of a place.
 
         Args:
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``.
             first: rank of the first tenant there.
             largest: number of tenants with the largest backlogs to name.
             most: number of tenants, up to :data:`TENANTS_PER_COUNT`.

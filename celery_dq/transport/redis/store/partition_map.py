@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidTenant
 from celery_dq.transport.redis.store.home import Homes
+from celery_dq.transport.resource_set import resources_of
 
 _MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")
 #: Behind the map that a push carries: the tenants of its messages move.
@@ -64,6 +65,19 @@ class PartitionMap:
     def home(self, tenant: str) -> int:
         """Return the number of the partition in which a tenant lives, or to which it moves."""
         return self._homes.of(tenant)
+
+    def home_in(self, queue: str, tenant: str) -> int:
+        """Return the home of a tenant for a message that comes to the queue.
+
+        Raises:
+            InvalidTenant: It is a set of resources, and the queue has several partitions. A claim sees one.
+        """
+        if self.total > 1 and resources_of(tenant) is not None:
+            raise InvalidTenant(
+                f"tenant = {tenant!r}: queue {queue!r} has {self.total} partitions, and the resources of a "
+                f"set must be in one: send it to a queue with partitions = 1, or name one resource"
+            )
+        return self.home(tenant)
 
     def old_home(self, tenant: str) -> int:
         """Return the number of the partition from which a tenant moves; its home if it does not move."""

@@ -94,10 +94,11 @@ class PartitionedQueue:
 
         Raises:
             InvalidMessage: This is one partition of a queue; a message has its place by its tenant.
+            InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
         """
         if self.is_pinned:
             raise InvalidMessage(
                 f"queue = {self.name!r} is one partition of queue {self.whole_name!r}, and the tenant of a "
                 f"message decides its partition: send it to {self.whole_name!r}"
             )
-        return self.partitions[self.homes.home(tenant)]
+        return self.partitions[self.homes.home_in(self.name, tenant)]
