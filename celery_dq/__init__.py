@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ScriptError as ScriptError,
         ServerError as ServerError,
         SpillFailed as SpillFailed,
+        StoreUnreachable as StoreUnreachable,
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
@@ -78,6 +79,7 @@ _HOMES = (
     ("MessageTooLarge", "celery_dq.errors"),
     ("MissingLibrary", "celery_dq.errors"),
     ("NotElected", "celery_dq.errors"),
+    ("StoreUnreachable", "celery_dq.errors"),
     ("ZooKeeperUnreachable", "celery_dq.errors"),
     ("DuplicateCall", "celery_dq.errors"),
     ("InvalidKey", "celery_dq.errors"),

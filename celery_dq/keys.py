@@ -76,8 +76,7 @@ class PartitionKeys:
         environment: ``online`` or ``sandbox``.
         queue: Name of the Celery queue; percent-encoded in the keys outside ``[A-Za-z0-9_.-]``.
         partition: Number of the partition.
-        key_prefix: Prefix of all keys, from ``dq_key_prefix``. Braces are refused, because they would move
-            the hash tag.
+        key_prefix: Prefix of all keys, from ``dq_key_prefix``. It has no brace, which marks the hash tag.
         on_cluster: Whether they are keys on a Redis Cluster.
         prefix: Common prefix of all keys of the partition.
         slot: Hash slot of the keys on a Redis Cluster.

@@ -104,7 +104,7 @@ def _tenant_table(state: TopState, rows: int) -> Table:
             _marked(each.tenant or "(none)", is_chosen),
             f"{each.waiting:,}",
             _age(each.oldest_waiting_s),
-            _WHY[each.state],
+            _WHY.get(each.state, "a resource"),
             style="bold" if is_chosen else None,
         )
     return table

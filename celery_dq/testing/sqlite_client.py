@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -36,8 +38,20 @@ CREATE TABLE IF NOT EXISTS dead_letters (
 """
 
 
+@functools.cache
+def process_lock() -> threading.RLock:
+    """Return the lock that a process holds while it uses SQLite, and while it forks.
+
+    SQLite remembers the locks of a process in its memory. A child that is forked in the middle of a
+    transaction would take the lock for one of its own connections, and wait for its end forever.
+    """
+    lock = threading.RLock()
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
 class SqliteClient:
-    """A connection to the file; its transactions come one after the other, also from several threads.
+    """A connection to the file. Transactions of one process come one after the other.
 
     Args:
         path: Path of the file, which is created.
@@ -47,13 +61,16 @@ class SqliteClient:
     """
 
     def __init__(self, path: str) -> None:
-        self._lock = threading.RLock()
-        self._connection = sqlite3.connect(
-            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._connection.executescript(SCHEMA)
+        self._lock = process_lock()
+        with self._lock:
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            # Unlike with a write-ahead log, nothing is locked between two transactions, when a process forks.
+            # A killed process loses nothing; a power cut may lose the last transactions.
+            self._connection.execute("PRAGMA journal_mode = PERSIST")
+            self._connection.execute("PRAGMA synchronous = OFF")
+            self._connection.executescript(SCHEMA)
 
     def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do `work` in one transaction.

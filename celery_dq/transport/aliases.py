@@ -23,6 +23,8 @@ TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
 CLUSTER_SCHEME = "dq-rediscluster"
 #: The scheme of the broker on ZooKeeper.
 ZOOKEEPER_SCHEME = "dq-zookeeper"
+#: The schemes of the brokers without tenants and quotas.
+PLAIN_SCHEMES = (ZOOKEEPER_SCHEME, "dq-sqlite")
 
 
 def leases_messages(connection: Any) -> bool:

@@ -65,7 +65,7 @@ def named_set(tenant: str) -> str:
         InvalidTenant: The tenant has the form of a set, but is none.
     """
     resources = resources_of(tenant)
-    return tenant if resources is None else AnyOf(*(each.strip() for each in resources))
+    return tenant if resources is None else str.__str__(AnyOf(*(each.strip() for each in resources)))
 
 
 def _checked(resource: Any, resources: tuple[Any, ...]) -> str:
@@ -75,10 +75,10 @@ def _checked(resource: Any, resources: tuple[Any, ...]) -> str:
         problem = f"is of type {type(resource).__name__}; a resource is a tenant, a str or an int"
     elif not resource:
         problem = "is empty; a resource has a name"
-    elif "," in resource:
-        problem = "holds a comma, which stands between the resources of a set: rename it"
     elif resources_of(resource) is not None:
         problem = "is a set itself; name its resources"
+    elif "," in resource:
+        problem = "holds a comma, which stands between the resources of a set: rename it"
     else:
         return str.__str__(resource)
     raise InvalidTenant(f"AnyOf{resources!r}: {resource!r} {problem}")

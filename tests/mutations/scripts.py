@@ -70,14 +70,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/lua/test_plain.py",),
     ),
     Mutation(
-        "poison",
-        "the end of a message leaves its number of deliveries",
-        "transport/redis/lua/ack.lua",
-        "epoch, others > 0)",
-        "epoch, false)",
-        ("tests/lua/test_plain.py", "tests/lua/test_return.py"),
-    ),
-    Mutation(
         "recovery",
         "a call that settles does not finish",
         "transport/redis/lua/ack.lua",

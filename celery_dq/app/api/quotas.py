@@ -231,8 +231,9 @@ class QuotasApi:
                         self._set_default(opened, change.after, audited)
                     else:
                         packed = None if change.after is None else change.after.pack()
-                        home = opened.home(change.tenant)
-                        home.set_quota(change.tenant, packed, by=self._author).run(opened.client)
+                        name = check_single_tenant(change.tenant, what="quota")
+                        home = opened.home(name)
+                        home.set_quota(name, packed, by=self._author).run(opened.client)
                         audited.count += 1
                     made += 1
                     on_progress(made)

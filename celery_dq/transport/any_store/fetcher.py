@@ -159,7 +159,8 @@ class StoreFetcher:
         self._suspect = ""
         self._woken = threading.Event()
         self._flushed = threading.Event()
-        self._rounds = 0
+        #: The source that got messages last: the one behind it has the next turn.
+        self._served: StoreSource | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
         #: The error that ended the connection.
@@ -249,8 +250,8 @@ class StoreFetcher:
         """Send acks, renew leases and claim; return the seconds until the next round is due."""
         # Counted before the acks are sent: a message that is released from now on makes no room for a later
         # one before it is in its place.
-        sources, self._rounds = self._sources, self._rounds + 1
-        first = self._rounds % len(sources) if sources else 0
+        sources = self._sources
+        first = sources.index(self._served) + 1 if self._served in sources else 0
         rooms = [(source, self._room(source)) for source in (*sources[first:], *sources[:first])]
         self._send_acks(client)
         wait_s = self._renew(client)
@@ -298,6 +299,8 @@ class StoreFetcher:
         claimed = consumer.received(queue, reply, sent_at)
         if reply.suspect and claimed:
             self._suspect = claimed[0][1]
+        if claimed:
+            self._served = source
         source.inbox.extend(claimed)
         if source not in self._sources:
             source.close()  # it was cancelled while the claim was under way

@@ -55,8 +55,8 @@
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
-local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
-  'settled', 'paused_until', 'resume_at', 'sets', 'claim_window')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner',
+  'paused_until', 'resume_at', 'sets', 'claim_window', 'waits_alone', 'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
 local is_plain = has_no_rare_keys()
@@ -68,8 +68,8 @@ if is_plain and want > 0 and (finished == 0 or #members == 0) then
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled',
-  'paused_until', 'resume_at', 'sets', 'claim_window')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until', 'resume_at',
+  'sets', 'claim_window', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease

@@ -96,6 +96,7 @@ local function leave_sets()
       for i = 1, #set.resources do resources[#resources + 1] = set.resources[i] end
     end
   end
+  if #resources > 0 then dq.count_sets() end
   return resources
 end
 
