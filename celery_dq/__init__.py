@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ScriptError as ScriptError,
         ServerError as ServerError,
         SpillFailed as SpillFailed,
+        TenantMoving as TenantMoving,
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
@@ -90,6 +91,7 @@ _HOMES = (
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
     ("SpillFailed", "celery_dq.errors"),
+    ("TenantMoving", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
     ("BrokerUnavailable", "celery_dq.producer.errors"),
     ("BufferFull", "celery_dq.producer.errors"),

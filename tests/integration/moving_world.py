@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.app.api import partition_count, tenant_moves
+from celery_dq.app.api import map_change, tenant_moves, tenant_settings
 from celery_dq.app.api.broker import partitions_of, stored_maps
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
@@ -164,8 +164,8 @@ class MovingWorld:
 
         patch.setattr(ScriptCall, "run", dying(ScriptCall.run))
         for module, name in (
-            (partition_count, "run_all"),
-            (partition_count, "run_rounds"),
+            (map_change, "run_all"),
+            (tenant_settings, "run_rounds"),
             (tenant_moves, "run_one"),
         ):
             patch.setattr(module, name, dying(getattr(module, name)))

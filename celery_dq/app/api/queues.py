@@ -438,11 +438,11 @@ class QueueApi:
 
                 done = 0
                 if name is not None:
-                    home = destination.home(name)
                     for each in source.of(name)[::-1]:
-                        done += Mover(each, home, client, head_start).move_tenant(name, moved)
+                        mover = Mover(each, destination.partitions, client, head_start)
+                        done += mover.move_tenant(name, moved)
                 elif found:
-                    home = destination.home(found[0].tenant)
-                    mover = Mover(source.partitions[found[0].partition], home, client, head_start)
+                    place = source.partitions[found[0].partition]
+                    mover = Mover(place, destination.partitions, client, head_start)
                     moved(mover.move([found[0].id]))
             return change.count

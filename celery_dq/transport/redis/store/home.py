@@ -1,18 +1,22 @@
-"""The partition in which a tenant lives.
+"""The partition in which a tenant lives, and those of a spread tenant.
 
 A *jump consistent hash* (Lamping and Veach 2014, "A Fast, Minimal Memory, Consistent Hash Algorithm",
 arXiv:1406.2294) chooses it. When the number of partitions grows from *n* to *m*, only (*m* - *n*) / *m* of
 the tenants move, and each of them to a new partition.
+
+A *spread* tenant has several *shares*, each in another partition.
 """
 
 from __future__ import annotations
 
+import struct
 from hashlib import blake2b
 
 #: Number of tenants whose partition is remembered, of each queue.
 REMEMBERED_TENANTS = 10_000
 
 _MASK = (1 << 64) - 1
+_SALT = struct.Struct(">IQ")
 
 
 def home_of(tenant: str, count: int) -> int:
@@ -24,10 +28,45 @@ def home_of(tenant: str, count: int) -> int:
         tenant: The tenant; ``""`` is the tenant of messages without one.
         count: Number of partitions, from 1.
     """
-    if count == 1:
-        return 0
-    digest = blake2b(tenant.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return jump_hash(int.from_bytes(digest, "big"), count)
+    return 0 if count == 1 else jump_hash(_hash(tenant), count)
+
+
+def shares_of(tenant: str, count: int, spread: int) -> tuple[int, ...]:
+    """Return the partition of each share of a tenant. They differ, and share 0 is in its home.
+
+    Each share draws partitions in an order of its own, and takes the first one that no share before it has.
+    So a higher spread adds shares, and the others stay. When the number of partitions changes, no two shares
+    change places, not even in a circle. A partition can wait for another one to become empty.
+
+    Args:
+        tenant: The tenant.
+        count: Number of partitions.
+        spread: Number of shares, at most `count`.
+    """
+    taken: dict[int, int] = {}
+    for share in range(spread):
+        draw = 0
+        while (number := jump_hash(_hash(tenant, share, draw), count)) in taken:
+            draw += 1
+        taken[number] = share
+    return tuple(taken)
+
+
+def share_of(key: str, spread: int) -> int:
+    """Return the number of the share to which a message of a spread tenant belongs.
+
+    A higher spread moves messages to the new shares only.
+
+    Args:
+        key: The dedup key of the message, or the task id of one without.
+        spread: Number of shares.
+    """
+    return 0 if spread == 1 else jump_hash(_hash(key), spread)
+
+
+def _hash(text: str, share: int = 0, draw: int = 0) -> int:
+    data = text.encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(data, digest_size=8, salt=_SALT.pack(share, draw)).digest(), "big")
 
 
 def jump_hash(key: int, count: int) -> int:
