@@ -156,16 +156,16 @@ class Quota:
         whole = self._packed(self.interval_us, self.burst, self.concurrency)
         if shares == self.spread == 1:
             return whole
-        concurrency = self.concurrency
-        if concurrency is not None:
-            each, more = divmod(concurrency, shares)
-            concurrency = max(each + (share < more), 1)
-        interval = 0 if self.rate is None else interval_us(self.rate / shares)
-        return (
-            self._packed(interval, max(self.burst / shares, 1), concurrency)
-            + whole
-            + _SPREAD.pack(self.spread)
-        )
+        concurrency = self.share_of_concurrency(share, shares)
+        part = self._packed(shares * self.interval_us, max(self.burst / shares, 1), concurrency)
+        return part + whole + _SPREAD.pack(self.spread)
+
+    def share_of_concurrency(self, share: int, shares: int) -> int | None:
+        """Return how many messages of a share may run at the same time, at least 1; None for unlimited."""
+        if self.concurrency is None:
+            return None
+        each, more = divmod(self.concurrency, shares)
+        return max(each + (share < more), 1)
 
     def _packed(self, interval: int, burst: float, concurrency: int | None) -> bytes:
         return _PACKED.pack(interval, burst, self.weight, concurrency or 0, 1 if self.paused else 0)

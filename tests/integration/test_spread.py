@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from celery_dq.options import Quota
-from celery_dq.transport.redis.store.home import shares_of
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.integration.partitioned_shop import A, B, opened
 from tests.integration.shop import send
+from tests.integration.spread_world import HEAVY, SpreadWorld
 
 
 def counts(app: Any, tenant: str) -> dict[int, int]:
@@ -27,7 +30,7 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
     assert counts(wide, A) == {0: 30}
     quota = wide.dq.quotas.set("push", A, rate=100, burst=8, concurrency=8, spread=3)
     assert quota == Quota(rate=100, burst=8, concurrency=8, spread=3)
-    shares = shares_of(A, 4, 3)
+    shares = PartitionMap(4).begin_spread(A, 3).shares(A)
     assert set(counts(wide, A)) == set(shares)
     assert sum(counts(wide, A).values()) == 30
     send(wide, *[A] * 60)
@@ -44,3 +47,51 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
     assert counts(wide, A) == {0: 90}
     with opened(wide) as (partitions, client):
         assert [client.hlen(each.keys.quotas) for each in partitions] == [0] * 4
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: int) -> None:
+    world = SpreadWorld(wide, wide.conf.broker_url.removeprefix("dq-"), seed)
+    actors = (
+        world.publish,
+        world.publish,
+        world.publish_keyed,
+        world.publish_keyed,
+        world.claim,
+        world.end,
+        world.cancel,
+    )
+    try:
+        for _ in range(20):
+            world.publish()
+            world.publish_keyed()
+        for step in (
+            (HEAVY[0], 4),
+            (HEAVY[1], 3),
+            7,
+            (HEAVY[0], 6),
+            (HEAVY[0], 2),
+            4,
+            (HEAVY[1], 1),
+            (HEAVY[0], 4),
+        ):
+            kills = 0
+            while True:
+                kills += 1
+                kill_after = world.random.randint(1, 60) if kills < 6 else None
+                if world.move(step, kill_after) if isinstance(step, int) else world.spread(*step, kill_after):
+                    break
+                for _ in range(3):
+                    world.random.choice(actors)()
+                if kills > 6:
+                    world.claim()
+                    world.end()
+                assert kills < 200, "the change does not end"
+        world.drain()
+        assert world.verdict() == {"lost": [], "doubled": [], "disordered": [], "revoked": []}
+        assert world.kills >= 10
+        now = wide.dq.queues["push"].snapshot()
+        assert (now.waiting, now.held, now.delayed) == (0, 0, len(world.delayed))
+        assert wide.dq.quotas.list("push")[HEAVY[0]] == Quota(concurrency=8, spread=4)
+    finally:
+        world.kombu.close()

@@ -215,7 +215,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "buffered messages of a queue with partitions are never sent",
         "transport/redis/store/publisher.py",
         "        for place, (_, task_id, record) in enumerate(messages):\n",
-        "        for place, (task_id, record) in enumerate((each.id, message.record) for each in messages):\n",
+        "        for place, (task_id, record) in enumerate(each.outgoing[1:] for each in messages):\n",
         ("tests/producer/test_partitions.py", "-k", "buffer"),
     ),
     Mutation(

@@ -57,6 +57,11 @@ class OpenQueue(NamedTuple):
             return self.partitions
         return tuple(self.partitions[number] for number in self.homes.numbers(tenant))
 
+    def of_key(self, tenant: str, key: str) -> tuple[Partition, ...]:
+        """Return the partitions that concern a dedup key of a tenant: its former one first, if it moves."""
+        numbers = dict.fromkeys((self.homes.old_place(tenant, key), self.homes.place(tenant, key)))
+        return tuple(self.partitions[number] for number in numbers)
+
     def at(self, homes: PartitionMap) -> OpenQueue:
         """Return the same partitions with another map of as many."""
         return OpenQueue(

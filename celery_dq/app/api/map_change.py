@@ -46,8 +46,9 @@ def require_complete(queue: str, homes: PartitionMap) -> None:
         InvalidRequest: The map says that tenants move.
     """
     if homes.before is not None:
-        spread = ", ".join(repr(name) for name, (now, before) in homes.spreads.items() if now != before)
-        change = f"to {homes.count} partitions" if not spread else f"of the spread of {spread}"
+        change = f"to {homes.count} partitions"
+        if homes.respread:
+            change = f"of the spread of tenant {homes.respread}"
         raise InvalidRequest(
             f"A change of {queue!r} {change} is not complete. Complete it first: "
             f"celery dq partitions {queue} --set {homes.count}"

@@ -86,10 +86,10 @@ def set_partitions(
         before = homes.count if homes.before is None else homes.before
         if homes.count != count:
             require_complete(queue, homes)
-            widest = max(homes.spreads, key=homes.spread, default="")
-            if homes.spread(widest) > count:
+            widest = max(homes.spreads, key=homes.widest, default="")
+            if homes.widest(widest) > count:
                 raise InvalidRequest(
-                    f"partitions = {count}, but tenant {widest!r} lives in {homes.spread(widest)} of them: "
+                    f"partitions = {count}, but tenant {widest!r} lives in {homes.widest(widest)} of them: "
                     f"run celery dq quotas set {queue} {widest} --spread {count}"
                 )
         if homes.before is None:

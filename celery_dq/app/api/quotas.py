@@ -280,7 +280,7 @@ class QuotasApi:
         """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
         before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
         spread = 1 if quota is None else quota.spread
-        if spread != before.spread(tenant):
+        if spread != len(before.shares(tenant)):
             require_complete(queue, before)
             opened = opened.at(before.begin_spread(tenant, spread))
             begin_change(opened.partitions, client, before)

@@ -54,5 +54,6 @@ end
 if stored and version(stored) > version(wanted) then return {stored, '0', spreads or ''} end
 --@include out_of_memory_guard
 call('HSET', KEYS[1], 'partitions', wanted, 'sealed', seq or '0', 'spreads', ARGV[3])
-if not string.find(wanted, '<', 1, true) then call('UNLINK', P .. 'arrived') end
+-- A tenant that arrived by the map before has not arrived by this one.
+call('UNLINK', P .. 'arrived')
 return {wanted, '1', ARGV[3]}

@@ -9,14 +9,16 @@ A *spread* tenant has several *shares*, each in another partition.
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterator
 from hashlib import blake2b
 
 #: Number of tenants whose partition is remembered, of each queue.
 REMEMBERED_TENANTS = 10_000
 
 _MASK = (1 << 64) - 1
-_SALT = struct.Struct(">IQ")
+_SALT = struct.Struct(">Q")
 
 
 def home_of(tenant: str, count: int) -> int:
@@ -31,25 +33,10 @@ def home_of(tenant: str, count: int) -> int:
     return 0 if count == 1 else jump_hash(_hash(tenant), count)
 
 
-def shares_of(tenant: str, count: int, spread: int) -> tuple[int, ...]:
-    """Return the partition of each share of a tenant. They differ, and share 0 is in its home.
-
-    Each share draws partitions in an order of its own, and takes the first one that no share before it has.
-    So a higher spread adds shares, and the others stay. When the number of partitions changes, no two shares
-    change places, not even in a circle. A partition can wait for another one to become empty.
-
-    Args:
-        tenant: The tenant.
-        count: Number of partitions.
-        spread: Number of shares, at most `count`.
-    """
-    taken: dict[int, int] = {}
-    for share in range(spread):
-        draw = 0
-        while (number := jump_hash(_hash(tenant, share, draw), count)) in taken:
-            draw += 1
-        taken[number] = share
-    return tuple(taken)
+def drawn(tenant: str, count: int) -> Iterator[int]:
+    """Yield partitions for the shares of a tenant, its home first; a partition may come again."""
+    for draw in itertools.count():
+        yield jump_hash(_hash(tenant, draw), count)
 
 
 def share_of(key: str, spread: int) -> int:
@@ -64,9 +51,9 @@ def share_of(key: str, spread: int) -> int:
     return 0 if spread == 1 else jump_hash(_hash(key), spread)
 
 
-def _hash(text: str, share: int = 0, draw: int = 0) -> int:
+def _hash(text: str, draw: int = 0) -> int:
     data = text.encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(data, digest_size=8, salt=_SALT.pack(share, draw)).digest(), "big")
+    return int.from_bytes(blake2b(data, digest_size=8, salt=_SALT.pack(draw)).digest(), "big")
 
 
 def jump_hash(key: int, count: int) -> int:
