@@ -65,8 +65,11 @@ class SpreadWorld(MovingWorld):
         others = [task_id_of(each.id) for each in held if key and dedup_key_of(each.record) == key]
         assert others == [], f"{entry.id} of key {key} runs beside {others}"
 
-    def spread(self, tenant: str, spread: int, kill_after: int | None) -> bool:
-        """Change the spread of a tenant; return whether the change is complete."""
+    def step(self, wanted: int | tuple[str, int], kill_after: int | None) -> bool:
+        """Change the number of partitions, or the spread of a tenant; return whether it is complete."""
+        if isinstance(wanted, int):
+            return self.move(wanted, kill_after)
+        tenant, spread = wanted
 
         def change() -> bool:
             try:

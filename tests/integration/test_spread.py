@@ -49,41 +49,22 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
         assert [client.hlen(each.keys.quotas) for each in partitions] == [0] * 4
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: int) -> None:
     world = SpreadWorld(wide, wide.conf.broker_url.removeprefix("dq-"), seed)
-    actors = (
-        world.publish,
-        world.publish,
-        world.publish_keyed,
-        world.publish_keyed,
-        world.claim,
-        world.end,
-        world.cancel,
-    )
+    publish = (world.publish, world.publish_keyed)
+    steps = [(HEAVY[0], 4), (HEAVY[1], 3), 7, (HEAVY[0], 2), 4, (HEAVY[0], 1), (HEAVY[1], 2)]
     try:
         for _ in range(20):
             world.publish()
             world.publish_keyed()
-        for step in (
-            (HEAVY[0], 4),
-            (HEAVY[1], 3),
-            7,
-            (HEAVY[0], 6),
-            (HEAVY[0], 2),
-            4,
-            (HEAVY[1], 1),
-            (HEAVY[0], 4),
-        ):
-            kills = 0
-            while True:
+        for step in steps:
+            kills = 1
+            while not world.step(step, world.random.randint(1, 60) if kills < 5 else None):
                 kills += 1
-                kill_after = world.random.randint(1, 60) if kills < 6 else None
-                if world.move(step, kill_after) if isinstance(step, int) else world.spread(*step, kill_after):
-                    break
                 for _ in range(3):
-                    world.random.choice(actors)()
-                if kills > 6:
+                    world.random.choice((*publish, *publish, world.claim, world.end, world.cancel))()
+                if kills > 5:
                     world.claim()
                     world.end()
                 assert kills < 200, "the change does not end"
@@ -92,6 +73,6 @@ def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: 
         assert world.kills >= 10
         now = wide.dq.queues["push"].snapshot()
         assert (now.waiting, now.held, now.delayed) == (0, 0, len(world.delayed))
-        assert wide.dq.quotas.list("push")[HEAVY[0]] == Quota(concurrency=8, spread=4)
+        assert {HEAVY[1]: Quota(concurrency=8, spread=2)}.items() <= wide.dq.quotas.list("push").items()
     finally:
         world.kombu.close()
