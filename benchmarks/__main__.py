@@ -25,6 +25,7 @@ from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
+from benchmarks.lookups import lookups
 from benchmarks.many_queues import many_queues
 from benchmarks.measure import Report
 from benchmarks.partitions import partitions
@@ -56,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "startup": startup,
     "many_queues": many_queues,
     "partitions": partitions,
+    "lookups": lookups,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,

@@ -14,7 +14,7 @@ from celery_dq.cli import dq as dq_command
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document, written
 from celery_dq.options import Quota, resolve
-from tests.integration.partitioned_shop import A, B, opened
+from tests.integration.partitioned_shop import A, B, D, opened
 from tests.integration.shop import send
 
 
@@ -34,6 +34,13 @@ def claim_everywhere(app: Any, want: int = 99) -> list[Any]:
             for partition in partitions
             for entry in partition.claim("worker:1", lease_ms=60_000, want=want).run(client).entries
         ]
+
+
+def finish(app: Any, claimed: list[Any]) -> None:
+    """Finish messages of :func:`claim_everywhere`."""
+    with opened(app) as (_, client):
+        for partition, entry in claimed:
+            partition.ack("worker:1", finish=[entry.tag]).run(client)
 
 
 def run_cli(app: Any, *args: str) -> Any:
@@ -70,17 +77,21 @@ def test_limits_of_a_spread_tenant_are_exact(heavy: Any, queue: Any) -> None:
     assert "its share, 1 of 3, of 0.000277778/s is used up" in queue.explain(A).sentence
 
 
-def test_limits_are_exact_after_a_share_has_moved(heavy: Any, queue: Any) -> None:
+def test_limits_are_exact_when_a_share_has_moved(heavy: Any, queue: Any) -> None:
     heavy.dq.quotas.set("push", A, concurrency=7)
-    assert queue.set_partitions(3, timeout=5).is_complete
+    queue.pause(tenant=A)
+    send(heavy, D)
+    ((home, running),) = claim_everywhere(heavy)
+    queue.resume(tenant=A)
+    for _ in range(3):
+        assert not queue.set_partitions(3, timeout=0).is_complete, "a task of another tenant runs"
     send(heavy, *[A] * 40)
     claimed = claim_everywhere(heavy)
     assert len(claimed) == 7
-    with opened(heavy) as (_, client):
-        for partition, entry in claimed:
-            partition.ack("worker:1", finish=[entry.tag]).run(client)
+    finish(heavy, [(home, running), *claimed])
+    assert queue.set_partitions(3, timeout=5).is_complete
     heavy.dq.quotas.set("push", A, spread=2)
-    assert len(claim_everywhere(heavy)) == 7
+    assert len([entry for _, entry in claim_everywhere(heavy)]) == 7
 
 
 def test_a_new_share_waits_for_the_messages_that_run_in_the_old_one(wide: Any, queue: Any) -> None:
@@ -90,9 +101,7 @@ def test_a_new_share_waits_for_the_messages_that_run_in_the_old_one(wide: Any, q
     with pytest.raises(TenantMoving):
         wide.dq.quotas.set("push", A, spread=4, timeout=0)
     assert (len(claimed), claim_everywhere(wide)) == (8, [])
-    with opened(wide) as (_, client):
-        for partition, entry in claimed[:6]:
-            partition.ack("worker:1", finish=[entry.tag]).run(client)
+    finish(wide, claimed[:6])
     assert wide.dq.quotas.set("push", A, spread=4).spread == 4
     assert len(claim_everywhere(wide)) == 6
 
@@ -157,9 +166,7 @@ def test_a_tenant_waits_for_its_running_tasks_and_the_doctor_says_so(heavy: Any,
         heavy.dq.quotas.set("push", B, spread=2)
     (finding,) = [each for each in check_server(heavy) if each.code == "W023"]
     assert "of the spread of tenant 'shop-0' is not complete" in finding.problem
-    with opened(heavy) as (_, client):
-        for partition, entry in claimed:
-            partition.ack("worker:1", finish=[entry.tag]).run(client)
+    finish(heavy, claimed)
     assert run_cli(heavy, "partitions", "push", "--set", "4").exit_code == 0
     assert heavy.dq.quotas.get("push", A) == Quota(concurrency=12)
     send(heavy, *[A] * 20)
